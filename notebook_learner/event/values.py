@@ -1,0 +1,172 @@
+"""What happened, as frozen values: the only thing that leaves the loop.
+
+Events hold plain numbers, strings and NumPy arrays, never tensors or the learner: a sink can keep
+them, send them to another thread or write them down without holding device memory. Metric values
+travel in blocks (about ten a second), one row a step, because an event per step would cost more than
+the step of a small model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Split = Literal["train", "valid"]
+Status = Literal["ready", "running", "paused", "failed", "stopped", "finished"]
+Level = Literal["info", "warning", "error"]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricInfo:
+    """One registered metric of one split, told once when the run opens."""
+
+    name: str
+    split: Split
+    unit: str = ""
+    higher_is_better: bool | None = None
+    kind: Literal["numeric", "text"] = "numeric"
+    plotted: bool = True
+    """Registered through `*_numeric` (or `metrics`): shown as a curve and in the summary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The values of one metric over the steps of a block.
+
+    `weights` says how many samples (tokens, pixels, ...) stand behind each value; None marks an
+    unweighted reading such as CPU use. A row of weight 0 means "no value at this step".
+    """
+
+    values: Floats
+    weights: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunOpened:
+    """A learner was built."""
+
+    directory: str
+    model: str
+    parameters: int
+    num_epochs: int
+    metrics: tuple[MetricInfo, ...]
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitStarted:
+    """A pass over one loader begins. `total` is None where the loader does not know its length."""
+
+    epoch: int
+    split: Split
+    total: int | None
+    num_epochs: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricBlock:
+    """Consecutive steps of one split with all their metric values.
+
+    Row i belongs to step `first + i` (counted from 1) of the split in this epoch. `texts` holds the
+    latest text of each text metric; it stands for every row.
+    """
+
+    epoch: int
+    split: Split
+    first: int
+    count: int
+    iteration: int
+    """The run's training steps up to and including the last row."""
+    columns: Mapping[str, Column]
+    texts: Mapping[str, str]
+    seconds: float
+    """Wall time these steps took: the rate, for whoever shows one. Never part of the state."""
+    text_runs: Mapping[str, tuple[tuple[int, str], ...]] = field(default_factory=dict)
+    """Only where blocks with different texts were joined: (rows, text) runs that cover every row."""
+
+    @property
+    def last(self) -> int:
+        """The step of the last row."""
+        return self.first + self.count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SplitEnded:
+    """A pass is over; `finals` are the epoch's values, from accumulated counts."""
+
+    epoch: int
+    split: Split
+    steps: int
+    finals: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """Training and validation of an epoch are over."""
+
+    epoch: int
+    num_epochs: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatusChanged:
+    """The learner started, paused, failed, stopped or finished, and where it stands."""
+
+    status: Status
+    epoch: int
+    split: Split
+    step: int
+    total: int | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something a person should know, in one line."""
+
+    text: str
+    level: Level = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRecord:
+    """One pass as it happened: its blocks in order, and its final values once it ended."""
+
+    epoch: int
+    split: Split
+    blocks: tuple[MetricBlock, ...]
+    finals: Mapping[str, float] | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many steps the blocks cover."""
+        return sum(block.count for block in self.blocks)
+
+
+Record = tuple[SplitRecord, ...]
+"""Everything measured so far, pass by pass. Immutable, so a captured state can hold one for free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """The run stands elsewhere: what was measured is now exactly `record`.
+
+    Sinks that keep values can cut instead of starting over: the first `kept_splits` passes are the
+    ones they already have, and so are the first `kept_steps` steps of the pass after them.
+    """
+
+    epoch: int
+    split: Split
+    step: int
+    record: Record
+    kept_splits: int
+    kept_steps: int
+    reason: str = ""
+
+
+Event = RunOpened | SplitStarted | MetricBlock | SplitEnded | EpochEnded | StatusChanged | Notice | Rewound

@@ -1,0 +1,95 @@
+"""What the metrics of right answers share: where the classes are, what counts, and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Size, Tensor
+
+from ..errors import OutputError
+from .base import Ratio, Scalar
+
+
+class RightAnswers(Ratio):
+    """The share of right answers in percent. Subclasses say which answers are right, in `hits`.
+
+    `output` holds a score per class and `targets` class indices. The classes lie where
+    `cross_entropy` wants them, in dimension 1, or in the last one; the shapes tell which, and
+    `class_dim` where both fit. Targets equal to `pad_token` are not counted.
+    """
+
+    unit = "%"
+    higher_is_better = True
+    needs = ("output", "targets")
+    scale: ClassVar[float] = 100.0
+
+    def __init__(self, pad_token: int | None = None, class_dim: int | None = None) -> None:
+        self.pad_token = pad_token
+        self.class_dim = class_dim
+        self._shapes: tuple[Size, Size] | None = None
+        self._dim = 1
+        self._count: Callable[[Tensor], Tensor] = torch.sum
+
+    def hits(self, output: Tensor, targets: Tensor, dim: int) -> Tensor:
+        """Say which answers are right: booleans in the shape of `targets`."""
+        raise NotImplementedError(f"{type(self).__name__} must define hits(output, targets, dim)")
+
+    def look(self, output: Tensor, targets: Tensor) -> int:
+        """Find the class dimension, or raise. Called when the shapes change, not at every step."""
+        return class_dimension(self.name, output, targets, self.class_dim)
+
+    def update(self, item: Any) -> tuple[Scalar, Scalar]:
+        """Count the right answers on the device; nothing waits for the result."""
+        output, targets = item.output, item.targets
+        if (output.shape, targets.shape) != self._shapes:
+            self._remember(output, targets)
+        right = self.hits(output, targets, self._dim)
+        if self.pad_token is None:
+            return self._count(right), targets.numel()
+        real = targets != self.pad_token
+        return self._count(right & real), self._count(real)
+
+    def _remember(self, output: Tensor, targets: Tensor) -> None:
+        self._dim = self.look(output, targets)
+        # 3.3 us instead of 4.3 for 32 booleans on the CPU; on a GPU it launches a kernel more.
+        self._count = torch.count_nonzero if output.is_cpu else torch.sum
+        self._shapes = (output.shape, targets.shape)
+
+
+def class_dimension(metric: str, output: Tensor, targets: Tensor, wanted: int | None) -> int:
+    """Return the dimension of `output` that `targets` lacks, or raise an error that says what to do."""
+    fits = [dim for dim in _candidates(output, wanted) if _without(output.shape, dim) == targets.shape]
+    if len(fits) == 1 and output.shape[fits[0]] > 1:
+        return fits[0]
+    given = f"{metric} got `output` of shape {list(output.shape)} and `targets` of {list(targets.shape)}"
+    raise OutputError(f"{given}: {_remedy(output, targets, fits, wanted)}")
+
+
+def _candidates(output: Tensor, wanted: int | None) -> list[int]:
+    last = output.ndim - 1
+    if wanted is not None:
+        dim = wanted % output.ndim if -output.ndim <= wanted <= last else None
+        return [] if dim is None else [dim]
+    return sorted({1, last}) if last >= 1 else []
+
+
+def _without(shape: Size, dim: int) -> tuple[int, ...]:
+    return (*shape[:dim], *shape[dim + 1 :])
+
+
+def _remedy(output: Tensor, targets: Tensor, fits: list[int], wanted: int | None) -> str:
+    if len(fits) > 1:
+        return f"the classes can be in dimension 1 or {fits[1]}; say which with class_dim=1 or class_dim=-1"
+    if output.numel() == targets.numel():
+        return (
+            "one score per target is a binary (or multi-label) output, which needs a threshold: "
+            "Accuracy(threshold=0.0) for logits, Accuracy(threshold=0.5) for probabilities. "
+            "If `targets` are class probabilities, give their argmax(1) as `targets` instead"
+        )
+    where = "in dimension 1 (or the last)" if wanted is None else f"in dimension {wanted}"
+    return (
+        f"`targets` must be class indices in the shape of `output` without its classes, which are {where}; "
+        "reshape them in the step"
+    )

@@ -1,0 +1,70 @@
+"""What the machine's processors and memory are doing. psutil is imported at the first reading."""
+
+from __future__ import annotations
+
+import time
+
+from .base import Reading
+
+REFRESH = 0.2
+"""Seconds a CPU reading stands for, as in Burn: the counters tick 100 times a second, and a shorter
+window measures the ticks."""
+
+
+class CpuUse(Reading):
+    """The share of all processors that was busy, in percent, at most five readings a second.
+
+    The first 0.2 s of a run have no reading yet (NaN).
+    """
+
+    name = "CPU Usage"
+    unit = "%"
+    higher_is_better = False
+
+    def __init__(self) -> None:
+        self._since = float("-inf")
+        self._busy = self._total = float("nan")
+        self._last = float("nan")
+
+    def reset(self) -> None:
+        """Start the clock at the first split; a reading that spans two splits is as good."""
+        if self._since == float("-inf"):
+            self._mark()
+
+    def sample(self) -> float:
+        """Compare the counters with those of the last reading.
+
+        Counters of our own, since `psutil.cpu_percent` keeps them per process: any other caller
+        would cut our window short.
+        """
+        if time.monotonic() - self._since < REFRESH:
+            return self._last
+        busy, total = self._busy, self._total
+        self._mark()
+        if self._total > total:
+            self._last = 100.0 * (self._busy - busy) / (self._total - total)
+        return self._last
+
+    def _mark(self) -> None:
+        import psutil
+
+        times = psutil.cpu_times()
+        # Linux counts the time of guests twice: it is part of `user` too.
+        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        self._total = sum(times) - guests
+        self._busy = self._total - times.idle - getattr(times, "iowait", 0.0)
+        self._since = time.monotonic()
+
+
+class CpuMemory(Reading):
+    """The machine's memory in use, in Gb (1e9 bytes)."""
+
+    name = "CPU Memory"
+    unit = "Gb"
+    higher_is_better = False
+
+    def sample(self) -> float:
+        """Read it now."""
+        import psutil
+
+        return float(psutil.virtual_memory().used) * 1e-9
