@@ -9,6 +9,8 @@ import numpy as np
 
 from .values import Column, MetricBlock, Record, Split, SplitRecord
 
+Runs = tuple[tuple[int, str], ...]
+
 _ORDER = {"train": 0, "valid": 1}
 
 
@@ -42,7 +44,9 @@ def rows(block: MetricBlock, start: int, stop: int) -> MetricBlock:
         count=count,
         iteration=iteration,
         columns=columns,
+        texts={name: _text_at(block, name, start + count) for name in block.texts},
         seconds=block.seconds * count / block.count,
+        text_runs={name: _part_of(runs, start, start + count) for name, runs in block.text_runs.items()},
     )
 
 
@@ -70,6 +74,22 @@ def steps_before(record: Record, count: int) -> Iterator[tuple[SplitRecord, int]
             return
         left -= part.steps
         yield part, 0
+
+
+def _part_of(runs: Runs, start: int, stop: int) -> Runs:
+    kept, begin = [], 0
+    for length, text in runs:
+        here = min(begin + length, stop) - max(begin, start)
+        if here > 0:
+            kept.append((here, text))
+        begin += length
+    return tuple(kept)
+
+
+def _text_at(block: MetricBlock, name: str, stop: int) -> str:
+    """The text of the row before `stop`: in a joined block it is not the last one's."""
+    runs = _part_of(block.text_runs.get(name, ()), 0, stop)
+    return runs[-1][1] if runs else block.texts[name]
 
 
 def _first_rows(blocks: tuple[MetricBlock, ...], steps: int) -> tuple[MetricBlock, ...]:

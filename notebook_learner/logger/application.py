@@ -1,0 +1,122 @@
+"""`experiment.log`: what happened to the run, one line an event, with time and level."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ..event.values import (
+    EpochEnded,
+    Event,
+    Level,
+    Notice,
+    Rewound,
+    RunOpened,
+    SplitEnded,
+    SplitStarted,
+    StatusChanged,
+)
+from ..store.appender import LineAppender
+from ..store.log_lines import format_number, format_text
+
+_SHORT: Mapping[Level, str] = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
+
+
+class ApplicationLogger:
+    """Writes a line an event to a file of its own, or to a `logging.Logger`.
+
+        2026-11-21T05:47:00.123Z  INFO  epoch 1, train: started, 240 batches
+
+    The file is appended to, and belongs to this object alone: two runs in one process write two files.
+    Metric values are not its business; they have their own logs.
+    """
+
+    def __init__(self, target: str | os.PathLike[str] | logging.Logger) -> None:
+        self._logger = target if isinstance(target, logging.Logger) else None
+        self._file = None if isinstance(target, logging.Logger) else LineAppender(Path(target))
+
+    def handle(self, event: Event, /) -> None:
+        """Take one event."""
+        line = describe(event)
+        if line is None:
+            return
+        level, text = line
+        text = format_text(text)
+        if self._logger is not None:
+            self._logger.log(getattr(logging, level.upper()), "%s", text.rstrip("\n"))
+        if self._file is not None:
+            self._file.add(f"{_now()}  {_SHORT[level]:<5} {text}", 1)
+            self._file.write_out()
+
+    def flush(self) -> None:
+        """Write the lines an earlier error kept back. Raises OSError while the cause is there."""
+        if self._file is not None:
+            self._file.write_out()
+
+    def close(self) -> None:
+        """Write what waits, and give the file back. A later event opens it again."""
+        if self._file is not None:
+            try:
+                self._file.write_out()
+            finally:
+                self._file.close()
+
+    def __repr__(self) -> str:
+        target = self._logger if self._file is None else os.fspath(self._file.path)
+        return f"ApplicationLogger({target!r})"
+
+
+def describe(event: Event) -> tuple[Level, str] | None:
+    """An event in words, with its level; None for what nobody reads line by line.
+
+    >>> describe(SplitStarted(1, "train", 240, 10))
+    ('info', 'epoch 1, train: started, 240 batches')
+    """
+    if isinstance(event, SplitStarted):
+        length = "of unknown length" if event.total is None else f"{event.total} batches"
+        return "info", f"epoch {event.epoch}, {event.split}: started, {length}"
+    if isinstance(event, SplitEnded):
+        head = f"epoch {event.epoch}, {event.split}: ended after {event.steps} steps"
+        return "info", "; ".join([head, *_finals(event.finals)])
+    if isinstance(event, EpochEnded):
+        return "info", f"epoch {event.epoch} of {event.num_epochs}: ended"
+    if isinstance(event, StatusChanged):
+        of = "" if event.total is None else f" of {event.total}"
+        place = f"epoch {event.epoch}, {event.split}, step {event.step}{of}"
+        return "error" if event.status == "failed" else "info", _because(
+            f"{event.status} at {place}", event.reason
+        )
+    if isinstance(event, Rewound):
+        place = f"epoch {event.epoch}, {event.split}, step {event.step}"
+        return "info", _because(f"rewound to {place}", event.reason)
+    if isinstance(event, Notice):
+        return event.level, event.text
+    if isinstance(event, RunOpened):
+        return "info", _opening(event)
+    return None
+
+
+def _opening(event: RunOpened) -> str:
+    parts = [f"run opened in {event.directory}", f"{event.model} with {event.parameters} parameters"]
+    parts.append(f"{event.num_epochs} epochs")
+    for split in ("train", "valid"):
+        names = [info.name for info in event.metrics if info.split == split]
+        if names:
+            parts.append(f"{split} metrics: {', '.join(names)}")
+    parts += [f"{name}: {value}" for name, value in event.settings.items()]
+    return "; ".join(parts)
+
+
+def _finals(finals: Mapping[str, float]) -> list[str]:
+    return [", ".join(f"{name} {format_number(value)}" for name, value in finals.items())] if finals else []
+
+
+def _because(what: str, reason: str) -> str:
+    return f"{what}: {reason}" if reason else what
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

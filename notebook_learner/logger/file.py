@@ -1,0 +1,274 @@
+"""Burn's log files: `train/epoch-1/Loss.log`, one line a step. They are the truth for metrics."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ..event.values import (
+    Column,
+    Event,
+    MetricBlock,
+    Rewound,
+    Split,
+    SplitEnded,
+    SplitRecord,
+    SplitStarted,
+)
+from ..store.appender import LineAppender
+from ..store.layout import RunLayout
+from ..store.log_lines import format_final, format_rows, format_text
+from .blocks import last_step, text_runs
+
+_Pass = tuple[Split, int]
+
+
+class FileMetricLogger:
+    """Writes every metric's values below `directory`, a block at a time.
+
+    Line k of a log is step k, whatever was paused or rewound in between: after a `Rewound` the files
+    are byte for byte those of a run that went straight there. Nothing is buffered, so what was written
+    outlives a `kill -9`.
+
+    When the disk fails, the OSError is raised as it is, and what was not written waits in memory for
+    the next event or `flush()`. The event that raised has been taken: do not hand it in again.
+
+    >>> import tempfile
+    >>> from notebook_learner.event import Column, MetricBlock, SplitEnded, SplitStarted
+    >>> from notebook_learner.store import RunLayout
+    >>> import numpy as np
+    >>> run = tempfile.TemporaryDirectory()
+    >>> logger = FileMetricLogger(run.name)
+    >>> logger.handle(SplitStarted(1, "train", 2, 1))
+    >>> loss = Column(np.array([0.75, 0.25]), np.array([32.0, 32.0]))
+    >>> logger.handle(MetricBlock(1, "train", 1, 2, 2, {"Loss": loss}, {}, 0.1))
+    >>> logger.handle(SplitEnded(1, "train", 2, {"Loss": 0.5}))
+    >>> print(RunLayout(run.name).metric_log("train", 1, "Loss").read_text(), end="")
+    0.75,32
+    0.25,32
+    0.5,final
+    >>> run.cleanup()
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.layout = RunLayout(directory)
+        self._backlog: deque[Event] = deque()
+        self._current: _Pass | None = None
+        self._files: dict[str, LineAppender] = {}
+        self._ended: list[tuple[_Pass, LineAppender]] = []
+        """Files of passes that are over, until the disk took their last lines."""
+        self._directory_made = False
+
+    def handle(self, event: Event, /) -> None:
+        """Take one event and write it down, after whatever still waits."""
+        if isinstance(event, MetricBlock | SplitStarted | SplitEnded | Rewound):
+            self._backlog.append(event)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what an earlier error kept back. Raises OSError while the cause is there."""
+        while self._backlog:
+            self._apply(self._backlog[0])  # a Rewound that fails on the way is taken again, whole
+            self._backlog.popleft()
+        self._write_out()
+
+    def close(self) -> None:
+        """Write what waits, and give the files back. A later event opens them again."""
+        try:
+            self.flush()
+        finally:
+            _close(self._files.values())
+            _close(file for _, file in self._ended)
+
+    def __repr__(self) -> str:
+        return f"FileMetricLogger({os.fspath(self.layout.directory)!r})"
+
+    # ------------------------------------------------------------------------- taking (in memory)
+
+    def _apply(self, event: Event) -> None:
+        if isinstance(event, MetricBlock):
+            self._enter((event.split, event.epoch))
+            self._take(event)
+        elif isinstance(event, SplitStarted):
+            self._begin((event.split, event.epoch))
+        elif isinstance(event, SplitEnded):
+            self._enter((event.split, event.epoch))
+            self._end(event.finals.items())
+        elif isinstance(event, Rewound):
+            self._rewind(event)
+
+    def _enter(self, key: _Pass) -> None:
+        if self._current != key:
+            self._begin(key)
+
+    def _begin(self, key: _Pass) -> None:
+        """Start a pass over: its files are made, or emptied, by their first lines."""
+        if self._current != key:
+            self._leave()
+        else:
+            _close(self._files.values())
+        self._forget(lambda past: past == key)
+        self._current, self._files = key, {}
+
+    def _leave(self) -> None:
+        if self._current is not None:
+            self._ended += [(self._current, file) for file in self._files.values()]
+        self._current, self._files = None, {}
+
+    def _forget(self, unwanted: Callable[[_Pass], bool]) -> None:
+        """What waits for a pass that is taken back, or starts over, shall never be written."""
+        _close(file for past, file in self._ended if unwanted(past))
+        self._ended = [(past, file) for past, file in self._ended if not unwanted(past)]
+
+    def _take(self, block: MetricBlock) -> None:
+        for name, column in block.columns.items():
+            blank = "NaN\n" if column.weights is None else "NaN,0\n"
+            file, known = self._reach(name, block, blank)
+            if known < block.count:
+                rows = column if not known else _without(column, known)
+                file.add(format_rows(rows), block.count - known)
+        for name in block.texts:
+            file, known = self._reach(name, block, "\n")
+            if known < block.count:
+                file.add(_text_rows(block, name, known), block.count - known)
+
+    def _reach(self, name: str, block: MetricBlock, blank: str) -> tuple[LineAppender, int]:
+        """The metric's file, brought to the block's first row, and how many rows it knows already."""
+        file = self._file(name, blank)
+        file.fill(block.first - 1)
+        return file, file.lines - (block.first - 1)
+
+    def _file(self, name: str, blank: str) -> LineAppender:
+        file = self._files.get(name)
+        if file is None:
+            file = self._files[name] = LineAppender(self._path(name), fresh=True, blank=blank)
+        return file
+
+    def _path(self, name: str) -> Path:
+        assert self._current is not None
+        return self.layout.metric_log(*self._current, name)
+
+    def _end(self, finals: Iterable[tuple[str, float]]) -> None:
+        for name, value in finals:
+            self._file(name, "NaN,0\n").add(format_final(value), 0)
+        self._leave()
+
+    # ---------------------------------------------------------------------------- writing (on disk)
+
+    def _write_out(self) -> None:
+        """Give every file its chance, then raise the first error."""
+        failure: OSError | None = None
+        for file in (*(file for _, file in self._ended), *self._files.values()):
+            try:
+                if file.waiting:
+                    self._write(file)
+            except OSError as error:
+                failure = failure or error
+        _close(file for _, file in self._ended)
+        self._ended = [(past, file) for past, file in self._ended if file.waiting]
+        if failure is not None:
+            raise failure
+
+    def _write(self, file: LineAppender) -> None:
+        """Say it once when the run's directory has gone, rather than making it anew in silence."""
+        if self._directory_made and not (file.is_open or self.layout.directory.exists()):
+            self._directory_made = False
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "the run's directory was moved or removed while the run wrote to it; put it back, or go on "
+                "and the next write makes a new one without the earlier logs",
+                str(self.layout.directory),
+            )
+        try:
+            file.write_out()
+            self._directory_made = True
+        except FileNotFoundError:
+            self._directory_made = False
+            raise
+
+    # ---------------------------------------------------------------------------------- going back
+
+    def _rewind(self, event: Rewound) -> None:
+        """Make the directory what `record` says. Can be done again from any half-way point."""
+        record, kept = event.record, {_key(past) for past in event.record[: event.kept_splits]}
+        if self._current not in kept:
+            self._leave()
+        self._forget(lambda key: key not in kept)
+        self._delete_all_but({_key(past) for past in record})
+        for number, past in enumerate(record[event.kept_splits :]):
+            self._rebuild(past, 0 if number else event.kept_steps)
+            self._write_out()
+        if record and record[-1].finals is None and self._current != _key(record[-1]):
+            self._rebuild(record[-1], last_step(record[-1]))
+
+    def _delete_all_but(self, passes: set[_Pass]) -> None:
+        for split, epoch, folder in tuple(self.layout.passes()):
+            if (split, epoch) not in passes:
+                _delete_logs(folder, keep=())
+
+    def _rebuild(self, past: SplitRecord, keep: int) -> None:
+        """Open a pass again with its first `keep` lines as they are and the rest from the record."""
+        self._begin(_key(past))
+        names = _lines_upto(past, keep)
+        folder = self.layout.split_dir(past.split, past.epoch)
+        wanted = [*names, *(past.finals or ())]
+        _delete_logs(folder, keep=[self._path(name).name for name in wanted])
+        for name, (lines, blank) in names.items():
+            file = self._file(name, blank)
+            file.keep(lines)
+        for block in past.blocks:
+            self._take(block)
+        if past.finals is not None:
+            self._end(past.finals.items())
+
+
+def _close(files: Iterable[LineAppender]) -> None:
+    for file in files:
+        file.close()
+
+
+def _key(past: SplitRecord) -> _Pass:
+    return past.split, past.epoch
+
+
+def _without(column: Column, rows: int) -> Column:
+    return Column(column.values[rows:], None if column.weights is None else column.weights[rows:])
+
+
+def _text_rows(block: MetricBlock, name: str, skip: int) -> str:
+    lines = []
+    for rows, text in text_runs(block, name):
+        lines.append(format_text(text) * max(0, rows - skip))
+        skip = max(0, skip - rows)
+    return "".join(lines)
+
+
+def _lines_upto(past: SplitRecord, step: int) -> dict[str, tuple[int, str]]:
+    """How many lines each metric has after `step`, and its blank line. A late metric may have fewer."""
+    lines: dict[str, tuple[int, str]] = {}
+    for block in past.blocks:
+        here = min(block.last, step) if block.first <= step else 0
+        for name, column in block.columns.items():
+            blank = "NaN\n" if column.weights is None else "NaN,0\n"
+            lines[name] = (max(here, lines.get(name, (0, ""))[0]), blank)
+        for name in block.texts:
+            lines[name] = (max(here, lines.get(name, (0, ""))[0]), "\n")
+    return lines
+
+
+def _delete_logs(folder: Path, keep: Iterable[str]) -> None:
+    """Remove the pass's logs but `keep`, and the folders that are empty then; leave foreign files."""
+    kept = set(keep)
+    if not folder.is_dir():
+        return
+    for path in tuple(folder.glob("*.log")):
+        if path.name not in kept:
+            path.unlink(missing_ok=True)
+    for empty in (folder, folder.parent):
+        try:
+            empty.rmdir()
+        except OSError:
+            return  # not empty: somebody's files, or other epochs

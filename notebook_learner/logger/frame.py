@@ -1,0 +1,59 @@
+"""A history as a pandas DataFrame. pandas is loaded here, and only here, when somebody asks."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ..event.values import Split
+
+if TYPE_CHECKING:
+    from .history import History
+
+SPLITS: tuple[Split, ...] = ("train", "valid")
+
+
+def to_pandas(history: History, form: Literal["wide", "long"]) -> Any:
+    """One row a step and one column a metric ("wide"), or one row a value ("long")."""
+    try:
+        pandas: Any = importlib.import_module("pandas")
+    except ImportError as error:
+        raise ImportError(
+            "history.to_pandas() needs pandas, which is not installed; `pip install pandas`, or take the "
+            "arrays: history.values('Loss', 'train')"
+        ) from error
+    if form not in ("wide", "long"):
+        raise ValueError(
+            f"form is {form!r}; it must be 'wide' (a column per metric) or 'long' (a row per value)"
+        )
+    tables = [_table(history, split, form, pandas) for split in SPLITS]
+    rows = [table for table in tables if len(table)] or tables[:1]
+    frame = pandas.concat(rows, ignore_index=True)
+    return frame.sort_values(["epoch", "split", "step"], kind="stable", ignore_index=True)
+
+
+def _table(history: History, split: Split, form: str, pandas: Any) -> Any:
+    steps = history.steps(split)
+    place = {
+        "epoch": steps["epoch"],
+        "split": np.full(len(steps), split, dtype=object),
+        "step": steps["step"],
+        "iteration": history.iterations(split),
+    }
+    names = history.metrics(split)
+    frame = pandas.DataFrame
+    if form == "wide":
+        return frame({**place, **{name: history.values(name, split) for name in names}})
+    columns = [
+        {
+            **place,
+            "metric": name,
+            "value": history.values(name, split),
+            "weight": history.weights(name, split),
+        }
+        for name in names
+    ]
+    empty = frame({**place, "metric": "", "value": np.nan, "weight": np.nan}).iloc[:0]
+    return pandas.concat([frame(column) for column in columns]) if columns else empty

@@ -1,0 +1,365 @@
+"""Everything measured so far, in memory: what policies decide from and users look at."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..event.values import (
+    Event,
+    Floats,
+    MetricBlock,
+    MetricInfo,
+    Record,
+    Rewound,
+    RunOpened,
+    Split,
+    SplitEnded,
+    SplitRecord,
+    SplitStarted,
+    StatusChanged,
+)
+from .blocks import common_steps, same_pass
+from .open_pass import OpenPass
+
+SPLITS: tuple[Split, ...] = ("train", "valid")
+STEPS = np.dtype([("epoch", np.int64), ("step", np.int64)])
+_MARKED = ("paused", "failed", "stopped")
+
+
+class Best(NamedTuple):
+    """The best epoch of a metric."""
+
+    epoch: int
+    value: float
+
+
+class Mark(NamedTuple):
+    """Something that happened at a place: paused, failed, stopped or rewound."""
+
+    kind: str
+    epoch: int
+    split: Split
+    step: int
+    text: str
+
+
+class History:
+    """What was measured, step by step and epoch by epoch.
+
+    >>> from notebook_learner.event import Column, MetricBlock, SplitEnded, SplitStarted
+    >>> history = History()
+    >>> history.handle(SplitStarted(1, "train", 2, 1))
+    >>> loss = Column(np.array([0.75, 0.25]), np.array([32.0, 32.0]))
+    >>> history.handle(MetricBlock(1, "train", 1, 2, 2, {"Loss": loss}, {}, 0.1))
+    >>> history.handle(SplitEnded(1, "train", 2, {"Loss": 0.5}))
+    >>> history["train", "Loss"]
+    array([0.75, 0.25])
+    >>> history.best("Loss", "train", mode="min")
+    Best(epoch=1, value=0.5)
+    >>> history
+    History(1 epoch, 2 training steps; train: Loss)
+
+    Arrays that come out are yours. Reading is safe while another thread trains.
+    """
+
+    def __init__(self) -> None:
+        self._infos: dict[tuple[str, str], MetricInfo] = {}
+        self._closed: Record = ()
+        self._open: OpenPass | None = None
+        self._restored: Record | None = None
+        self._marks: list[Mark] = []
+        self._lock = threading.RLock()
+
+    # --------------------------------------------------------------------------------- listening
+
+    def handle(self, event: Event, /) -> None:
+        """Take one event."""
+        with self._lock:
+            if isinstance(event, MetricBlock):
+                self._add(event)
+            elif isinstance(event, SplitStarted):
+                self._start(event.epoch, event.split)
+            elif isinstance(event, SplitEnded):
+                self._end(event)
+            elif isinstance(event, StatusChanged):
+                if event.status in _MARKED:
+                    self._marks.append(Mark(event.status, event.epoch, event.split, event.step, event.reason))
+            elif isinstance(event, Rewound):
+                self._rewind(event)
+            elif isinstance(event, RunOpened):
+                self._infos = {(info.split, info.name): info for info in event.metrics}
+
+    def snapshot(self) -> Record:
+        """All of it as an immutable value: a tuple of references, whatever the run's length."""
+        with self._lock:
+            return self._closed if self._open is None else (*self._closed, self._open.record())
+
+    def restore(self, record: Record) -> tuple[int, int]:
+        """Put `record` in the place of what was measured.
+
+        Returns how much of it was there already, for the `Rewound` event: the leading passes that are
+        equal, and the leading steps of the pass after them.
+        """
+        with self._lock:
+            kept = _kept(self.snapshot(), record)
+            self._closed, self._open = record, None
+            if record and record[-1].finals is None:
+                last = record[-1]
+                self._closed, self._open = record[:-1], OpenPass(last.epoch, last.split, last.blocks)
+            self._restored = record
+            return kept
+
+    def _start(self, epoch: int, split: Split) -> OpenPass:
+        """Open a pass. One of the same epoch and split is replaced: it starts over."""
+        self._close(None)
+        self._closed = tuple(past for past in self._closed if (past.epoch, past.split) != (epoch, split))
+        self._open = OpenPass(epoch, split)
+        self._restored = None
+        return self._open
+
+    def _add(self, block: MetricBlock) -> None:
+        current = self._open
+        if current is None or (current.epoch, current.split) != (block.epoch, block.split):
+            current = self._start(block.epoch, block.split)
+        if block.first <= current.last:
+            raise ValueError(
+                f"steps {block.first} to {block.last} of epoch {block.epoch}, {block.split} came after step "
+                f"{current.last} was measured; announce a way back with Rewound"
+            )
+        current.add(block)
+        self._restored = None
+
+    def _end(self, event: SplitEnded) -> None:
+        current = self._open
+        if current is None or (current.epoch, current.split) != (event.epoch, event.split):
+            self._start(event.epoch, event.split)
+        self._close(event)
+
+    def _close(self, event: SplitEnded | None) -> None:
+        if self._open is not None:
+            finals = None if event is None else dict(event.finals)
+            self._closed, self._open = (*self._closed, self._open.ended(finals)), None
+            self._restored = None
+
+    def _rewind(self, event: Rewound) -> None:
+        if self._restored is not event.record:  # a learner restores first; a plain sink is told only now
+            self.restore(event.record)
+        self._marks.append(Mark("rewound", event.epoch, event.split, event.step, event.reason))
+
+    # ----------------------------------------------------------------------------------- steps
+
+    def values(self, name: str, split: Split, epoch: int | None = None) -> Floats:
+        """A metric's value at every step; NaN at steps where it had none."""
+        return self._column(name, split, epoch, weights=False)
+
+    def weights(self, name: str, split: Split, epoch: int | None = None) -> Floats:
+        """What stands behind each value (samples, tokens, ...); 1 for unweighted readings."""
+        return self._column(name, split, epoch, weights=True)
+
+    def steps(self, split: Split, epoch: int | None = None) -> NDArray[np.void]:
+        """Where the values belong: a structured array with the fields `epoch` and `step`."""
+        blocks = list(self._blocks(split, epoch))
+        positions = np.empty(sum(block.count for block in blocks), STEPS)
+        start = 0
+        for block in blocks:
+            rows = positions[start : start + block.count]
+            rows["epoch"] = block.epoch
+            rows["step"] = np.arange(block.first, block.last + 1)
+            start += block.count
+        return positions
+
+    def iterations(self, split: Split, epoch: int | None = None) -> NDArray[np.int64]:
+        """How many training steps the run had taken at each step."""
+        return _concatenated(
+            [
+                np.arange(block.iteration - block.count + 1, block.iteration + 1)
+                if block.split == "train"
+                else np.full(block.count, block.iteration)
+                for block in self._blocks(split, epoch)
+            ],
+            np.int64,
+        )
+
+    def __getitem__(self, key: tuple[Split, str] | tuple[Split, str, int]) -> Floats:
+        """`history["train", "Loss"]`, or one epoch of it: `history["train", "Loss", 3]`."""
+        if not isinstance(key, tuple) or len(key) not in (2, 3):
+            raise KeyError(
+                f'history[{key!r}]: ask for history["train", "Loss"] or history["train", "Loss", 3]'
+            )
+        return self.values(key[1], key[0], key[2] if len(key) == 3 else None)
+
+    # ---------------------------------------------------------------------------------- epochs
+
+    def epoch_numbers(self, split: Split) -> NDArray[np.int64]:
+        """The epochs that have ended, one for each value of `epochs`."""
+        return np.array([past.epoch for past in self._ended(split)], dtype=np.int64)
+
+    def epochs(self, name: str, split: Split) -> Floats:
+        """A metric's value of every epoch that has ended; NaN where it had none."""
+        self._require(name, split)
+        finals = [past.finals or {} for past in self._ended(split)]
+        return np.array([values.get(name, np.nan) for values in finals], dtype=np.float64)
+
+    def final(self, name: str, split: Split, epoch: int | None = None) -> float:
+        """A metric's value of one epoch; without a number, of the last one that has ended."""
+        self._require(name, split)
+        for past in reversed(self._ended(split)):
+            if epoch in (None, past.epoch) and past.finals is not None and name in past.finals:
+                return float(past.finals[name])
+        ended = _listed(self.epoch_numbers(split))
+        if epoch is None:
+            raise KeyError(f"no epoch has a final value of {name!r} in {split} yet; ended epochs: {ended}")
+        raise KeyError(f"epoch {epoch} has no final value of {name!r} in {split}; ended epochs: {ended}")
+
+    def best(self, name: str, split: Split, mode: Literal["min", "max"] | None = None) -> Best | None:
+        """The best epoch of a metric, the first of equals. NaN never wins; None before there is any.
+
+        Which way is better comes from the metric; `mode` overrides it.
+        """
+        with self._lock:
+            values, numbers = self.epochs(name, split), self.epoch_numbers(split)
+        higher = self._higher_is_better(name, split, mode)
+        known = np.flatnonzero(~np.isnan(values))
+        if not len(known):
+            return None
+        at = known[(np.argmax if higher else np.argmin)(values[known])]
+        return Best(int(numbers[at]), float(values[at]))
+
+    def running(self, name: str, split: Split) -> float | None:
+        """A metric's weighted mean over the pass that is running; None while there is nothing to average."""
+        with self._lock:
+            self._require(name, split)
+            if self._open is None or self._open.split != split:
+                return None
+            return self._open.running(name)
+
+    # ------------------------------------------------------------------------------------ all
+
+    @property
+    def infos(self) -> tuple[MetricInfo, ...]:
+        """What the run's opening told of its metrics: units, directions, kinds."""
+        return tuple(self._infos.values())
+
+    def metrics(self, split: Split) -> tuple[str, ...]:
+        """The names of the numeric metrics of a split."""
+        _check_split(split)
+        names = {
+            info.name: None for info in self._infos.values() if info.split == split and info.kind == "numeric"
+        }
+        for past in self.snapshot():
+            if past.split == split:
+                for block in past.blocks:
+                    names.update(dict.fromkeys(block.columns))
+                names.update(dict.fromkeys(past.finals or ()))
+        return tuple(names)
+
+    @property
+    def marks(self) -> list[Mark]:
+        """Pauses, failures, stops and rewinds, in the order they happened."""
+        with self._lock:
+            return list(self._marks)
+
+    def to_pandas(self, form: Literal["wide", "long"] = "wide") -> Any:
+        """All steps as a pandas DataFrame: a column per metric ("wide"), or a row per value ("long")."""
+        from .frame import to_pandas
+
+        return to_pandas(self, form)
+
+    def __len__(self) -> int:
+        """How many training steps were measured."""
+        return sum(block.count for block in self._blocks("train", None))
+
+    def __bool__(self) -> bool:
+        return True  # an empty history is still one: `if learner.history` asks whether it is there
+
+    def __repr__(self) -> str:
+        record = self.snapshot()
+        epochs = len({past.epoch for past in record})
+        names = [f"{split}: {', '.join(self.metrics(split))}" for split in SPLITS if self.metrics(split)]
+        steps = f"{_plural(epochs, 'epoch')}, {_plural(len(self), 'training step')}"
+        return f"History({'; '.join([steps, *names])})"
+
+    # -------------------------------------------------------------------------------- finding
+
+    def _blocks(self, split: Split, epoch: int | None) -> Iterator[MetricBlock]:
+        _check_split(split)
+        passes = [past for past in self.snapshot() if past.split == split]
+        if epoch is not None:
+            known = [past.epoch for past in passes]
+            passes = [past for past in passes if past.epoch == epoch]
+            if not passes:
+                raise KeyError(f"no epoch {epoch} in {split}; there are: {_listed(known)}")
+        return (block for past in passes for block in past.blocks)
+
+    def _column(self, name: str, split: Split, epoch: int | None, *, weights: bool) -> Floats:
+        self._require(name, split)
+        parts: list[Floats] = []
+        for block in self._blocks(split, epoch):
+            column = block.columns.get(name)
+            if column is None:
+                parts.append(np.full(block.count, 0.0 if weights else np.nan))
+            elif weights:
+                parts.append(np.ones(block.count) if column.weights is None else column.weights)
+            else:
+                parts.append(column.values)
+        return _concatenated(parts, np.float64)
+
+    def _ended(self, split: Split) -> list[SplitRecord]:
+        _check_split(split)
+        return [past for past in self.snapshot() if past.split == split and past.finals is not None]
+
+    def _require(self, name: str, split: Split) -> None:
+        info = self._infos.get((split, name))
+        if (info is None or info.kind == "text") and name not in self.metrics(split):
+            there = ", ".join(sorted(self.metrics(split))) or "none yet"
+            raise KeyError(f"no metric {name!r} in {split}; there are: {there}")
+
+    def _higher_is_better(self, name: str, split: Split, mode: Literal["min", "max"] | None) -> bool:
+        if mode is not None:
+            if mode not in ("min", "max"):
+                raise ValueError(f"mode is {mode!r}; it must be 'min' or 'max'")
+            return mode == "max"
+        told = [self._infos.get((where, name)) for where in (split, *SPLITS)]
+        for info in told:
+            if info is not None and info.higher_is_better is not None:
+                return info.higher_is_better
+        raise ValueError(
+            f"the metric {name!r} does not say which way is better, so it has no best; "
+            "pass mode='min' or mode='max', or set higher_is_better on the metric"
+        )
+
+
+def _kept(ours: Record, theirs: Record) -> tuple[int, int]:
+    splits = 0
+    while splits < min(len(ours), len(theirs)) and same_pass(ours[splits], theirs[splits]):
+        splits += 1
+    if splits == min(len(ours), len(theirs)):
+        return splits, 0
+    return splits, common_steps(ours[splits], theirs[splits])
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise KeyError(f"no split {split!r}; there are: train, valid")
+
+
+def _concatenated(parts: list[NDArray[Any]], dtype: type) -> NDArray[Any]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+def _listed(epochs: Any) -> str:
+    numbers = [int(epoch) for epoch in epochs]
+    if not numbers:
+        return "none yet"
+    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"

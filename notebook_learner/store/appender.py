@@ -1,0 +1,128 @@
+"""One text file that only grows, written so that a failing disk loses and repeats nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+_CHUNK = 1 << 20
+
+
+class LineAppender:
+    """Appends whole lines, and keeps what the disk would not take until it does.
+
+    `add` only takes lines into memory; `write_out` hands all that is waiting to the kernel, in one call
+    when the disk takes it in one. There is no buffer in between: what was written outlives a `kill -9`.
+    """
+
+    __slots__ = ("_descriptor", "_fresh", "_sent", "_waiting", "_waiting_lines", "blank", "lines", "path")
+
+    def __init__(self, path: Path, *, fresh: bool = False, blank: str = "\n") -> None:
+        self._descriptor: int | None = None
+        self.path = path
+        self.blank = blank
+        """The line that stands for a step of which nothing is known."""
+        self.lines = 0
+        """How many lines were taken, written or waiting."""
+        self._fresh = fresh
+        self._nothing_waits()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the disk has yet to take something."""
+        return bool(self._waiting)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds a descriptor."""
+        return self._descriptor is not None
+
+    def add(self, text: str, lines: int) -> None:
+        """Take whole lines, to be written by `write_out`; `lines` of them count."""
+        self._waiting += text.encode(errors="backslashreplace")
+        self._waiting_lines += lines
+        self.lines += lines
+
+    def fill(self, lines: int) -> None:
+        """Take blank lines until there are `lines`."""
+        if lines > self.lines:
+            self.add(self.blank * (lines - self.lines), lines - self.lines)
+
+    def write_out(self) -> None:
+        """Write what is waiting. After an OSError the rest still waits; call again."""
+        if not self._waiting:
+            return
+        descriptor = self._open()
+        while self._sent < len(self._waiting):
+            rest = memoryview(self._waiting)[self._sent :]
+            written = os.write(descriptor, rest)
+            if not written:
+                raise OSError(errno.EIO, "the file system took no byte and gave no reason", str(self.path))
+            self._sent += written
+        self._nothing_waits()
+
+    def keep(self, lines: int) -> None:
+        """Cut the file after its first `lines` lines; a file that has fewer starts anew."""
+        self.close()
+        self._nothing_waits()
+        size = _end_of_line(self.path, lines)
+        if size is None:
+            self.path.unlink(missing_ok=True)
+        else:
+            os.truncate(self.path, size)
+        self._fresh = size is None
+        self.lines = 0 if size is None else lines
+
+    def close(self) -> None:
+        """Give the descriptor back; a later `write_out` opens the file again and goes on appending."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _nothing_waits(self) -> None:
+        self._waiting, self._waiting_lines, self._sent = b"", 0, 0
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, _FLAGS | (os.O_TRUNC if self._fresh else 0), 0o666)
+            self._fresh = False
+        elif os.fstat(self._descriptor).st_nlink == 0:  # 0.5 us: without it a removed file swallows lines
+            self._start_over()
+        return self._descriptor
+
+    def _start_over(self) -> None:
+        """The file is gone: blank lines take the place of the lost ones, so that line k stays step k."""
+        self.close()
+        lost = self.lines - self._waiting_lines
+        self._waiting = self.blank.encode() * lost + self._waiting
+        self._waiting_lines, self._sent, self._fresh = self.lines, 0, True
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"the log file was removed while the run wrote to it, and its {lost} lines with it; "
+            "the next write starts it anew with blank lines for them",
+            str(self.path),
+        )
+
+
+def _end_of_line(path: Path, line: int) -> int | None:
+    """The size of the file's first `line` lines; None where it has fewer, or none are asked for."""
+    if line == 0 or not path.exists():
+        return None
+    passed = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            here = chunk.count(b"\n")
+            if here >= line:
+                ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))
+                return passed + int(ends[line - 1]) + 1
+            line -= here
+            passed += len(chunk)
+    return None

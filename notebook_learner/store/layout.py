@@ -1,0 +1,125 @@
+"""Where everything of a run lies: Burn's directory, as paths. Nothing here touches the disk but `passes`."""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from ..errors import ConfigurationError
+
+Split = Literal["train", "valid"]
+SPLITS: tuple[Split, ...] = ("train", "valid")
+
+_EPOCH = re.compile(r"epoch-([1-9][0-9]*)")
+_LONGEST = 255  # bytes a file name may have on every common file system
+
+
+class RunLayout:
+    """The artifact directory of one run.
+
+    >>> layout = RunLayout("runs/digits")
+    >>> layout.metric_log("train", 3, "Learning Rate").as_posix()
+    'runs/digits/train/epoch-3/Learning_Rate.log'
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+
+    @property
+    def experiment_log(self) -> Path:
+        """The application log: one line an event."""
+        return self.directory / "experiment.log"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of the checkpoint files."""
+        return self.directory / "checkpoint"
+
+    def split_dir(self, split: Split, epoch: int) -> Path:
+        """The folder of one pass: one epoch of one split."""
+        return self.directory / split / f"epoch-{epoch}"
+
+    def metric_log(self, split: Split, epoch: int, name: str) -> Path:
+        """The log of one metric in one pass."""
+        return self.split_dir(split, epoch) / file_name(name)
+
+    def passes(self) -> Iterator[tuple[Split, int, Path]]:
+        """Every pass that has a folder on disk; other things in the directory are passed over."""
+        for split in SPLITS:
+            root = self.directory / split
+            for entry in sorted(root.iterdir()) if root.is_dir() else ():
+                match = _EPOCH.fullmatch(entry.name)
+                if match and entry.is_dir():
+                    yield split, int(match[1]), entry
+
+    def __repr__(self) -> str:
+        return f"RunLayout({os.fspath(self.directory)!r})"
+
+
+def file_name(metric_name: str) -> str:
+    """The log file's name of a metric, as Burn names it.
+
+    >>> file_name("Top-K Accuracy @ TopK(5)")
+    'Top-K_Accuracy_@_TopK(5).log'
+    """
+    mistake = check_metric_name(metric_name)
+    if mistake is not None:
+        raise ConfigurationError([mistake])
+    return _file_name(metric_name)
+
+
+def check_metric_name(name: object) -> str | None:
+    """What is wrong with a metric's name, in one line; None when it can name a file.
+
+    >>> check_metric_name("AUROC [macro]")
+    >>> print(check_metric_name("../Loss"))
+    the metric name '../Loss' contains '/', so its log would leave the run's directory; use '-' or a space
+    """
+    if not isinstance(name, str):
+        return (
+            f"a metric's name is {name!r}, a {type(name).__name__}; it must be a string, for it names a file"
+        )
+    if not name.strip():
+        return f"the metric name {name!r} is empty, and its log needs a file name; give it a word"
+    for character in "/\\":
+        if character in name:
+            return (
+                f"the metric name {name!r} contains {character!r}, so its log would leave the run's "
+                "directory; use '-' or a space"
+            )
+    if name.startswith("."):
+        return (
+            f"the metric name {name!r} starts with a dot, so its log would be hidden; start it with a letter"
+        )
+    return _check_characters(name)
+
+
+def _check_characters(name: str) -> str | None:
+    odd = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")), None)
+    if odd is not None:
+        return f"the metric name {name!r} contains {odd!r}, which cannot stand in a file name; leave it out"
+    length = len(_file_name(name).encode())
+    if length > _LONGEST:
+        return f"the metric name {name!r} makes a file name of {length} bytes, over {_LONGEST}; shorten it"
+    return None
+
+
+def same_file(name: str, other: str) -> bool:
+    """Whether two metric names would share a log file, here or where case does not count (macOS).
+
+    >>> same_file("Learning Rate", "Learning_Rate"), same_file("Loss", "loss"), same_file("Loss", "Accuracy")
+    (True, True, False)
+    """
+    return _folded(name) == _folded(other)
+
+
+def _file_name(name: str) -> str:
+    return name.replace(" ", "_") + ".log"
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", _file_name(name)).casefold()

@@ -1,0 +1,160 @@
+"""The lines of a metric log, exactly as Burn writes them.
+
+    84.375,32      a batch's value and weight
+    17.5           an unweighted reading
+    GPU 0: 3 GB    the text of a text metric
+    91.25,final    the epoch's value, last line
+
+Line k is step k. Numbers are the shortest text that reads back to the same bits, without an exponent
+or a trailing `.0`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_COMMA, _NEWLINE = b",\n"
+_NUMERIC = b"0123456789.,\n-+eEinfNa"
+
+
+class Rows(Protocol):
+    """Values with their weights; `event.Column` is one."""
+
+    @property
+    def values(self) -> Floats: ...
+    @property
+    def weights(self) -> Floats | None: ...
+
+
+def format_number(number: float) -> str:
+    """The shortest text that reads back to the same bits, as Rust prints a number.
+
+    >>> format_number(64.0), format_number(1e-07), format_number(float("nan")), format_number(-float("inf"))
+    ('64', '0.0000001', 'NaN', '-inf')
+    """
+    text = repr(float(number))
+    if text[-2:] == ".0":
+        return text[:-2]
+    if "e" in text or "n" in text:
+        return _format_unusual(text)
+    return text
+
+
+def _format_unusual(text: str) -> str:
+    if text == "nan":
+        return "NaN"
+    if text[-3:] == "inf":
+        return text
+    return format(Decimal(text), "f")
+
+
+def format_numbers(numbers: Floats) -> list[str]:
+    """`format_number` of each. A column that holds one number (a reading, a weight) is formatted once."""
+    if len(numbers) > 1 and numbers[0] == numbers[-1] != 0 and bool((numbers == numbers[0]).all()):
+        return [format_number(float(numbers[0]))] * len(numbers)
+    return [format_number(number) for number in numbers.tolist()]
+
+
+def format_rows(column: Rows) -> str:
+    """The lines of a block, one a step; a step of weight 0 has its line too, so that line k is step k."""
+    values = format_numbers(column.values)
+    if not values:
+        return ""
+    if column.weights is None:
+        return "\n".join(values) + "\n"
+    weights = format_numbers(column.weights)
+    return "".join([f"{value},{weight}\n" for value, weight in zip(values, weights, strict=True)])
+
+
+def format_final(value: float) -> str:
+    """The last line of a finished epoch.
+
+    >>> format_final(91.0)
+    '91,final\\n'
+    """
+    return format_number(value) + ",final\n"
+
+
+def format_text(text: str) -> str:
+    """A text metric's line: whatever breaks lines becomes a space.
+
+    >>> format_text("GPU 0: 3 GB\\nGPU 1: idle")
+    'GPU 0: 3 GB GPU 1: idle\\n'
+    """
+    return " ".join(text.splitlines()) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """What a metric log says; `values[k]` belongs to step k + 1.
+
+    `weights` is None for unweighted readings, `final` until the epoch has ended, `texts` unless the
+    lines are free text (then there are no values).
+    """
+
+    values: Floats
+    weights: Floats | None = None
+    final: float | None = None
+    texts: tuple[str, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values) if self.texts is None else len(self.texts)
+
+
+def read_log(path: str | os.PathLike[str]) -> LogFile:
+    """Read a metric log, also one that is being written: a last line without its end is held back."""
+    return parse_log(Path(path).read_bytes())
+
+
+def parse_log(data: bytes) -> LogFile:
+    """Read the bytes of a metric log.
+
+    >>> parse_log(b"0.5,32\\n0.25,16\\n0.4166,final\\n0.1")
+    LogFile(values=array([0.5 , 0.25]), weights=array([32., 16.]), final=0.4166, texts=None)
+    """
+    whole = data[: data.rfind(b"\n") + 1]
+    rows, final = _split_final(whole)
+    numbers = _parse_numbers(rows)
+    if numbers is None:
+        return LogFile(np.empty(0), texts=tuple(whole.decode(errors="replace").split("\n")[:-1]))
+    values, weights = numbers
+    return LogFile(values, weights, final)
+
+
+def _split_final(data: bytes) -> tuple[bytes, float | None]:
+    if not data.endswith(b",final\n"):
+        return data, None
+    start = data.rfind(b"\n", 0, -1) + 1
+    final = _to_floats([data[start : -len(b",final\n")]])
+    return (data, None) if final is None else (data[:start], float(final[0]))
+
+
+def _parse_numbers(data: bytes) -> tuple[Floats, Floats | None] | None:
+    """Values and weights, or None where the lines are no numbers of one shape."""
+    if data.translate(None, _NUMERIC):
+        return None
+    if b"," not in data:
+        values = _to_floats(data.split(b"\n")[:-1])
+        return None if values is None else (values, None)
+    separators = np.frombuffer(data, np.uint8)
+    separators = separators[(separators == _COMMA) | (separators == _NEWLINE)]
+    if len(separators) % 2 or (separators[::2] != _COMMA).any() or (separators[1::2] != _NEWLINE).any():
+        return None
+    both = _to_floats(data[:-1].replace(b"\n", b",").split(b","))
+    return None if both is None else (both[::2].copy(), both[1::2].copy())
+
+
+def _to_floats(tokens: list[bytes]) -> Floats | None:
+    try:
+        return np.array([float(token) for token in tokens], dtype=np.float64)
+    except ValueError:
+        return None

@@ -1,0 +1,150 @@
+import math
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notebook_learner.store import format_number, parse_log, read_log
+from notebook_learner.store.log_lines import format_final, format_numbers, format_rows, format_text
+
+ANY_FLOAT = st.floats() | st.sampled_from([0.0, -0.0, 5e-324, 1.7976931348623157e308, 1e15, 1e16, 1e22, 1e-5])
+
+
+@dataclass(frozen=True)
+class Rows:
+    values: np.ndarray
+    weights: np.ndarray | None = None
+
+
+def bits(number):
+    return "NaN" if math.isnan(number) else struct.pack("<d", number)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (64.0, "64"),
+        (84.375, "84.375"),
+        (1e-07, "0.0000001"),
+        (1.5e-10, "0.00000000015"),
+        (1e16, "10000000000000000"),
+        (1.2345e20, "123450000000000000000"),
+        (-1e-05, "-0.00001"),
+        (0.1, "0.1"),
+        (0.0, "0"),
+        (-0.0, "-0"),
+        (float("nan"), "NaN"),
+        (float("inf"), "inf"),
+        (float("-inf"), "-inf"),
+        (np.float64(0.5), "0.5"),
+        (3, "3"),
+    ],
+)
+def test_numbers_are_written_as_rust_prints_them(number, text):
+    assert format_number(number) == text
+
+
+@given(ANY_FLOAT)
+def test_a_number_reads_back_to_the_same_bits(number):
+    text = format_number(number)
+    assert "e" not in text and not text.endswith(".0")
+    assert bits(float(text)) == bits(number)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_no_shorter_text_would_do(number):
+    digits = format_number(number).replace("-", "").replace(".", "").strip("0")
+    shortest = repr(number).split("e")[0].replace("-", "").replace(".", "").strip("0")
+    assert digits == shortest
+
+
+@given(st.lists(ANY_FLOAT))
+def test_a_column_is_formatted_like_its_numbers(numbers):
+    assert format_numbers(np.array(numbers, dtype=float)) == [format_number(number) for number in numbers]
+
+
+def test_a_column_of_mixed_zeros_keeps_their_signs():
+    assert format_numbers(np.array([0.0, -0.0, 0.0])) == ["0", "-0", "0"]
+
+
+def test_rows_of_weight_zero_have_their_line():
+    rows = Rows(np.array([84.375, np.nan, 50.0]), np.array([32.0, 0.0, 64.0]))
+    assert format_rows(rows) == "84.375,32\nNaN,0\n50,64\n"
+
+
+def test_readings_are_written_without_weights():
+    assert format_rows(Rows(np.array([17.5, 17.5, 17.5]))) == "17.5\n17.5\n17.5\n"
+    assert format_rows(Rows(np.empty(0))) == ""
+
+
+def test_texts_stay_on_one_line():
+    assert format_text("a\r\nb\nc\u2028d\n") == "a b c d\n"
+    assert format_text("") == "\n"
+
+
+@given(
+    st.lists(st.tuples(ANY_FLOAT, ANY_FLOAT), max_size=30),
+    st.booleans(),
+    st.none() | ANY_FLOAT,
+)
+def test_a_log_reads_back_to_the_same_bits(pairs, weighted, final):
+    values = np.array([value for value, _ in pairs], dtype=float)
+    weights = np.array([weight for _, weight in pairs], dtype=float) if weighted else None
+    log = parse_log(
+        (format_rows(Rows(values, weights)) + ("" if final is None else format_final(final))).encode()
+    )
+    assert [bits(v) for v in log.values] == [bits(v) for v in values]
+    if weighted and pairs:
+        assert [bits(w) for w in log.weights] == [bits(w) for w in weights]
+    else:
+        assert log.weights is None
+    assert (log.final is None) == (final is None)
+    assert final is None or bits(log.final) == bits(final)
+    assert log.texts is None and len(log) == len(pairs)
+
+
+@given(st.lists(st.tuples(ANY_FLOAT, ANY_FLOAT), min_size=1, max_size=5), st.data())
+def test_a_partial_last_line_is_held_back(pairs, data):
+    text = format_rows(Rows(*(np.array(column) for column in zip(*pairs, strict=True)))).encode()
+    cut = data.draw(st.integers(0, len(text)))
+    assert len(parse_log(text[:cut])) == text[:cut].count(b"\n")
+
+
+def test_a_growing_file_is_read_up_to_its_last_whole_line(tmp_path):
+    path = tmp_path / "Loss.log"
+    path.write_bytes(b"0.5,32\n0.25,16\n0.37,fin")
+    log = read_log(path)
+    assert log.values.tolist() == [0.5, 0.25] and log.final is None
+    assert read_log(str(path)).weights.tolist() == [32, 16]
+
+
+def test_a_metric_that_has_only_an_epochs_value(tmp_path):
+    log = parse_log(b"0.93,final\n")
+    assert len(log) == 0 and log.final == 0.93 and log.weights is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU 0: 3 GB\nGPU 0: 4 GB\n",
+        "1,2,3\n4\n",  # as many commas as lines, yet no pairs
+        "1,2\n3\n",
+        "1_000\n",
+        "inf of what\n",
+        "e\n",
+        "\n\n",
+        "\u00e9\n",
+    ],
+)
+def test_lines_that_are_no_numbers_are_texts(text):
+    log = parse_log(text.encode())
+    assert log.texts == tuple(text.split("\n")[:-1])
+    assert len(log) == text.count("\n") and len(log.values) == 0
+
+
+def test_an_empty_file_has_no_steps():
+    log = parse_log(b"")
+    assert len(log) == 0 and log.texts is None and log.final is None
