@@ -1,0 +1,73 @@
+"""Which renderer a learner gets."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..event import Sink
+
+_CHOICES = ("auto", "terminal", "plain", "silent")
+
+
+def default_renderer() -> Sink:
+    """A live display in a terminal; lines in a pipe, in CI and in a notebook."""
+    return resolve("terminal" if _in_terminal() and not _in_kernel() else "plain")
+
+
+def resolve(renderer: str | Sink | None = "auto") -> Sink:
+    """The renderer that was asked for.
+
+    Args:
+        renderer: "auto" (or None), "terminal", "plain", "silent", or any object with a
+            `handle(event)` method.
+
+    Raises:
+        ValueError: nothing of that name; the message lists what exists.
+    """
+    match renderer:
+        case None | "auto":
+            return default_renderer()
+        case "terminal":
+            from .terminal import TerminalRenderer  # rich: loaded only for whoever sees it
+
+            return TerminalRenderer()
+        case "plain":
+            from .plain import PlainRenderer
+
+            return PlainRenderer()
+        case "silent":
+            from .silent import SilentRenderer
+
+            return SilentRenderer()
+        case type() if hasattr(renderer, "handle"):
+            raise ValueError(
+                f"renderer {renderer.__name__} is a class; pass an instance: {renderer.__name__}()"
+            )
+        case str() | type():
+            raise ValueError(_unknown(renderer))
+    if not isinstance(renderer, Sink) or not callable(renderer.handle):
+        raise ValueError(_unknown(renderer))
+    return renderer
+
+
+def _unknown(given: object) -> str:
+    names = ", ".join(f'"{name}"' for name in _CHOICES)
+    return f"there is no renderer {given!r}; use one of {names}, or an object with a handle(event) method"
+
+
+def _in_terminal() -> bool:
+    stream = sys.stdout
+    if stream is None or os.environ.get("TERM") == "dumb":
+        return False
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):  # a stand-in without the method, or a closed file
+        return False
+
+
+def _in_kernel() -> bool:
+    """Whether this is an IPython kernel; asked without importing IPython."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    return shell is not None and getattr(shell, "kernel", None) is not None

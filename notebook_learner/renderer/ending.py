@@ -1,0 +1,32 @@
+"""What is left on the screen when a run pauses or ends: one line, and the summary."""
+
+from __future__ import annotations
+
+from .numbers import duration
+from .summary import Summary, summary_rows
+from .tally import Tally
+from .text import one_line
+
+
+def because(reason: str) -> str:
+    """A reason, where one is known, as the end of a sentence."""
+    return f": {one_line(reason)}" if reason else ""
+
+
+def whereabouts(tally: Tally) -> str:
+    """What follows the status: how long it took, or where it stands and why."""
+    if tally.status != "finished":
+        return f" at {tally.place()}{because(tally.reason)}"
+    elapsed = tally.pace.elapsed
+    return f" after {duration(elapsed)}" if elapsed else ""  # to have finished needs no reason
+
+
+def news(tally: Tally) -> Summary | None:
+    """The summary at the end, and at a pause if a pass ended since the last one (not at every step)."""
+    run = tally.run
+    rows = summary_rows(tally, list(tally.infos.values()))
+    if run is None or not rows or not (tally.fresh or tally.status == "finished"):
+        return None
+    tally.fresh = False
+    epochs = f"{tally.epochs_done} of {tally.num_epochs}"
+    return Summary(run.model, run.parameters, {**run.settings, "epochs": epochs}, rows)

@@ -1,0 +1,148 @@
+"""`plot`: the curves of a run as a figure. matplotlib is imported when the first one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..event import MetricInfo, Split
+from .curves import Axis, Curve, Floats, training_axis
+from .source import SPLITS, StepSource, metric_infos, plotted_names
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AUTO_SHARE = 0.03
+"""How much of a curve a smoothed point averages over, unless the user says."""
+AUTO_FROM = 120
+"""Points from which a curve is smoothed by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One split of one metric: its steps, and the final values at the ends of epochs."""
+
+    split: Split
+    raw: Curve
+    smooth: Curve | None
+    final_x: Floats
+    finals: Floats
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not len(self.raw) and not np.isfinite(self.finals).any()
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One metric with its splits, ready to be drawn."""
+
+    name: str
+    unit: str
+    higher_is_better: bool | None
+    series: tuple[Series, ...]
+
+
+def plot(
+    history: StepSource,
+    metrics: Sequence[str] | str | None = None,
+    *,
+    smoothing: float | None = None,
+    dark: bool = False,
+    infos: Sequence[MetricInfo] | None = None,
+) -> Figure:
+    """Draw each metric over the training steps, training and validation in one picture.
+
+    Training is drawn step by step; validation as its epochs' values, at the step where it took place.
+    The figure shows itself in a notebook and saves itself with `savefig`.
+
+    Args:
+        history: what was measured.
+        metrics: which metrics, in which order; default: all that are registered as numeric.
+        smoothing: how much of the curve each point of the smoothed line averages over, from 0 (no
+            smoothing) to 1; default: a little, once there are many points.
+        dark: light on dark.
+        infos: units and directions; default: what the history knows.
+
+    Raises:
+        ValueError: a metric that the history does not have, or a smoothing out of range.
+    """
+    if smoothing is not None and not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing must be from 0 (none) to below 1, not {smoothing}")
+    known = metric_infos(history, infos)
+    names = _chosen(history, metrics, known)
+    trained = history.steps("train")
+    axis = training_axis(trained["epoch"], trained["step"])
+    charts = [_chart(history, name, axis, smoothing, known) for name in names]
+
+    from .drawing import draw
+
+    return draw([chart for chart in charts if chart.series], axis, dark)
+
+
+def _chosen(
+    history: StepSource, metrics: Sequence[str] | str | None, known: dict[tuple[str, str], MetricInfo]
+) -> list[str]:
+    if metrics is None:
+        return list(dict.fromkeys(name for split in SPLITS for name in plotted_names(history, split, known)))
+    names = [metrics] if isinstance(metrics, str) else list(metrics)
+    exist = list(dict.fromkeys(name for split in SPLITS for name in history.metrics(split)))
+    missing = [name for name in names if name not in exist]
+    if missing:
+        have = ", ".join(repr(name) for name in exist) or "none yet"
+        raise ValueError(f"there is no metric {', '.join(map(repr, missing))}; this history has {have}")
+    return names
+
+
+def _chart(
+    history: StepSource,
+    name: str,
+    axis: Axis,
+    smoothing: float | None,
+    known: dict[tuple[str, str], MetricInfo],
+) -> Chart:
+    info = known.get((name, "train")) or known.get((name, "valid"))
+    series = [
+        _series(history, name, split, axis, smoothing) for split in SPLITS if name in history.metrics(split)
+    ]
+    return Chart(
+        name,
+        info.unit if info else "",
+        info.higher_is_better if info else None,
+        tuple(one for one in series if not one.empty),
+    )
+
+
+def _series(history: StepSource, name: str, split: Split, axis: Axis, smoothing: float | None) -> Series:
+    finals = np.asarray(history.epochs(name, split), dtype=np.float64)
+    # Another thread may have ended an epoch between these two questions.
+    numbers = [int(epoch) for epoch in history.epoch_numbers(split)]
+    finals, numbers = finals[: len(numbers)], numbers[: len(finals)]
+    final_x = np.array([_epoch_x(axis, epoch, split) for epoch in numbers], dtype=np.float64)
+    if split == "valid":
+        nothing = Curve.of(np.empty(0), np.empty(0))
+        return Series(split, nothing, None, final_x, finals)
+    raw = Curve.of(axis.steps, np.asarray(history.values(name, split)))
+    return Series(split, raw, _smoothed(raw, smoothing), final_x, finals)
+
+
+def _epoch_x(axis: Axis, epoch: int, split: Split) -> float:
+    """Validation took place at the end of its epoch; a training mean belongs to the middle of its own."""
+    if not axis.ends:
+        return epoch  # a run that only validates has no training steps
+    end = axis.ends.get(epoch, float("nan"))
+    return end if split == "valid" else end - axis.lengths.get(epoch, 0.0) / 2
+
+
+def _smoothed(raw: Curve, smoothing: float | None) -> Curve | None:
+    if smoothing is not None:
+        return raw.smooth(smoothing) if smoothing else None
+    if len(raw) < AUTO_FROM:
+        return None
+    smooth = raw.smooth(AUTO_SHARE)
+    # A schedule of learning rates is no noise: smoothing would only round its corners.
+    return smooth if raw.travel > 3 * smooth.travel else None

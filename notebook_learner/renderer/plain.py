@@ -1,0 +1,125 @@
+"""The renderer for pipes, CI and notebooks: lines that never move."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from ..event import EpochEnded, Event, MetricBlock, Notice, Rewound, RunOpened, SplitStarted, StatusChanged
+from . import epoch_table
+from .ending import because, news, whereabouts
+from .numbers import count, number, percent, rate, remaining
+from .tally import Tally
+from .text import encodable, one_line
+
+HEADER_EVERY = 25
+"""Rows after which the headings are repeated, so that they are on the screen."""
+
+
+class PlainRenderer:
+    """Writes one line per epoch, and a progress line now and then while an epoch takes long.
+
+    Args:
+        file: where to write; default: standard output, looked up at every line.
+        progress_seconds: how long an epoch may be silent.
+
+    A stream that is closed, or that cannot write a character, never stops the training.
+    """
+
+    def __init__(self, file: TextIO | None = None, *, progress_seconds: float = 30.0) -> None:
+        self._file = file
+        self._progress_seconds = progress_seconds
+        self._tally = Tally()
+        self._rows_since_header = HEADER_EVERY
+        self._spoke = time.monotonic()
+        self._announced = False
+        self._gone = False
+
+    def __repr__(self) -> str:
+        return "PlainRenderer()"
+
+    def handle(self, event: Event, /) -> None:
+        """Take one event, and write a line if it is worth one."""
+        self._tally.handle(event)
+        match event:
+            case MetricBlock():
+                if time.monotonic() - self._spoke >= self._progress_seconds:
+                    self._write(self._progress())
+            case SplitStarted():
+                self._announce()
+            case EpochEnded():
+                self._epoch(event.epoch)
+            case StatusChanged():
+                self._status(event)
+            case Notice():
+                mark = "" if event.level == "info" else f"{event.level}: "
+                self._write(mark + one_line(event.text))
+            case Rewound():
+                self._write(f"now at {self._tally.place()}{because(event.reason)}")
+            case RunOpened():
+                self._announced = False
+            case _:
+                pass
+
+    def _announce(self) -> None:
+        """One line when the run starts, not when the learner is built."""
+        run = self._tally.run
+        if self._announced or run is None:
+            return
+        self._announced = True
+        self._rows_since_header = HEADER_EVERY
+        epochs = f"{count(run.num_epochs)} epoch{'' if run.num_epochs == 1 else 's'}"
+        where = f" · {one_line(run.directory)}" if run.directory else ""
+        self._write(f"{one_line(run.model)} · {count(run.parameters)} parameters · {epochs}{where}")
+
+    def _epoch(self, epoch: int) -> None:
+        if self._rows_since_header >= HEADER_EVERY:
+            for line in epoch_table.header(self._tally):
+                self._write(line)
+            self._rows_since_header = 0
+        self._rows_since_header += 1
+        self._write(epoch_table.row(self._tally, epoch))
+
+    def _progress(self) -> str:
+        tally = self._tally
+        done = "" if not tally.total else f" of {count(tally.total)} ({percent(tally.step / tally.total)})"
+        parts = [f"  epoch {tally.epoch}, {tally.split}, step {count(tally.step)}{done}"]
+        for name in tally.names():
+            info, value = tally.info(name, tally.split), tally.average(name, tally.split)
+            if info is not None and info.plotted and value is not None:
+                parts.append(f"{one_line(name)} {number(value, one_line(info.unit))}")
+        speed = tally.pace.steps_per_second
+        left = tally.pace.left_in_pass(tally.step, tally.total)
+        parts += [] if speed is None else [rate(speed, "steps")]
+        parts += [] if left is None else [f"{remaining(left)} left"]
+        return " · ".join(parts)
+
+    def _status(self, event: StatusChanged) -> None:
+        if event.status in ("ready", "running"):
+            self._announce()
+            self._spoke = time.monotonic()  # a pause is no silence to make up for
+            return
+        self._write(event.status + whereabouts(self._tally))
+        summary = news(self._tally)
+        if summary is not None:
+            for line in ("", *str(summary).splitlines(), ""):
+                self._write(line)
+            self._rows_since_header = HEADER_EVERY
+
+    def _write(self, line: str) -> None:
+        self._spoke = time.monotonic()
+        file = sys.stdout if self._file is None else self._file
+        if self._gone or file is None:
+            return
+        text = line.rstrip() + "\n"
+        try:
+            try:
+                file.write(text)
+            except UnicodeEncodeError:
+                file.write(encodable(text, file.encoding))
+            file.flush()
+        except BrokenPipeError:
+            self._gone = True  # `python train.py | head`: the reader left, the training goes on
+        except (OSError, ValueError):
+            pass  # a full disk or a closed file costs this line; the next may work

@@ -1,0 +1,246 @@
+"""What a display needs to know, folded from the events: position, latest values, averages, pace.
+
+It holds sums and final values only, so it stays small however long the run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..event import (
+    Column,
+    EpochEnded,
+    Event,
+    MetricBlock,
+    MetricInfo,
+    Notice,
+    Rewound,
+    RunOpened,
+    Split,
+    SplitEnded,
+    SplitStarted,
+    Status,
+    StatusChanged,
+)
+from .pace import Pace
+from .text import place
+
+NAN = float("nan")
+
+
+@dataclass(slots=True)
+class Reading:
+    """One metric during one pass."""
+
+    last: float | None = None
+    total: float = 0.0
+    weight: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """The average over the pass so far; None before the first value."""
+        return self.total / self.weight if self.weight else None
+
+    def add(self, column: Column) -> None:
+        """Fold a block in. Rows without a value (weight 0, or a NaN reading) leave no trace."""
+        values, weights = column.values, column.weights
+        if weights is None:
+            values = values[~np.isnan(values)]
+            self.total += float(values.sum())
+            self.weight += len(values)
+        else:
+            present = weights != 0
+            if not present.all():
+                values, weights = values[present], weights[present]
+            self.total += float(values @ weights)
+            self.weight += float(weights.sum())
+        if len(values):
+            self.last = float(values[-1])
+
+
+@dataclass(slots=True)
+class Tally:
+    """The state of a run as a person would tell it."""
+
+    run: RunOpened | None = None
+    status: Status = "ready"
+    reason: str = ""
+    epoch: int = 1
+    split: Split = "train"
+    step: int = 0
+    total: int | None = None
+    num_epochs: int = 0
+    epochs_done: int = 0
+    pace: Pace = field(default_factory=Pace)
+    readings: dict[Split, dict[str, Reading]] = field(default_factory=dict)
+    passes: dict[Split, int] = field(default_factory=dict)
+    """The epoch whose values `readings` holds."""
+    finals: dict[Split, dict[str, dict[int, float]]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    notices: deque[Notice] = field(default_factory=lambda: deque(maxlen=3))
+    infos: dict[tuple[str, str], MetricInfo] = field(default_factory=dict)
+    fresh: bool = False
+    """Whether a pass ended since somebody showed a summary."""
+
+    def handle(self, event: Event, /) -> None:
+        """Fold one event in."""
+        match event:
+            case MetricBlock():
+                self._block(event)
+            case SplitStarted():
+                self._split_started(event)
+            case SplitEnded():
+                self._finals(event.epoch, event.split, event.finals)
+                self.fresh = True
+            case EpochEnded():
+                self.epochs_done, self.num_epochs = event.epoch, event.num_epochs
+            case StatusChanged():
+                self._status(event)
+            case Notice():
+                self.notices.append(event)
+            case Rewound():
+                self._rewound(event)
+            case RunOpened():
+                self._opened(event)
+            case _:
+                pass  # a kind of event that did not exist when this was written
+
+    # What a display reads
+
+    def names(self) -> list[str]:
+        """The numeric metrics, each once, as they were registered."""
+        return list(dict.fromkeys(name for (name, _), info in self.infos.items() if info.kind == "numeric"))
+
+    def info(self, name: str, split: Split) -> MetricInfo | None:
+        """What is known about a metric of a split; None if the split does not have it."""
+        return self.infos.get((name, split))
+
+    def unit(self, name: str) -> str:
+        """The unit of a metric, whichever split has it."""
+        info = self.info(name, "train") or self.info(name, "valid")
+        return info.unit if info else ""
+
+    def last(self, name: str, split: Split) -> float | None:
+        """The latest value of a step; None before the first."""
+        reading = self.readings.get(split, {}).get(name)
+        return reading.last if reading else None
+
+    def average(self, name: str, split: Split) -> float | None:
+        """The current epoch's value: final where the pass ended, else the average so far."""
+        final = self.finals.get(split, {}).get(name, {}).get(self.passes.get(split, 0))
+        if final is not None:
+            return final
+        reading = self.readings.get(split, {}).get(name)
+        return reading.mean if reading else None
+
+    def best(self, name: str, split: Split = "valid") -> tuple[float, int] | None:
+        """The best final value and its epoch; None where no direction is better, or nothing is final."""
+        info = self.info(name, split)
+        finals = self.finals.get(split, {}).get(name, {})
+        known = {epoch: value for epoch, value in finals.items() if value == value}
+        if info is None or info.higher_is_better is None or not known:
+            return None
+        choose = max if info.higher_is_better else min
+        value = choose(known.values())
+        return value, min(epoch for epoch, other in known.items() if other == value)
+
+    def place(self) -> str:
+        """Where the run stands, in words."""
+        return place(self.epoch, self.split, self.step, self.total)
+
+    @property
+    def progress(self) -> float:
+        """The share of the run that is done, by training steps."""
+        if self.status == "finished":
+            return 1.0
+        if not self.num_epochs:
+            return 0.0
+        inside = 1.0 if self.split == "valid" else self.step / self.total if self.total else 0.0
+        return min((self.epoch - 1 + inside) / self.num_epochs, 1.0)
+
+    def seconds_left(self) -> float | None:
+        """An estimate for the whole run."""
+        return self.pace.left(self.split, self.step, self.total, self.num_epochs - self.epoch)
+
+    # `EpochSource`: what a summary reads
+
+    def metrics(self, split: Split) -> list[str]:
+        """The numeric metrics of a split."""
+        return [name for (name, of), info in self.infos.items() if of == split and info.kind == "numeric"]
+
+    def epoch_numbers(self, split: Split) -> NDArray[np.int64]:
+        """The epochs with final values."""
+        numbers = {epoch for finals in self.finals.get(split, {}).values() for epoch in finals}
+        return np.array(sorted(numbers), dtype=np.int64)
+
+    def epochs(self, name: str, split: Split) -> NDArray[np.float64]:
+        """The final values of a metric, NaN where an epoch has none."""
+        finals = self.finals.get(split, {}).get(name, {})
+        return np.array(
+            [finals.get(int(epoch), NAN) for epoch in self.epoch_numbers(split)], dtype=np.float64
+        )
+
+    # How events change it
+
+    def _opened(self, event: RunOpened) -> None:
+        self.run, self.num_epochs = event, event.num_epochs
+        self.status, self.reason = "ready", ""
+        self.epoch, self.split, self.step, self.total = 1, "train", 0, None
+        self.infos = {(info.name, info.split): info for info in event.metrics}
+        self._forget()
+        self.notices.clear()
+
+    def _forget(self) -> None:
+        self.epochs_done = 0
+        self.pace = Pace()
+        self.readings, self.passes, self.finals, self.texts = {}, {}, {}, {}
+
+    def _split_started(self, event: SplitStarted) -> None:
+        self.epoch, self.split, self.step = event.epoch, event.split, 0
+        self.total, self.num_epochs = event.total, event.num_epochs
+        self._begin(event.epoch, event.split)
+        self.pace.begin(event.epoch, event.split, event.total)
+
+    def _begin(self, epoch: int, split: Split) -> None:
+        self.readings[split], self.passes[split] = {}, epoch
+
+    def _block(self, event: MetricBlock) -> None:
+        self.epoch, self.split, self.step = event.epoch, event.split, event.last
+        if self.passes.get(event.split) != event.epoch:
+            self._begin(event.epoch, event.split)
+        readings = self.readings[event.split]
+        for name, column in event.columns.items():
+            readings.setdefault(name, Reading()).add(column)
+        self.texts.update(event.texts)
+        self.pace.add(event)
+
+    def _finals(self, epoch: int, split: Split, finals: Mapping[str, float]) -> None:
+        kept = self.finals.setdefault(split, {})
+        for name, value in finals.items():
+            kept.setdefault(name, {})[epoch] = float(value)
+
+    def _status(self, event: StatusChanged) -> None:
+        self.status, self.reason = event.status, event.reason
+        self.epoch, self.split, self.step = event.epoch, event.split, event.step
+        self.total = event.total if event.total is not None else self.total
+
+    def _rewound(self, event: Rewound) -> None:
+        lengths = dict(self.pace.lengths)
+        self._forget()
+        self.pace.lengths.update(lengths)
+        for past in event.record:
+            self._begin(past.epoch, past.split)
+            self.pace.begin(past.epoch, past.split, lengths.get(past.split))
+            for block in past.blocks:
+                self._block(block)
+            if past.finals is not None:
+                self._finals(past.epoch, past.split, past.finals)
+        if (event.epoch, event.split) != (self.epoch, self.split):
+            self.total = lengths.get(event.split)
+        self.epoch, self.split, self.step = event.epoch, event.split, event.step
+        self.epochs_done = event.epoch - 1

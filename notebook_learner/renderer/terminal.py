@@ -1,0 +1,162 @@
+"""The renderer for a real terminal: a live display while it trains, a table when it ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+
+from rich import get_console
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ..event import Event, Notice, RunOpened, StatusChanged
+from .above import Redirect
+from .ending import news, whereabouts
+from .frame import LEVEL_STYLES, STATUS_STYLES, Frame, frame, notice_text
+from .numbers import number
+from .tally import Tally
+from .text import encodable, one_line
+
+INTERVAL = 0.25
+"""Seconds between refreshes, at least."""
+IDLE_PER_COST = 200
+"""After a refresh the display rests this many times as long as it took: 0.5 % of the time at most,
+also on a slow terminal."""
+
+
+class TerminalRenderer:
+    """Shows progress, rates and metrics in place, four times a second at most.
+
+    Prints made by the training appear above the display. When the run pauses, fails, stops or
+    finishes, the display makes room for one line that says so, and for the summary.
+
+    Args:
+        console: the rich console to draw on; default: rich's own.
+
+    The display has no thread: it is drawn when an event arrives. It is taken down at the end of the
+    process too, so that a crash leaves the terminal as it was.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = get_console() if console is None else console
+        self._redirect = Redirect(self._console)
+        self._tally = Tally()
+        self._live: Live | None = None
+        self._next = 0.0
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return "TerminalRenderer()"
+
+    def handle(self, event: Event, /) -> None:
+        """Take one event; draw if it is time to."""
+        self._tally.handle(event)
+        try:
+            match event:
+                case StatusChanged(status="running"):
+                    self._open()
+                case StatusChanged():
+                    self._end(event)
+                case RunOpened():
+                    self.close()
+                case Notice():
+                    self._notice(event)
+                case _:
+                    self._refresh()
+        except (OSError, ValueError, SystemExit):
+            # The terminal is gone (rich leaves the process on a broken pipe). Training goes on.
+            self._abandon()
+
+    def close(self) -> None:
+        """Take the display down and give the terminal back. The next run brings it up again."""
+        live, self._live = self._live, None
+        if live is None:
+            return
+        atexit.unregister(self.close)
+        try:
+            if os.getpid() == self._pid:  # a forked worker must not clear its parent's screen
+                live.stop()
+        finally:
+            self._redirect.stop()
+
+    def _open(self) -> None:
+        if self._live is not None:
+            return
+        self._live = Live(
+            self._frame(),
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+        atexit.register(self.close)
+        self._redirect.start()
+        self._live.start(refresh=True)
+        self._next = time.monotonic() + INTERVAL
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if self._live is None or now < self._next:
+            return
+        self._live.update(self._frame(), refresh=True)
+        done = time.monotonic()
+        self._next = done + max(INTERVAL, IDLE_PER_COST * (done - now))
+
+    def _frame(self) -> Frame:
+        size = self._console.size
+        return frame(self._tally, size.width, size.height, self._console.encoding)
+
+    def _abandon(self) -> None:
+        try:
+            self.close()
+        except (OSError, ValueError, SystemExit):
+            self._live = None
+
+    def _end(self, event: StatusChanged) -> None:
+        self.close()
+        if event.status == "ready":
+            return
+        self._print(self._ending(event))
+        self._summary()
+
+    def _ending(self, event: StatusChanged) -> Text:
+        line = Text(event.status, style=STATUS_STYLES[event.status])
+        line.append(whereabouts(self._tally), style="not bold default")
+        if event.status == "paused":
+            line.append(self._values(), style="not bold dim default")
+        return line
+
+    def _values(self) -> str:
+        """The latest values of the split that paused: what the display showed."""
+        tally = self._tally
+        plotted = [name for name in tally.names() if (info := tally.info(name, tally.split)) and info.plotted]
+        values = [(name, tally.last(name, tally.split)) for name in plotted] if tally.step else []
+        return "".join(
+            f" · {one_line(name)} {number(value, one_line(tally.unit(name)))}"
+            for name, value in values
+            if value is not None
+        )
+
+    def _notice(self, notice: Notice) -> None:
+        """What went wrong stays in the scrollback; the rest is shown in the display while there is one."""
+        if self._live is None or notice.level != "info":
+            self._print(Text(notice_text(notice), style=LEVEL_STYLES[notice.level]))
+            self._tally.notices.pop()
+        self._refresh()
+
+    def _summary(self) -> None:
+        summary = news(self._tally)
+        if summary is None:
+            return
+        if self._console.encoding.lower().startswith("utf"):
+            self._console.print("", summary, "", sep="\n")
+        else:
+            self._print(Text(f"\n{summary}\n"))
+
+    def _print(self, text: Text) -> None:
+        text.plain = encodable(text.plain, self._console.encoding)
+        self._console.print(text, soft_wrap=True)
