@@ -29,6 +29,8 @@ _Pass = tuple[Split, int]
 class FileMetricLogger:
     """Writes every metric's values below `directory`, a block at a time.
 
+    A new run in the directory of an earlier one replaces its logs, as in Burn.
+
     Line k of a log is step k, whatever was paused or rewound in between: after a `Rewound` the files
     are byte for byte those of a run that went straight there. Nothing is buffered, so what was written
     outlives a `kill -9`.
@@ -61,6 +63,8 @@ class FileMetricLogger:
         self._ended: list[tuple[_Pass, LineAppender]] = []
         """Files of passes that are over, until the disk took their last lines."""
         self._directory_made = False
+        self._fresh = True
+        """Nothing was handed in yet: a first pass that is the run's first begins a new run."""
 
     def handle(self, event: Event, /) -> None:
         """Take one event and write it down, after whatever still waits."""
@@ -93,12 +97,16 @@ class FileMetricLogger:
             self._enter((event.split, event.epoch))
             self._take(event)
         elif isinstance(event, SplitStarted):
+            if self._fresh and event.epoch == 1 and event.split == "train":
+                # Later epochs of an earlier run in this directory would pass for this one's.
+                self._delete_all_but(set())
             self._begin((event.split, event.epoch))
         elif isinstance(event, SplitEnded):
             self._enter((event.split, event.epoch))
             self._end(event.finals.items())
         elif isinstance(event, Rewound):
             self._rewind(event)
+        self._fresh = False
 
     def _enter(self, key: _Pass) -> None:
         if self._current != key:

@@ -112,6 +112,11 @@ class MetricGroup:
         with torch.no_grad():
             return {metric.name: self._final(metric) for metric in self._collected if metric.weighted}
 
+    def keep(self, steps: int) -> None:
+        """Forget collected steps beyond the first so many of those not read yet."""
+        self._pending = min(self._pending, steps)
+        self._cut()
+
     def reset(self) -> None:
         """Begin a split: forget sums, unread steps and what the metrics accumulated."""
         self._drop()

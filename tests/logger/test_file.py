@@ -102,6 +102,16 @@ def test_a_pass_that_starts_again_overwrites_its_files(tmp_path):
     assert (tmp_path / "train/epoch-1/Loss.log").read_text() == "7,32\n"
 
 
+def test_a_new_run_replaces_the_logs_of_an_earlier_one(tmp_path):
+    first = FileMetricLogger(tmp_path)
+    play(first, record_of(*[(epoch, "train", [block(1, [1])], {"Loss": 1}) for epoch in (1, 2, 3)]))
+    first.close()
+    (tmp_path / "train/epoch-3/notes.txt").write_text("mine")
+    play(FileMetricLogger(tmp_path), record_of((1, "train", [block(1, [9])], None)))
+    files = {path: data for path, data in tree(tmp_path).items() if data is not None}
+    assert files == {"train/epoch-1/Loss.log": b"9,32\n", "train/epoch-3/notes.txt": b"mine"}
+
+
 def test_only_the_running_pass_holds_descriptors(tmp_path):
     def held():
         links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
