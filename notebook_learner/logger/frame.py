@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from ..event.values import Split
 
-if TYPE_CHECKING:
-    from .history import History
+
+class Steps(Protocol):
+    """What a table takes from a history."""
+
+    def metrics(self, split: Split) -> tuple[str, ...]:
+        """The names of the metrics."""
+
+    def steps(self, split: Split) -> Any:
+        """Where values belong."""
+
+    def iterations(self, split: Split) -> Any:
+        """How many training steps had been taken."""
+
+    def values(self, name: str, split: Split) -> Any:
+        """A value a step."""
+
+    def weights(self, name: str, split: Split) -> Any:
+        """What stands behind each."""
+
 
 SPLITS: tuple[Split, ...] = ("train", "valid")
 
 
-def to_pandas(history: History, form: Literal["wide", "long"]) -> Any:
+def to_pandas(history: Steps, form: Literal["wide", "long"]) -> Any:
     """One row a step and one column a metric ("wide"), or one row a value ("long")."""
     try:
         pandas: Any = importlib.import_module("pandas")
@@ -34,7 +51,7 @@ def to_pandas(history: History, form: Literal["wide", "long"]) -> Any:
     return frame.sort_values(["epoch", "split", "step"], kind="stable", ignore_index=True)
 
 
-def _table(history: History, split: Split, form: str, pandas: Any) -> Any:
+def _table(history: Steps, split: Split, form: str, pandas: Any) -> Any:
     steps = history.steps(split)
     place = {
         "epoch": steps["epoch"],

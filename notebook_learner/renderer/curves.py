@@ -97,7 +97,7 @@ class Curve:
         return float(np.abs(np.diff(self.y)).sum())
 
     def broken(self) -> tuple[Floats, Floats]:
-        """x and y with a NaN at each gap, which is where a line is interrupted."""
+        """Both coordinates with a NaN at each gap, which is where a line is interrupted."""
         gaps = np.flatnonzero(np.diff(self.part)) + 1
         return np.insert(self.x, gaps, np.nan), np.insert(self.y, gaps, np.nan)
 

@@ -16,8 +16,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from .chart import Chart, Series
 from .curves import Axis, limits, spread_ticks
-from .figure import Chart, Series
 from .numbers import number
 from .text import one_line
 

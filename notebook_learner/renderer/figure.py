@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..event import MetricInfo, Split
-from .curves import Axis, Curve, Floats, training_axis
+from .chart import Chart, Series
+from .curves import Axis, Curve, training_axis
 from .source import SPLITS, StepSource, metric_infos, plotted_names
 
 if TYPE_CHECKING:
@@ -19,32 +19,6 @@ AUTO_SHARE = 0.03
 """How much of a curve a smoothed point averages over, unless the user says."""
 AUTO_FROM = 120
 """Points from which a curve is smoothed by default."""
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One split of one metric: its steps, and the final values at the ends of epochs."""
-
-    split: Split
-    raw: Curve
-    smooth: Curve | None
-    final_x: Floats
-    finals: Floats
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to draw."""
-        return not len(self.raw) and not np.isfinite(self.finals).any()
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One metric with its splits, ready to be drawn."""
-
-    name: str
-    unit: str
-    higher_is_better: bool | None
-    series: tuple[Series, ...]
 
 
 def plot(
