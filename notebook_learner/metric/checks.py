@@ -32,6 +32,7 @@ def checked(metric: Metric, pair: Any) -> tuple[Scalar, Scalar]:
 
 
 def checked_type(metric: Metric, pair: Any) -> None:
+    """Raise where an update did not return a pair."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise StepError(
             f"{metric.name}.update returned {_said(pair)}; it must return two things, the step's value and "
@@ -54,6 +55,7 @@ def _said(value: Any) -> str:
 
 
 def require_fields(metrics: Sequence[Metric], item: Any) -> None:
+    """Raise where the output lacks a field that some metric reads; name both, and who has it."""
     missing = {metric.name: [need for need in metric.needs if not hasattr(item, need)] for metric in metrics}
     lacks = {name: needs for name, needs in missing.items() if needs}
     if not lacks:

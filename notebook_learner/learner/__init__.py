@@ -1,0 +1,1 @@
+"""What trains: the builder, the Learner, the loop and its state."""

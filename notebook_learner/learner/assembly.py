@@ -1,0 +1,324 @@
+"""From settings to a Learner: the one place that knows every part and wires them together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from ..errors import ConfigurationError, StateError
+from ..event import FanOut, Sink, Split
+from ..logger import ApplicationLogger, FileMetricLogger, History
+from ..metric import GradNorm, LearningRate, MetricGroup
+from ..metric.base import AnyMetric
+from ..renderer import resolve
+from ..store import RunLayout
+from .checks import mistakes_in
+from .compiling import compile_forward
+from .control import Control
+from .driver import Driver
+from .early_stopping import EarlyStopping
+from .epoch_value import Source
+from .learner import Learner
+from .loaders import Loaders, data_mistakes
+from .loop import Loop, LoopContext
+from .making import make_optimizer, make_schedule, move_state
+from .modes import Modes
+from .opening import opening
+from .parts import RngPart, ScalerPart, WindowPart
+from .replica import Replica
+from .rng import seeded_rng
+from .schedule import Schedule, Torch
+from .settings import PRECISIONS, Registered, Settings
+from .state import ModelPart, OptimizerPart, Part, State
+from .step import TrainingStep, ValidationStep
+from .supervised import supervised
+from .timeline import Timeline
+from .undo import unchanged_if_it_fails
+from .update import Clip, Update, clip_by_norm, clip_by_value
+
+Data = tuple[tuple[Split, Any], ...]
+
+
+def assemble(
+    settings: Settings,
+    model: Any,
+    optimizer: Any,
+    scheduler: Any,
+    train: Iterable[Any] | None,
+    valid: Iterable[Any] | None,
+) -> Learner:
+    """Check, make, check what was made, then wire. When it fails, nothing of the user's was changed."""
+    settings = settings.of_one_learner()
+    given: Data = (("train", train), ("valid", valid))
+    data: Data = tuple((split, loader) for split, loader in given if loader is not None)
+    with unchanged_if_it_fails((model, optimizer, settings.loss)):
+        found = list(mistakes_in(settings, model))
+        for split, loader in data:
+            found += data_mistakes(settings, model, split, loader)
+        renderer = _noted(found, lambda: resolve(settings.renderer), ValueError)
+        state = _checkpoint(found, settings)
+        if not isinstance(model, nn.Module):
+            raise ConfigurationError(found)
+        made, schedule = _made(found, settings, model, optimizer, scheduler)
+        if found or made is None or schedule is None:
+            raise ConfigurationError(found)
+        learner = _Wiring(settings, model, made, schedule, renderer).learner(scheduler, data)
+        if state is not None:
+            learner.restore(state)
+        return learner
+
+
+def _noted(found: list[str], make: Callable[[], Any], error: type[Exception]) -> Any:
+    """What was made, or None and one mistake more."""
+    try:
+        return make()
+    except error as refused:
+        found.append(str(refused))
+        return None
+
+
+def _checkpoint(found: list[str], settings: Settings) -> State | None:
+    """The state to go on from, which a mistake of the settings has kept from being looked for."""
+    which, keeper = settings.checkpoint, settings.checkpointer
+    if which is None or keeper is None or found:
+        return None
+    state: State | None = _noted(found, lambda: keeper.load(which), StateError)
+    return state
+
+
+def _made(
+    found: list[str], settings: Settings, model: nn.Module, optimizer: Any, scheduler: Any
+) -> tuple[Optimizer | None, Schedule | None]:
+    """Optimizer and schedule. The model moves before, since some optimizers make their state at once;
+    with a mistake found already that is for nothing, and they are made only to be checked."""
+    if not found:
+        _move(model, optimizer, settings)
+    made, wrong = make_optimizer(model, optimizer)
+    found += wrong
+    if made is None:
+        return None, None
+    schedule, wrong = make_schedule(scheduler, made, settings)
+    found += wrong
+    return made, schedule
+
+
+def _move(model: nn.Module, optimizer: Any, settings: Settings) -> None:
+    device = _device_of(settings, model)
+    if isinstance(settings.loss, nn.Module):  # class weights, for one
+        settings.loss.to(device)
+    if settings.devices is None:
+        return  # the model stays where it is, in several places even
+    model.to(device)
+    if isinstance(optimizer, Optimizer):
+        move_state(optimizer, device)
+
+
+def _device_of(settings: Settings, model: nn.Module) -> torch.device:
+    if settings.devices is not None:
+        return torch.device(settings.devices[0])
+    return next(model.parameters()).device
+
+
+class _Wiring:
+    """The parts of one learner while they are put together."""
+
+    def __init__(
+        self, settings: Settings, model: nn.Module, optimizer: Optimizer, schedule: Schedule, renderer: Sink
+    ) -> None:
+        self.settings = settings
+        self.model = model
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.renderer = renderer
+        self.device = _device_of(settings, model)
+        self.precision = PRECISIONS[settings.precision]
+        if settings.compile is not None:
+            compile_forward(model, settings.compile)
+        self.average = _average(settings, model)
+        averaged = self.average is not None and settings.ema_validates
+        self.validated: nn.Module = self.average.module if averaged and self.average else model
+        self.registered = _own_metrics(settings.registered())
+        self.watch = self._watch()
+
+    def learner(self, scheduler: Any, data: Data) -> Learner:
+        """Put everything together, and the data in."""
+        update = self._update()
+        groups = self._groups()
+        replica = self._replica(update, groups)
+        make_step = partial(self._step, update)
+        loaders = Loaders(self.settings, self.model, replica, groups, make_step, self._rules())
+        opened = opening(
+            self.settings, self.model, self.registered, self.device, self.optimizer, self.schedule
+        )
+        shown = self.schedule.scheduler if isinstance(self.schedule, Torch) else scheduler
+        driver = Driver(replica.loop.control)
+        learner = Learner(replica, driver, opened, loaders.use, shown, loaders.require)
+        for split, loader in data:
+            loaders.use(learner, split, loader)
+        return learner
+
+    # The parts ---------------------------------------------------------------------------------------
+
+    def _watch(self) -> EarlyStopping | None:
+        rule = self.settings.early_stopping
+        if rule is None:
+            return None
+        metric = self.settings.metrics_of(rule.split)[rule.metric]
+        return rule.watch(getattr(metric, "higher_is_better", None))
+
+    def _rules(self) -> dict[str, Source]:
+        """What goes by an epoch's value."""
+        rules = {}
+        if self.watch is not None:
+            rules[str(self.watch)] = self.watch.goes_by
+        if self.schedule.goes_by is not None:
+            rules["ReduceLROnPlateau"] = self.schedule.goes_by
+        return rules
+
+    def _update(self) -> Update:
+        half = self.precision is torch.float16
+        update = Update(
+            self.model,
+            self.optimizer,
+            self.schedule,
+            window=self.settings.window,
+            scaler=GradScaler(self.device.type) if half else None,
+            clips=_clips(self.settings),
+            average=self.average,
+        )
+        metrics = [r.metric for r in self.registered]
+        update.watch_norm = any(isinstance(metric, GradNorm) for metric in metrics)
+        update.watch_rates = any(isinstance(metric, LearningRate) for metric in metrics)
+        return update
+
+    def _groups(self) -> dict[Split, MetricGroup]:
+        return {
+            "train": MetricGroup([r.metric for r in self.registered if r.split == "train"]),
+            "valid": MetricGroup([r.metric for r in self.registered if r.split == "valid"]),
+        }
+
+    def _replica(self, update: Update, groups: dict[Split, MetricGroup]) -> Replica:
+        settings, watch = self.settings, self.watch
+        loop = Loop(
+            {},
+            update,
+            self.schedule,
+            Modes(self.model, self.validated),
+            Control(),
+            lambda event: None,
+            num_epochs=settings.num_epochs,
+            policies=() if watch is None else (watch,),
+        )
+        for group in groups.values():
+            group.attach(LoopContext(loop))
+        rng = RngPart()
+        if settings.seed is not None:
+            rng.begin_with(seeded_rng(settings.seed))
+        history = History()
+        keeper = settings.checkpointer
+        return Replica(
+            loop,
+            self._parts(loop, update, rng),
+            rng,
+            Timeline(settings.keyframe_every, settings.keyframe_memory),
+            history,
+            FanOut([history, *_recorders(settings)], [self.renderer]),
+            None if keeper is None else keeper.save,
+        )
+
+    def _parts(self, loop: Loop, update: Update, rng: RngPart) -> dict[str, Part]:
+        """Everything that a step can change, but for the data, which comes with its loaders."""
+        parts: dict[str, Part] = {
+            "model": ModelPart(self.model),
+            "optimizer": OptimizerPart(self.optimizer),
+            "scheduler": self.schedule,
+            "window": WindowPart(update),
+            "rng": rng,
+            "loop": loop,
+        }
+        if update.scaler is not None:
+            parts["scaler"] = ScalerPart(update.scaler)
+        if self.average is not None:
+            parts["ema"] = ModelPart(self.average)
+        if self.watch is not None:
+            parts["early_stopping"] = self.watch
+        return parts
+
+    def _step(self, update: Update, split: Split) -> TrainingStep | ValidationStep:
+        if split == "train":
+            function = _step_function(self.settings, split, self.model)
+            return TrainingStep(function, self.device, self.precision, update)
+        return ValidationStep(
+            _step_function(self.settings, split, self.validated), self.device, self.precision
+        )
+
+
+# Pieces ----------------------------------------------------------------------------------------------
+
+
+def _own_metrics(registered: list[Registered]) -> list[Registered]:
+    """Each metric accumulates one split of one learner, so an object that is registered twice, or was
+    used by an earlier learner, becomes another one."""
+    taken: list[AnyMetric] = []
+    for each in registered:
+        if hasattr(each.metric, "context") or any(each.metric is other for other in taken):
+            each.metric = _copied(each.metric)
+        taken.append(each.metric)
+    return registered
+
+
+def _copied(metric: AnyMetric) -> AnyMetric:
+    free = copy.copy(metric)
+    with suppress(AttributeError):
+        del free.context  # it leads to a loop, and all that is in it
+    return copy.deepcopy(free)
+
+
+def _average(settings: Settings, model: nn.Module) -> AveragedModel | None:
+    if settings.ema_decay is None:
+        return None
+    average = get_ema_multi_avg_fn(settings.ema_decay)  # type: ignore[no-untyped-call]
+    try:
+        return AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+    except Exception as refused:
+        raise ConfigurationError(
+            [f"ema({settings.ema_decay!r}) keeps a copy of the model, which cannot be copied: {refused}"]
+        ) from refused
+
+
+def _clips(settings: Settings) -> list[Clip]:
+    clips = []
+    if settings.clip_norm is not None:
+        clips.append(clip_by_norm(settings.clip_norm))
+    if settings.clip_value is not None:
+        clips.append(clip_by_value(settings.clip_value))
+    return clips
+
+
+def _recorders(settings: Settings) -> list[Sink]:
+    recorders: list[Sink] = list(settings.loggers) or [FileMetricLogger(settings.directory)]
+    target = settings.application_log
+    if target is True:
+        target = RunLayout(settings.directory).experiment_log
+    if target is not False:
+        recorders.append(ApplicationLogger(target))
+    return recorders
+
+
+def _step_function(settings: Settings, split: Split, model: nn.Module) -> Callable[[Any], Any]:
+    own = settings.train_step if split == "train" else settings.valid_step
+    if own is not None:
+        return partial(own, model)
+    if settings.loss is not None:
+        return partial(supervised, model, settings.loss, settings.loss_output)
+    step: Callable[[Any], Any] = getattr(model, f"{split}_step")
+    return step

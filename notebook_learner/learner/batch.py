@@ -1,0 +1,102 @@
+"""A batch as the loop sees it: nested tensors to move, and a number of samples."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, MutableMapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor on `device`; containers keep their type, tensors in place stay.
+
+    What has a `.to` of its own (a tokenizer's BatchEncoding, a PackedSequence, a graph library's batch)
+    is asked, since it may know of a tensor that must stay. Copies from pinned memory do not block;
+    others do, whatever `non_blocking` says.
+
+    >>> move({"x": [torch.zeros(2)], "name": "a"}, torch.device("meta"))["x"][0].device.type
+    'meta'
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if hasattr(batch, "to") and not isinstance(batch, type):
+        return batch.to(device)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(move(value, device) for value in batch)
+    if isinstance(batch, Mapping):
+        return _moved_mapping(batch, device)
+    if _is_record(batch):
+        return _moved_record(batch, device)
+    return batch
+
+
+def _moved_mapping(batch: Mapping[Any, Any], device: torch.device) -> Any:
+    moved = {key: move(value, device) for key, value in batch.items()}
+    if not isinstance(batch, MutableMapping):
+        return type(batch)(moved)  # type: ignore[call-arg]  # as every read-only view takes a dict
+    other = copy.copy(batch)  # a defaultdict keeps its default
+    other.update(moved)
+    return other
+
+
+def _moved_record(batch: Any, device: torch.device) -> Any:
+    # Not by its constructor: that would run __post_init__ again, and want what is no field.
+    other = object.__new__(type(batch))
+    if hasattr(batch, "__dict__"):
+        vars(other).update(vars(batch))
+    for f in fields(batch):
+        object.__setattr__(other, f.name, move(getattr(batch, f.name), device))
+    return other
+
+
+def _is_record(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def is_on(batch: Any, device: torch.device) -> bool:
+    """Whether every tensor of the batch is already there, so that moving can be left out."""
+    if isinstance(batch, Tensor):
+        return _same(batch.device, device)
+    if hasattr(batch, "to"):
+        return False  # only it knows
+    if isinstance(batch, Mapping):
+        return all(is_on(value, device) for value in batch.values())
+    if isinstance(batch, (list, tuple)):
+        return all(is_on(value, device) for value in batch)
+    if _is_record(batch):
+        return all(is_on(getattr(batch, f.name), device) for f in fields(batch))
+    return True
+
+
+def _same(one: torch.device, other: torch.device) -> bool:
+    if one.type != other.type:
+        return False
+    return one.index == other.index or other.index is None or one.type == "cpu"
+
+
+def count_samples(batch: Any) -> int:
+    """The length of the first dimension of the first tensor found; 1 where there is none.
+
+    >>> count_samples((torch.zeros(32, 3), torch.zeros(32)))
+    32
+    """
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 1
+    if isinstance(batch, Mapping):
+        children = list(batch.values())
+    elif isinstance(batch, (list, tuple)):
+        children = list(batch)
+    elif _is_record(batch):
+        children = [getattr(batch, f.name) for f in fields(batch)]
+    else:
+        return 1
+    for child in children:
+        if isinstance(child, (Tensor, Mapping, list, tuple)) or _is_record(child):
+            return count_samples(child)
+    return len(children) or 1

@@ -1,0 +1,259 @@
+"""The builder: collects what a training consists of, checks all of it at once, and wires it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from typing_extensions import Self
+
+from ..event import Sink, Split
+from ..metric.base import AnyMetric
+from .checkpointer import Checkpointer, Which
+from .learner import Learner
+from .schedule import When
+from .settings import EarlyStoppingRule, Registered, Settings, StepFunction
+
+if TYPE_CHECKING:
+    import logging
+
+
+class LearnerBuilder:
+    """Configure a training, then `build` a `Learner`.
+
+    No verb complains by itself: `build` reports all mistakes together.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from notebook_learner import LearnerBuilder
+    >>> from notebook_learner.metric import Loss
+    >>> model = nn.Linear(4, 1)
+    >>> batches = [(torch.ones(8, 4), torch.ones(8, 1))]
+    >>> learner = (
+    ...     LearnerBuilder("runs/example")
+    ...     .metrics(Loss())
+    ...     .loss(nn.functional.mse_loss)
+    ...     .num_epochs(2)
+    ...     .renderer("silent")
+    ...     .build(model, torch.optim.SGD(model.parameters(), lr=0.1), 0.1)
+    ... )
+    >>> model = learner.fit(batches)
+    >>> learner.status, len(learner.history["train", "Loss"])
+    ('finished', 2)
+
+    Args:
+        directory: where everything of this run is kept; made when training starts.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._settings = Settings(directory)
+
+    # Metrics -----------------------------------------------------------------------------------------
+
+    def metric_train(self, metric: AnyMetric) -> Self:
+        """Log and show a metric of the training split, without a curve."""
+        return self._register(metric, "train", plotted=False)
+
+    def metric_valid(self, metric: AnyMetric) -> Self:
+        """Log and show a metric of the validation split, without a curve."""
+        return self._register(metric, "valid", plotted=False)
+
+    def metric_train_numeric(self, metric: AnyMetric) -> Self:
+        """Log, show and plot a numeric metric of the training split."""
+        return self._register(metric, "train", plotted=True)
+
+    def metric_valid_numeric(self, metric: AnyMetric) -> Self:
+        """Log, show and plot a numeric metric of the validation split."""
+        return self._register(metric, "valid", plotted=True)
+
+    def metrics(self, *metrics: AnyMetric) -> Self:
+        """Log, show and plot numeric metrics of both splits. Without any: no metric at all.
+
+        A learner for which none is registered measures `Loss()` on both.
+        """
+        self._settings.metrics_given = True
+        for metric in metrics:
+            self._register(metric, "train", plotted=True)
+            self._register(metric, "valid", plotted=True)
+        return self
+
+    # Where it goes -----------------------------------------------------------------------------------
+
+    def metric_logger(self, logger: Sink) -> Self:
+        """Where metric values are kept, instead of the log files. May be given several times."""
+        self._settings.loggers.append(logger)
+        return self
+
+    def renderer(self, renderer: str | Sink) -> Self:
+        """What shows the training: "auto", "terminal", "plain", "silent", or a sink of your own."""
+        self._settings.renderer = renderer
+        return self
+
+    def with_application_logger(self, target: bool | str | os.PathLike[str] | logging.Logger) -> Self:
+        """The log of what happened, by default `experiment.log` in the directory: False for none, a
+        path for another file, or a `logging.Logger`."""
+        self._settings.application_log = target
+        return self
+
+    # How it trains -----------------------------------------------------------------------------------
+
+    def num_epochs(self, epochs: int) -> Self:
+        """The number of epochs (1)."""
+        self._settings.num_epochs = _whole(epochs)
+        return self
+
+    def with_batch_size(self, size: int) -> Self:
+        """The batch size for datasets given in place of loaders; training data is shuffled."""
+        self._settings.batch_size = _whole(size)
+        return self
+
+    def grads_accumulation(self, batches: int) -> Self:
+        """Take one optimizer step per so many batches, as if they had been one."""
+        self._settings.window = _whole(batches)
+        return self
+
+    def devices(self, devices: str | torch.device | Sequence[str | torch.device]) -> Self:
+        """The device to train on, such as ["cuda:0"]; by default the one the model is on."""
+        self._settings.devices = [devices] if isinstance(devices, (str, torch.device)) else devices
+        return self
+
+    def precision(self, precision: Any) -> Self:
+        """Train in "fp32" (the default), or with autocast in "bf16" or in "fp16" (with loss scaling)."""
+        self._settings.precision = precision
+        return self
+
+    def clip_gradients(self, *, norm: float | None = None, value: float | None = None) -> Self:
+        """Clip gradients before each optimizer step: all together by norm, or entry by entry."""
+        self._settings.clip_norm, self._settings.clip_value = norm, value
+        self._settings.clips = True
+        return self
+
+    def compile(self, **options: Any) -> Self:
+        """Compile the model's forward with torch.compile; options such as mode= are torch's."""
+        self._settings.compile = options
+        return self
+
+    def ema(self, decay: float = 0.999, *, validate: bool = True) -> Self:
+        """Keep a moving average of the weights (`learner.ema_model`); validation uses it unless told
+        otherwise."""
+        self._settings.ema_decay, self._settings.ema_validates = decay, validate
+        return self
+
+    def seed(self, seed: int) -> Self:
+        """Make the run a function of this number: order of the data, augmentation, dropout.
+
+        With it, the number of loader workers does not matter, and resuming inside an epoch loads no
+        sample twice.
+        """
+        self._settings.seed = _whole(seed)
+        return self
+
+    def loss(self, function: Callable[..., Any], *, output: Any = None) -> Self:
+        """For a plain module and (x, y) batches: train on `function(model(x), y)`.
+
+        Args:
+            function: from the model's output and the targets to a scalar.
+            output: the output class for metrics; by default ClassificationOutput for class numbers
+                and RegressionOutput otherwise.
+        """
+        self._settings.loss, self._settings.loss_output = function, output
+        return self
+
+    def train_step(self, function: StepFunction) -> Self:
+        """The training step as `fn(model, batch)`, for models that cannot be edited."""
+        self._settings.train_step = function
+        return self
+
+    def valid_step(self, function: StepFunction) -> Self:
+        """The validation step as `fn(model, batch)`."""
+        self._settings.valid_step = function
+        return self
+
+    def step_scheduler(self, when: When, *, metric: str | tuple[Split, str] | None = None) -> Self:
+        """Step the scheduler per "step" or per "epoch" where that differs from torch's custom.
+
+        Args:
+            when: after every optimizer step, or after every epoch.
+            metric: what ReduceLROnPlateau goes by: a validation metric's name, or a pair such as
+                ("train", "Loss"). By default the validation loss.
+        """
+        self._settings.scheduler_when = when
+        self._settings.scheduler_metric = ("valid", metric) if isinstance(metric, str) else metric
+        return self
+
+    def early_stopping(
+        self,
+        metric: str,
+        patience: int,
+        *,
+        split: Split = "valid",
+        mode: Literal["min", "max"] | None = None,
+        min_delta: float = 0.0,
+        warmup: int = 0,
+    ) -> Self:
+        """Finish when a registered metric has not improved for `patience` epochs in a row."""
+        self._settings.early_stopping = EarlyStoppingRule(
+            metric, _whole(patience), split, mode, min_delta, _whole(warmup)
+        )
+        return self
+
+    # Going back --------------------------------------------------------------------------------------
+
+    def keyframes(self, *, every: int | None = None, memory: int | None = None) -> Self:
+        """How densely states are held to go back to: every so many training steps, within so many
+        bytes. By default about twice a minute, within a quarter of the free memory."""
+        self._settings.keyframe_every, self._settings.keyframe_memory = _whole(every), _whole(memory)
+        return self
+
+    def with_checkpointer(self, checkpointer: Checkpointer) -> Self:
+        """Keep the state at the end of every epoch with an object that saves and loads it."""
+        self._settings.checkpointer = checkpointer
+        return self
+
+    def checkpoint(self, which: Which) -> Self:
+        """Go on from a checkpoint: an epoch's number, or "latest"."""
+        self._settings.checkpoint = _whole(which)
+        return self
+
+    # Build -------------------------------------------------------------------------------------------
+
+    def build(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        lr_scheduler: Any = None,
+        train: Iterable[Any] | None = None,
+        valid: Iterable[Any] | None = None,
+    ) -> Learner:
+        """Check everything and wire it.
+
+        Args:
+            model: any module; its `train_step` and `valid_step` are used where it has them.
+            optimizer: an optimizer over the model's parameters, or a factory that is given them
+                (a class such as torch.optim.Adam is one).
+            lr_scheduler: a float (constant), a torch scheduler or a factory that is given the
+                optimizer, a function from the optimizer step's number (from 0) to a rate, or None.
+            train: the training loader or dataset, if it is to be known before `fit`.
+            valid: the validation loader or dataset.
+
+        Raises:
+            ConfigurationError: with every mistake, and what to write instead. Model and optimizer
+                are then as they were.
+        """
+        from .assembly import assemble  # the assembly knows everything; the builder only its verbs
+
+        return assemble(self._settings, model, optimizer, lr_scheduler, train, valid)
+
+    def _register(self, metric: AnyMetric, split: Split, *, plotted: bool) -> Self:
+        self._settings.metrics_given = True
+        self._settings.metrics.append(Registered(metric, split, plotted))
+        return self
+
+
+def _whole(number: Any) -> Any:
+    """NumPy's whole numbers as Python's; whatever else it is, the checks will say so."""
+    return int(number) if isinstance(number, Integral) and not isinstance(number, bool) else number

@@ -1,0 +1,46 @@
+"""The hook for checkpoints: who keeps the state that an epoch ended with, and gives it back."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, runtime_checkable
+
+from ..errors import StateError
+from .state import State
+
+Which = int | Literal["latest", "best"]
+
+
+@runtime_checkable
+class Checkpointer(Protocol):
+    """Keeps states beyond the moment. Given to `LearnerBuilder.with_checkpointer`."""
+
+    def save(self, epoch: int, state: State, /) -> None:
+        """Keep what epoch `epoch` ended with."""
+
+    def load(self, which: Which, /) -> State:
+        """Give it back; an error lists what there is."""
+
+
+class MemoryCheckpointer:
+    """Keeps every epoch's state in memory: a restart without a file, for a session or a test.
+
+    >>> MemoryCheckpointer().load(3)
+    Traceback (most recent call last):
+        ...
+    notebook_learner.errors.StateError: there is no checkpoint 3; kept are: none
+    """
+
+    def __init__(self) -> None:
+        self.states: dict[int, State] = {}
+
+    def save(self, epoch: int, state: State, /) -> None:
+        self.states[epoch] = state
+
+    def load(self, which: Which, /) -> State:
+        if which == "latest" and self.states:
+            return self.states[max(self.states)]
+        if isinstance(which, int) and which in self.states:
+            return self.states[which]
+        raise StateError(
+            f"there is no checkpoint {which}; kept are: {', '.join(map(str, sorted(self.states))) or 'none'}"
+        )

@@ -1,0 +1,277 @@
+"""What can be wrong with a configuration: each check gives its mistakes as lines, and none raises,
+whatever it was given. What takes making first (optimizer, schedule, data) is checked where it is made."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..event import Sink
+from ..metric.base import Metric, TextMetric
+from ..store import check_metric_name, same_file
+from .checkpointer import Checkpointer
+from .settings import PRECISIONS, EarlyStoppingRule, Settings
+
+
+def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
+    """Everything that is wrong before anything is made."""
+    yield from _directory(settings.directory)
+    yield from _counts(settings)
+    yield from _numbers(settings)
+    yield from _choices(settings)
+    yield from device_mistakes(settings.devices)
+    yield from _metrics(settings)
+    yield from _early_stopping(settings)
+    yield from _sinks(settings)
+    yield from _checkpoint(settings)
+    yield from _functions(settings)
+    yield from _compile(settings.compile)
+    yield from _model(settings, model)
+
+
+# Numbers and choices ---------------------------------------------------------------------------------
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: Any, accepted: Callable[[float], bool]) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and accepted(value)
+
+
+def _counts(settings: Settings) -> Iterator[str]:
+    counts = {
+        "num_epochs": settings.num_epochs,
+        "grads_accumulation": settings.window,
+        "with_batch_size": settings.batch_size,
+        "keyframes(every=...)": settings.keyframe_every,
+        "keyframes(memory=...)": settings.keyframe_memory,
+    }
+    for name, value in counts.items():
+        if value is not None and not _is_whole(value, 1):
+            yield f"{name} is {value!r}; give a whole number from 1"
+
+
+def _numbers(settings: Settings) -> Iterator[str]:
+    if settings.clips and settings.clip_norm is None and settings.clip_value is None:
+        yield "clip_gradients() needs a limit: clip_gradients(norm=1.0) or clip_gradients(value=0.5)"
+    for name, limit in {"norm": settings.clip_norm, "value": settings.clip_value}.items():
+        if limit is not None and not _is_number(limit, lambda number: number > 0):
+            yield f"clip_gradients({name}={limit!r}): give a limit above 0, such as 1.0"
+    decay = settings.ema_decay
+    if decay is not None and not _is_number(decay, lambda number: 0 < number < 1):
+        yield f"ema({decay!r}): the decay must lie between 0 and 1, such as 0.999"
+    if settings.seed is not None and not _is_whole(settings.seed, 0):
+        yield f"seed({settings.seed!r}): give a whole number from 0"
+
+
+def _choices(settings: Settings) -> Iterator[str]:
+    if not _is_one_of(settings.precision, PRECISIONS):
+        yield f'precision({settings.precision!r}): choose "fp32", "bf16" or "fp16"'
+    if not _is_one_of(settings.scheduler_when, (None, "step", "epoch")):
+        yield f'step_scheduler({settings.scheduler_when!r}): choose "step" or "epoch"'
+
+
+def _is_one_of(value: Any, choices: Any) -> bool:
+    return any(value is choice or value == choice for choice in choices)
+
+
+def _directory(directory: Any) -> Iterator[str]:
+    if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
+        yield f"the directory is {directory!r}; give a path, such as LearnerBuilder('runs/digits')"
+    elif os.path.exists(directory) and not os.path.isdir(directory):
+        yield f"the directory {os.fspath(directory)!r} is a file; give a folder, or a new name"
+
+
+def device_mistakes(devices: Any) -> Iterator[str]:
+    """What is wrong with the devices asked for."""
+    if devices is None:
+        return
+    if not isinstance(devices, (list, tuple)):
+        yield f"devices({devices!r}): give a list with one device, such as ['cuda:0']"
+        return
+    if len(devices) != 1:
+        yield f"devices({list(devices)!r}): give exactly one device; several come with a later version"
+        return
+    try:
+        device = torch.device(devices[0])
+    except (RuntimeError, TypeError):
+        yield f"devices([{devices[0]!r}]): torch knows no such device; try 'cpu' or 'cuda:0'"
+        return
+    yield from _absent(device, f"devices([{str(device)!r}])")
+
+
+def _absent(device: torch.device, said: str) -> Iterator[str]:
+    if device.type == "meta":
+        yield f"{said}: tensors have no values there, so nothing can be trained; try 'cpu' or 'cuda:0'"
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        there = f"the last one is cuda:{count - 1}" if count else "torch sees none here; try 'cpu'"
+        yield f"{said}: there is no such CUDA device; {there}"
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        yield f"{said}: torch sees no Apple GPU here; try 'cpu'"
+
+
+# Metrics, and what goes by them ----------------------------------------------------------------------
+
+
+def _metrics(settings: Settings) -> Iterator[str]:
+    seen: list[tuple[str, str]] = []
+    for registered in settings.metrics:
+        metric, split = registered.metric, registered.split
+        if isinstance(metric, type):
+            yield f"{metric.__name__} is a class; register an instance: {metric.__name__}()"
+            continue
+        if not isinstance(metric, (Metric, TextMetric)):
+            yield f"{metric!r} is no metric; subclass notebook_learner.metric.Metric"
+            continue
+        if mistake := check_metric_name(getattr(metric, "name", None)):
+            yield f"{type(metric).__name__}: {mistake}"
+            continue
+        if registered.plotted and isinstance(metric, TextMetric):
+            yield f"{metric.name} is a text metric and has no curve; register it with metric_{split}(...)"
+        if any(where == split and same_file(metric.name, other) for other, where in seen):
+            yield f"two {split} metrics would write the log of {metric.name!r}; register it once"
+        seen.append((metric.name, split))
+
+
+def _early_stopping(settings: Settings) -> Iterator[str]:
+    rule = settings.early_stopping
+    if rule is None:
+        return
+    if not _is_whole(rule.patience, 1):
+        yield f"early_stopping(patience={rule.patience!r}): give a whole number of epochs from 1"
+    if not _is_whole(rule.warmup, 0):
+        yield f"early_stopping(warmup={rule.warmup!r}): give a whole number of epochs from 0"
+    if not _is_number(rule.min_delta, lambda number: number >= 0):
+        yield f"early_stopping(min_delta={rule.min_delta!r}): give a number from 0"
+    if not _is_one_of(rule.mode, (None, "min", "max")):
+        yield f"early_stopping(mode={rule.mode!r}): choose 'min' or 'max'"
+    if not _is_one_of(rule.split, ("train", "valid")):
+        yield f"early_stopping(split={rule.split!r}): choose 'train' or 'valid'"
+    else:
+        yield from _watched(rule, settings)
+
+
+def _watched(rule: EarlyStoppingRule, settings: Settings) -> Iterator[str]:
+    said = f"early_stopping({rule.metric!r})"
+    metrics = settings.metrics_of(rule.split)
+    metric = metrics.get(rule.metric) if isinstance(rule.metric, str) else None
+    if metric is None:
+        there = ", ".join(sorted(metrics)) or "none"
+        yield (
+            f"{said}: no {rule.split} metric of that name; registered are: {there}; register it, or name one "
+            "of these"
+        )
+    elif not isinstance(metric, Metric) or not metric.weighted:
+        yield f"{said}: it has no value per epoch; choose a metric such as Loss"
+    elif rule.mode is None and metric.higher_is_better is None:
+        yield f"{said}: the metric does not say which way is better; give mode='min' or mode='max'"
+
+
+# What listens, what keeps ----------------------------------------------------------------------------
+
+
+def _sinks(settings: Settings) -> Iterator[str]:
+    for logger in settings.loggers:
+        if isinstance(logger, type) or not isinstance(logger, Sink):
+            yield f"metric_logger({logger!r}): give an object with a handle(event) method"
+    target = settings.application_log
+    if not isinstance(target, (bool, str, os.PathLike, logging.Logger)) or target == "":
+        yield (
+            f"with_application_logger({target!r}): give True, False, a path for the file, or a logging.Logger"
+        )
+
+
+def _checkpoint(settings: Settings) -> Iterator[str]:
+    which, keeper = settings.checkpoint, settings.checkpointer
+    if keeper is not None and (isinstance(keeper, type) or not isinstance(keeper, Checkpointer)):
+        yield f"with_checkpointer({keeper!r}): give an object with save(epoch, state) and load(which)"
+    if which is None:
+        return
+    if not _is_one_of(which, ("latest", "best")) and not _is_whole(which, 1):
+        yield f'checkpoint({which!r}): give an epoch\'s number from 1, or "latest"'
+    elif keeper is None:
+        yield (
+            f"checkpoint({which!r}) needs somewhere to load from: add with_checkpointer(...); without one "
+            "training would start over with fresh weights"
+        )
+    elif isinstance(which, int) and _is_whole(settings.num_epochs, 1) and which > settings.num_epochs:
+        yield (
+            f"checkpoint({which}) is past num_epochs({settings.num_epochs}), which counts from the run's "
+            f"beginning; to train two epochs more, say num_epochs({which + 2})"
+        )
+
+
+# The model and its steps -----------------------------------------------------------------------------
+
+
+def _functions(settings: Settings) -> Iterator[str]:
+    steps = {"train_step": settings.train_step, "valid_step": settings.valid_step}
+    for verb, function in steps.items():
+        if function is not None and not callable(function):
+            yield f"{verb}({function!r}): give a function fn(model, batch) that returns the output"
+    loss = settings.loss
+    if isinstance(loss, type) and issubclass(loss, nn.Module):
+        yield f"loss({loss.__name__}) is a class; give an instance: loss(nn.{loss.__name__}())"
+    elif loss is not None and not callable(loss):
+        yield f"loss({loss!r}): give a function of output and targets, such as F.cross_entropy"
+    if settings.loss_output is not None and not callable(settings.loss_output):
+        yield (
+            f"loss(output={settings.loss_output!r}): give an output class, such as ClassificationOutput, "
+            "which is called with loss, output and targets"
+        )
+    if loss is not None and settings.train_step is not None:
+        yield "both loss(...) and train_step(...) say how to train; keep one of them"
+
+
+def _compile(options: dict[str, Any] | None) -> Iterator[str]:
+    if options is None:
+        return
+    try:
+        torch.compile(_nothing, **options)  # looks at the options; compiles at the first call
+    except Exception as refused:
+        yield f"compile({_written(options)}): torch refuses it: {refused}"
+
+
+def _nothing() -> None:
+    """Stand in for a model."""
+
+
+def _written(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
+
+
+def _model(settings: Settings, model: Any) -> Iterator[str]:
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        yield f"the model is the class {model.__name__}; give an instance: {model.__name__}(...)"
+        return
+    if not isinstance(model, nn.Module):
+        yield f"the model is a {type(model).__name__}; give a torch.nn.Module"
+        return
+    if settings.loss is None and settings.train_step is None and not hasattr(model, "train_step"):
+        yield (
+            f"{type(model).__name__} does not say how it trains: define train_step(self, batch) on it, or "
+            "add loss(F.cross_entropy) for (x, y) batches, or train_step(fn) with fn(model, batch)"
+        )
+    yield from _parameters(model)
+
+
+def _parameters(model: nn.Module) -> Iterator[str]:
+    parameters = list(model.parameters())
+    if any(is_lazy(p) for p in parameters):
+        yield "the model has lazy parameters without a shape yet; run one batch through it first"
+    elif any(p.is_meta for p in parameters):
+        yield (
+            "the model is on the meta device, where parameters have no values; bring it to a real one with "
+            "model.to_empty(device='cpu') and load or initialise its weights"
+        )
+    elif not any(p.requires_grad for p in parameters):
+        yield "the model has no parameter that trains; look at requires_grad"

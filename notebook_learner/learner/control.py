@@ -1,0 +1,147 @@
+"""The one narrow path back into the loop: requests, from any thread, taken at step boundaries."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+Request = Literal["pause", "stop"]
+
+
+class Control:
+    """Requests to the loop.
+
+    `wanted` is a plain attribute that the loop reads once a step (30 ns, no lock); everything else
+    happens at a boundary and may cost a lock.
+
+    >>> control = Control()
+    >>> control.request("pause")
+    >>> control.take(), control.take()
+    ('pause', None)
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.interruptible = False
+        """True while user code runs and a second interrupt may raise; False between steps."""
+        self.changed = threading.Condition()
+        """Guards and announces requests and holds here, and in the driver who drives."""
+        self._request: Request | None = None
+        self._interrupted = False
+        self._holds = 0
+        self._held = False
+        self._waits = False
+        self._serves_holds = True
+
+    # From any thread -----------------------------------------------------------------------------
+
+    def request(self, what: Request) -> None:
+        """Ask for a pause or a stop at the next boundary; stop outranks pause."""
+        with self.changed:
+            if self._request != "stop":
+                self._request = what
+            self._refresh()
+
+    def hold(self) -> None:
+        """Ask the loop to wait at its next boundary until as many `release()` calls came."""
+        with self.changed:
+            self._holds += 1
+            self._refresh()
+
+    def release(self) -> None:
+        """Take one hold back."""
+        with self.changed:
+            self._holds -= 1
+            self._held = self._held and self._holds > 0
+            self._refresh()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the loop was released and is about to go on: the next hold is for its next boundary."""
+        return self._waits and not self._holds
+
+    @property
+    def held(self) -> bool:
+        """Whether the loop stands at a boundary, and stays there until the holds are released."""
+        return self._held
+
+    # From the signal handler: it may run while this very thread holds the lock, so it takes none ---
+
+    def interrupt(self) -> bool:
+        """Note an interrupt; True when it is the second one and user code should be broken off."""
+        again = self._interrupted and self.interruptible
+        self._interrupted = True
+        self.wanted = True
+        return again
+
+    # From the loop, at a boundary -----------------------------------------------------------------
+
+    def take(self) -> Request | None:
+        """Wait out any holds, then return the pending request, if there is one, and forget it."""
+        if not self.wanted:
+            return None
+        with self.changed:
+            if self._serves_holds:
+                self._wait_released()
+            interrupted = self._interrupted
+            request = self._request or ("pause" if interrupted else None)
+            self._request = None
+            if interrupted:  # one that arrives right now is kept for the next boundary
+                self._interrupted = False
+            self._refresh()
+            return request
+
+    @contextmanager
+    def holds_deferred(self) -> Iterator[None]:
+        """Serve no hold meanwhile: a replay passes boundaries at which the record is another one's."""
+        self._serves_holds = False
+        try:
+            yield
+        finally:
+            self._serves_holds = True
+
+    # From the driver, when nothing runs -----------------------------------------------------------
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether an interrupt waits for a boundary."""
+        return self._interrupted
+
+    def forget_interrupts(self) -> bool:
+        """Whether an interrupt came too late for any boundary; the next run shall not hear of it."""
+        with self.changed:
+            late, self._interrupted = self._interrupted, False
+            self._refresh()
+            return late
+
+    def forget_request(self) -> None:
+        """A run begins: what was asked of an earlier one that ended by itself is void."""
+        with self.changed:
+            self._request = None
+            self._refresh()
+
+    def clear(self) -> None:
+        """Forget requests and interrupts; holds stay."""
+        with self.changed:
+            self._request = None
+            self._interrupted = False
+            self._refresh()
+
+    def _wait_released(self) -> None:
+        self._waits = True
+        while self._holds and not self._interrupted:
+            self._held = True
+            self.changed.notify_all()
+            # A bounded wait lets a signal handler's `interrupt()`, which cannot notify, be seen.
+            self.changed.wait(0.1)
+        self._waits = False
+        # An interrupt ends the run here, without moving; whoever holds it still may go on looking.
+        self._held = self._holds > 0
+
+    def _refresh(self) -> None:
+        self.wanted = bool(self._request or self._holds)
+        if self._interrupted:  # read after the write: a signal may have come in between
+            self.wanted = True
+        self.changed.notify_all()

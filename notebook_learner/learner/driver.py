@@ -1,0 +1,288 @@
+"""Who turns the loop: this thread, or a background one; never two at once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+from ..errors import BusyError
+from .control import Control, Request
+
+T = TypeVar("T")
+
+
+class Driver:
+    """Runs work on the loop, one piece at a time.
+
+    Who drives, who holds the loop still and what is asked of it change under one lock, the control's,
+    so that each of them is decided by the others as they are.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self.control = control
+        self._changed = control.changed
+        self._thread: threading.Thread | None = None
+        self._turn = 0
+        """How often somebody has driven: tells one run from the next."""
+        self._holders: list[threading.Thread] = []
+        self._claimants = 0
+        """Threads that wait for the holders to be gone, to drive."""
+        self._outcome: _Outcome | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody drives right now."""
+        return self._thread is not None
+
+    @property
+    def inside(self) -> bool:
+        """Whether this very thread drives: a metric or a step is asking."""
+        return self._thread is threading.current_thread()
+
+    @property
+    def still(self) -> bool:
+        """Whether nothing moves: nobody drives, or the loop is held at a boundary."""
+        return self._thread is None or self.control.held
+
+    # Drive -------------------------------------------------------------------------------------------
+
+    def here(self, work: Callable[[], T]) -> tuple[T, bool]:
+        """Do the work in this thread; interrupts ask for a pause.
+
+        Returns:
+            What the work gave, and whether an interrupt came too late for it.
+        """
+        with _Interrupts(self.control) as interrupts:  # around the claim: none may come between the two
+            self._claim()
+            try:
+                value = work()
+            finally:
+                self._let_go()
+        return value, interrupts.late
+
+    def behind(self, prepare: Callable[[], None], work: Callable[[], Any]) -> bool:
+        """Prepare in this thread, then do the work in a background one; `result()` gives what came of it.
+
+        Returns:
+            Whether an interrupt came meanwhile.
+        """
+        with _Interrupts(self.control) as interrupts:
+            self._claim()
+            try:
+                prepare()
+                self._hand_over(work)
+            except BaseException:
+                self._let_go()
+                raise
+        return interrupts.late
+
+    def wait(self) -> None:
+        """Wait until whoever drives now does so no more."""
+        if self.inside:
+            raise BusyError(
+                "wait() was called by the training itself (a step or a metric), whose end it awaits"
+            )
+        if self._holding and self.busy:
+            raise BusyError(
+                "wait() was called inside `with learner.paused()`, which keeps the training from its end; "
+                "leave that block first"
+            )
+        self._wait_turn()
+
+    def result(self) -> Any:
+        """The value of the last background work, or its exception; None where nobody worked there, or
+        somebody drove in a thread of their own since."""
+        outcome = self._outcome
+        return None if outcome is None else outcome.get()
+
+    # Ask ---------------------------------------------------------------------------------------------
+
+    def ask(self, what: Request) -> bool:
+        """Pass a request on to whoever drives, and wait until they stand; False if nobody drives.
+
+        The driving thread itself, and one that holds the loop still, cannot wait: they get their
+        boundary when they are done.
+        """
+        with self._changed:
+            if self._thread is None:
+                return False
+            self.control.request(what)
+            if not self.inside and not self._holding:
+                self._wait_turn()
+            return True
+
+    def leave(self, seconds: float) -> bool:
+        """The interpreter ends: pause whoever drives; whether they did so in time."""
+        with self._changed:
+            if self._thread is not None:
+                self.control.request("pause")
+            return self._changed.wait_for(lambda: self._thread is None, seconds)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The loop stands at a boundary meanwhile, and nobody starts it. May be nested."""
+        if self.inside:
+            raise BusyError(
+                "paused() was entered from the training thread itself (a step or a metric), which cannot "
+                "wait for its own next boundary; ask from another cell or thread"
+            )
+        me = threading.current_thread()
+        with self._changed:
+            self._changed.wait_for(lambda: self._holders or not self._others_first)
+            self._holders.append(me)
+            self.control.hold()
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self.still)
+            yield
+        finally:
+            with self._changed:
+                self._holders.remove(me)
+                self.control.release()
+
+    # The claim ---------------------------------------------------------------------------------------
+
+    @property
+    def _holding(self) -> bool:
+        return threading.current_thread() in self._holders
+
+    @property
+    def _others_first(self) -> bool:
+        """Whoever holds again and again leaves a step between: without it nothing else would move."""
+        return self.control.leaving or (self._thread is None and self._claimants > 0)
+
+    def _claim(self) -> None:
+        with self._changed:
+            self._claimants += 1
+            try:
+                self._wait_unheld()
+            finally:
+                self._claimants -= 1
+                self._changed.notify_all()
+            if self._thread is not None:
+                raise BusyError(_who_drives(self._thread))
+            self._thread = threading.current_thread()
+            self._outcome = None
+            self.control.forget_request()
+
+    def _wait_unheld(self) -> None:
+        """Others hold the loop for a moment; a thread that waited for itself would wait for ever."""
+        while self._thread is None and self._holders:
+            if self._holding:
+                raise BusyError(
+                    "the learner is held still by `with learner.paused()` in this very thread; leave that "
+                    "block first"
+                )
+            if self.control.interrupted:
+                raise KeyboardInterrupt
+            self._changed.wait(0.1)  # bounded, as a signal handler cannot notify
+
+    def _hand_over(self, work: Callable[[], Any]) -> None:
+        pinned = output_of_this_cell()
+
+        def body() -> None:
+            try:
+                with pinned:
+                    self._outcome = _Outcome(work)
+            finally:
+                self._let_go()
+
+        self._thread = threading.Thread(target=body, name=BACKGROUND, daemon=True)
+        self._thread.start()
+
+    def _let_go(self) -> None:
+        with self._changed:
+            self._thread = None
+            self._turn += 1
+            self._changed.notify_all()
+
+    def _wait_turn(self) -> None:
+        with self._changed:
+            turn = self._turn
+            self._changed.wait_for(lambda: self._thread is None or self._turn != turn)
+
+
+BACKGROUND = "notebook_learner"
+"""The name of the thread that `start()` trains in."""
+
+
+def _who_drives(thread: threading.Thread) -> str:
+    if thread is threading.current_thread():
+        return "training is already under way in this very thread; a step or metric cannot start it again"
+    where = "in the background (start())" if thread.name == BACKGROUND else f"in thread {thread.name!r}"
+    return f"training is already under way {where}; call learner.pause() first, or learner.wait() for its end"
+
+
+class _Outcome:
+    """What a piece of work came to, to be had as often as anybody asks."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._trace: TracebackType | None = None
+        try:
+            self._value = work()
+        except BaseException as error:
+            self._error, self._trace = error, error.__traceback__
+
+    def get(self) -> Any:
+        """The value, or the exception with the traceback it came with."""
+        if self._error is not None:
+            raise self._error.with_traceback(self._trace)
+        return self._value
+
+
+class _Interrupts:
+    """Ctrl-C and the kernel's interrupt button ask for a pause at the step boundary; a second one
+    while a step hangs raises KeyboardInterrupt there and then."""
+
+    def __init__(self, control: Control) -> None:
+        self.control = control
+        self.late = False
+        """Afterwards: whether one came that no boundary was left to answer."""
+        # Only the main thread gets signals, and only it may say what they do.
+        self._mine = threading.current_thread() is threading.main_thread()
+        self._before: Any = None
+
+    def __enter__(self) -> _Interrupts:
+        if self._mine:
+            self._before = signal.signal(signal.SIGINT, self._interrupted)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._mine:
+            return
+        try:
+            signal.signal(signal.SIGINT, self._before)
+        finally:  # the handler of before may raise as soon as it is back
+            self.late = self.control.forget_interrupts()
+
+    def _interrupted(self, signum: int, frame: FrameType | None) -> None:
+        if self.control.interrupt():
+            raise KeyboardInterrupt
+
+
+def output_of_this_cell() -> AbstractContextManager[Any]:
+    """In a notebook: a context for another thread in which prints stay with the cell that runs now.
+
+    Kernels before 6.29 have no notion of it, and their prints go to the latest cell.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or not hasattr(shell, "set_thread_parent"):
+        return nullcontext()  # ipykernel 6.29 to 7.3 follow the thread that started this one
+    return _pinned(shell, shell.get_parent())
+
+
+@contextmanager
+def _pinned(shell: Any, parent: Any) -> Iterator[None]:
+    token = shell.set_thread_parent(parent)
+    try:
+        yield
+    finally:
+        shell.reset_thread_parent(token)

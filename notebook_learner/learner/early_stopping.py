@@ -1,0 +1,91 @@
+"""Stop when a metric has not improved for a number of epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from .epoch_value import Finals, Source, epoch_value
+from .position import Split
+
+
+class EarlyStopping:
+    """Watches the epoch values of one metric.
+
+    An epoch improves when it beats the best by more than `min_delta`; NaN never does. After
+    `patience` epochs in a row without improvement (the first `warmup` epochs do not count),
+    training is finished.
+
+    >>> watch = EarlyStopping("Loss", patience=2)
+    >>> [watch.observe(value) for value in (0.9, 0.5, 0.6, 0.7)]
+    [False, False, False, True]
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        *,
+        patience: int,
+        split: Split = "valid",
+        mode: Literal["min", "max"] = "min",
+        min_delta: float = 0.0,
+        warmup: int = 0,
+    ) -> None:
+        self.metric = metric
+        self.split = split
+        self.patience = patience
+        self.mode = mode
+        self.min_delta = min_delta
+        self.warmup = warmup
+        self.best: float | None = None
+        self.seen = 0
+        self.waited = 0
+        self.stopped = False
+
+    def observe(self, value: float) -> bool:
+        """Take an epoch's value; True when training should end."""
+        self.seen += 1
+        if self._improves(value):
+            self.best = value
+            self.waited = 0
+        elif self.seen > self.warmup:
+            self.waited += 1
+        self.stopped = self.waited >= self.patience
+        return self.stopped
+
+    @property
+    def goes_by(self) -> Source:
+        """The split and the metric that it watches."""
+        return self.split, self.metric
+
+    def after_epoch(self, epoch: int, finals: Finals) -> bool:
+        """Answer the loop's question at the end of an epoch."""
+        return self.observe(epoch_value(str(self), self.goes_by, finals))
+
+    def again(self) -> None:
+        """Training goes on by the user's wish: wait the whole patience once more."""
+        self.stopped = False
+        self.waited = 0
+
+    def _improves(self, value: float) -> bool:
+        if math.isnan(value):
+            return False
+        if self.best is None:
+            return True
+        gain = self.best - value if self.mode == "min" else value - self.best
+        return gain > self.min_delta
+
+    def __str__(self) -> str:
+        return f"early_stopping({self.metric!r})"
+
+    def capture(self) -> dict[str, Any]:
+        """The memory of past epochs: part of the state."""
+        return {"best": self.best, "seen": self.seen, "waited": self.waited, "stopped": self.stopped}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+        self.best = state["best"]
+        self.seen = state["seen"]
+        self.waited = state["waited"]
+        self.stopped = state["stopped"]

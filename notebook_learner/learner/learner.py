@@ -1,0 +1,454 @@
+"""The Learner: what users hold. Every verb is one call on the replica, through the driver."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import BusyError, ConfigurationError, LoggerError, Paused, StateError
+from ..event import Notice, RunOpened, Status, StatusChanged, steps_before
+from ..logger import History
+from .driver import Driver
+from .loop import Why
+from .position import Position, Split
+from .replica import Replica
+from .reports import RewindReport, StepReport
+from .state import State
+from .until import At, End, EpochDone, Steps, Until, When, as_position
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..renderer.summary import Summary
+
+T = TypeVar("T")
+UseLoader = Callable[["Learner", Split, Any], None]
+
+_STATUS: dict[Why, Status] = {
+    "budget": "paused",
+    "pause": "paused",
+    "stop": "stopped",
+    "finished": "finished",
+}
+_LAST_STEP = 10.0
+"""Seconds that the interpreter's end waits for a background step."""
+
+
+class Learner:
+    """A model in training: run it, stop it anywhere, look at it, go back, go on.
+
+    Build one with `LearnerBuilder`. Whatever stops training (a pause, an error, the end of a cell),
+    it stands at the boundary between two steps, and `fit()` goes on from there as if nothing had
+    happened.
+
+    >>> import torch
+    >>> from torch.nn import functional as F
+    >>> from notebook_learner import LearnerBuilder
+    >>> from notebook_learner.logger import InMemoryMetricLogger
+    >>> batches = [(torch.ones(2, 3), torch.tensor([0, 1]))] * 4
+    >>> model = torch.nn.Linear(3, 2)
+    >>> learner = (
+    ...     LearnerBuilder("unused")
+    ...     .loss(F.cross_entropy)
+    ...     .num_epochs(2)
+    ...     .renderer("silent")
+    ...     .metrics()
+    ...     .metric_logger(InMemoryMetricLogger())  # no log files for an example
+    ...     .with_application_logger(False)
+    ...     .build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, batches, batches[:1])
+    ... )
+    >>> learner.step(3)
+    3 steps taken, now at epoch 1, train, step 3 of 4
+    >>> learner.rewind(2)
+    rewound to epoch 1, train, step 1 of 4 (1 step replayed, exact)
+    >>> learner.run_until((1, "valid", 0))
+    3 steps taken, now at epoch 1, valid, step 0 of 1
+    >>> learner.fit() is model
+    True
+    >>> learner
+    Learner(finished, epoch 2, valid, step 1 of 1; Linear, 8 parameters, unused)
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        driver: Driver,
+        opened: RunOpened,
+        use_loader: UseLoader,
+        scheduler: Any,
+        require: Callable[[], None] | None = None,
+    ) -> None:
+        self._replica = replica
+        self._driver = driver
+        self._opened = opened
+        self._use_loader = use_loader
+        self._require = require or self._require_training_data
+        self._announced = False
+        self._status: Status = "ready"
+        self.scheduler = scheduler
+        """The scheduler as it was given to `build`."""
+        weakref.finalize(self, _let_go, driver, replica)
+
+    # Train -------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        train: Iterable[Any] | None = None,
+        valid: Iterable[Any] | None = None,
+        *,
+        epochs: int | None = None,
+    ) -> nn.Module:
+        """Train until the last epoch is over; returns the trained model.
+
+        After a pause, an error or a stop it goes on from that very step. After the end `fit(epochs=5)`
+        trains five more epochs, and `fit()` returns the model at once.
+
+        Args:
+            train: the training loader, any iterable of batches; by default the one in use.
+            valid: the validation loader, likewise.
+            epochs: train so many epochs from here, the running one included, instead of up to
+                `num_epochs`.
+
+        Raises:
+            Paused: when Pause, the interrupt button or Ctrl-C was used.
+        """
+
+        def work() -> Why:
+            self._prepare(train, valid, epochs)
+            return self._run_to_the_end()
+
+        return self._conclude(self._drive(work))
+
+    def start(
+        self,
+        train: Iterable[Any] | None = None,
+        valid: Iterable[Any] | None = None,
+        *,
+        epochs: int | None = None,
+    ) -> None:
+        """As `fit`, in the background: returns at once. `wait()` gives the result.
+
+        In a notebook, what the training prints stays with the cell that started it.
+        """
+        interrupted = self._driver.behind(lambda: self._prepare(train, valid, epochs), self._run_to_the_end)
+        if interrupted:
+            self.pause()
+            raise Paused(str(self.position))
+
+    def wait(self) -> nn.Module:
+        """Wait for background training; what `fit` would have returned or raised.
+
+        Interrupting the wait pauses the training.
+        """
+        interrupted = False
+        try:
+            self._driver.wait()
+        except KeyboardInterrupt:
+            interrupted = True
+            self.pause()
+        why: Why | None = self._driver.result()
+        if interrupted or (why is None and self._status in ("paused", "failed")):
+            why = "pause"
+        return self._conclude(why)
+
+    def pause(self) -> None:
+        """Pause at the next step boundary; returns once the learner stands there. From any thread.
+
+        Called by a step or a metric it returns at once, and the pause comes after that step.
+        """
+        self._driver.ask("pause")
+
+    def resume(self) -> None:
+        """Go on after a pause, in the background."""
+        self.start()
+
+    def stop(self) -> None:
+        """End the running `fit` at the next step boundary: it returns the model as it is.
+
+        `fit()` can go on from there all the same.
+        """
+        if self._driver.ask("stop"):
+            return
+        with self._driver.held():
+            if self._status in ("paused", "failed"):
+                self._set_status("stopped")
+
+    @contextmanager
+    def paused(self) -> Iterator[Learner]:
+        """Stand still for a moment: inside, another thread or cell sees one consistent state.
+
+        Training that runs waits at its next step boundary and goes on afterwards; training that is
+        started meanwhile waits, too.
+
+        >>> with learner.paused():                                          # doctest: +SKIP
+        ...     torch.save(learner.model.state_dict(), "now.pt")
+        """
+        with self._driver.held():
+            yield self
+
+    # Step --------------------------------------------------------------------------------------------
+
+    def step(self, n: int = 1) -> StepReport:
+        """Take n steps, of training or validation, whichever comes."""
+        if n < 1:
+            raise ValueError(f"step({n}): take at least one step; rewind(n) goes back")
+        return self._move(lambda: Steps(n))
+
+    def step_epoch(self) -> StepReport:
+        """Go on to the end of the epoch that the learner stands in."""
+        return self._move(lambda: EpochDone(self._replica.loop.position))
+
+    def run_until(self, target: Callable[[Learner], bool] | Position | tuple[Any, ...]) -> StepReport:
+        """Go on until a condition holds after a step, or to a position.
+
+        A condition is given the learner: `learner.run_until(lambda l: l.output.loss < 0.1)`. A position
+        is `(epoch, step)` or `(epoch, split, step)`: `learner.run_until((3, 117))`,
+        `learner.run_until((3, "valid", 0))`.
+        """
+        if callable(target):
+            condition = target
+            return self._move(lambda: When(lambda: bool(condition(self))))
+        position = as_position(target)
+        return self._move(lambda: At(position))
+
+    def rewind(self, n: int = 1, *, to: Position | tuple[Any, ...] | None = None) -> RewindReport:
+        """Take back n steps, or all steps after a position. Stepping on gives the same bits again.
+
+        `learner.rewind(3)`, `learner.rewind(to=(1, 5))`, `learner.rewind(to=(1, "valid", 0))`.
+        """
+        if n < 1:
+            raise ValueError(f"rewind({n}): go back at least one step; step(n) goes forward")
+        target = None if to is None else as_position(to)
+        return self._drive(lambda: self._rewind(n, target))
+
+    # State -------------------------------------------------------------------------------------------
+
+    def capture(self) -> State:
+        """Everything that a step can change, as a value to `restore` later: the weights, the
+        optimizer, random generators, the place in the data, partial metrics, and more."""
+        if not self._driver.still:
+            raise BusyError(
+                "capture() needs a learner that stands still; call learner.pause() first, or capture inside "
+                "`with learner.paused()`"
+            )
+        with self._driver.held():
+            return self._replica.capture()
+
+    def restore(self, state: State) -> None:
+        """Stand exactly where `state` was captured; history and logs follow."""
+        if not isinstance(state, State):
+            raise StateError(f"restore() takes what capture() gave, not a {type(state).__name__}")
+        self._drive(lambda: self._restore(state))
+
+    @property
+    def status(self) -> Status:
+        """ready, running, paused, failed, stopped or finished."""
+        return self._status
+
+    @property
+    def position(self) -> Position:
+        """Where training stands, between two steps."""
+        return self._replica.shown_position
+
+    @property
+    def num_epochs(self) -> int:
+        """The last epoch's number."""
+        return self._replica.loop.num_epochs
+
+    @property
+    def history(self) -> History:
+        """What was measured, step by step and epoch by epoch."""
+        return self._replica.history
+
+    # Look at -----------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The model in training: the live one."""
+        return self._replica.loop.update.model
+
+    @property
+    def ema_model(self) -> nn.Module | None:
+        """The moving average of the model, where `.ema(...)` asked for one."""
+        average = self._replica.loop.update.average
+        return None if average is None else average.module
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer in use."""
+        return self._replica.loop.update.optimizer
+
+    @property
+    def batch(self) -> Any:
+        """The last batch, as the loader gave it; after an error, the one that failed."""
+        return self._replica.loop.batch
+
+    @property
+    def output(self) -> Any:
+        """What the last step returned."""
+        return self._replica.loop.output
+
+    def plot(self, metrics: Iterable[str] | None = None) -> Figure:
+        """The curves so far, as a matplotlib figure."""
+        from ..renderer.figure import plot
+
+        chosen = None if metrics is None else list(metrics)
+        return plot(self.history, chosen, infos=self._opened.metrics)
+
+    def summary(self) -> Summary:
+        """Model, settings, and the best and worst epochs of every metric."""
+        from ..renderer.summary import Summary, summary_rows
+
+        opened, loop = self._opened, self._replica.loop
+        settings = {**opened.settings, "epochs": f"{loop.epoch - 1} of {loop.num_epochs}"}
+        rows = summary_rows(self.history, opened.metrics)
+        return Summary(opened.model, opened.parameters, settings, rows)
+
+    def __repr__(self) -> str:
+        opened = self._opened
+        return (
+            f"Learner({self._status}, {self.position}; {opened.model}, {opened.parameters:,} parameters, "
+            f"{opened.directory})"
+        )
+
+    # Verbs, once nobody else drives ------------------------------------------------------------------
+
+    def _drive(self, work: Callable[[], T]) -> T:
+        value, interrupted = self._driver.here(work)
+        if interrupted:  # it came when the work was as good as done
+            raise Paused(str(self.position))
+        return value
+
+    def _prepare(self, train: Any, valid: Any, epochs: int | None) -> None:
+        """Take what `fit` was given."""
+        if epochs is not None and epochs < 1:
+            raise ValueError(f"fit(epochs={epochs}): train at least one epoch more")
+        data: tuple[tuple[Split, Any], ...] = (("train", train), ("valid", valid))
+        for split, loader in data:
+            if loader is not None:
+                self._use_loader(self, split, loader)
+        self._require()
+        if epochs is not None:
+            self._replica.loop.train_more(epochs)
+
+    def _require_training_data(self) -> None:
+        if "train" not in self._replica.loop.passes:
+            raise ConfigurationError(["there is nothing to train on: fit(train_loader, valid_loader)"])
+
+    def _move(self, until: Callable[[], Until]) -> StepReport:
+        """Take the steps of a bound that is made when nobody else can move the learner any more."""
+        return self._drive(lambda: self._moved(until))
+
+    def _moved(self, until: Callable[[], Until]) -> StepReport:
+        self._require()
+        loop = self._replica.loop
+        split, taken = loop.split, loop.taken
+        why = self._run(until())
+        if why == "pause":
+            raise Paused(str(self.position))
+        steps = loop.taken - taken
+        measured = self._replica.last_values() if steps else None
+        return StepReport(self.position, steps, *(measured or (split, {})), why=why)
+
+    def _rewind(self, n: int, target: Position | None) -> RewindReport:
+        here = self._replica.loop.position
+        if target is None:
+            target = self._steps_back(n)
+        if target > here:
+            raise ValueError(f"rewind goes back, but {target} lies ahead of {here}; run_until goes there")
+        report = self._replica.rewind(target)
+        self._settle()
+        return report
+
+    def _steps_back(self, n: int) -> Position:
+        walk = list(steps_before(self.history.snapshot(), n))
+        if not walk:
+            raise StateError(f"rewind({n}): no step was taken yet, so there is none to take back")
+        part, step = walk[-1]
+        return Position(part.epoch, part.split, step)
+
+    def _restore(self, state: State) -> None:
+        self._replica.restore(state)
+        self._settle()
+
+    def _settle(self) -> None:
+        """The status of wherever a jump led to."""
+        loop = self._replica.loop
+        start = loop.position.key == Position().key
+        self._set_status("finished" if loop.finished else "ready" if start else "paused")
+
+    # The one way into the loop, from whichever thread --------------------------------------------------
+
+    def _run_to_the_end(self) -> Why:
+        over = self._replica.loop.finished
+        why = self._run(End())
+        if over:
+            self._emit(Notice(self._nothing_left()))
+        return why
+
+    def _run(self, until: Until) -> Why:
+        try:
+            self._announce()
+            if not self._replica.loop.finished:
+                self._set_status("running")
+            why = self._replica.run(until)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if self._status != _STATUS[why]:
+            self._set_status(_STATUS[why], self._why_over() if why == "finished" else "")
+        return why
+
+    def _announce(self) -> None:
+        if not self._announced:
+            self._announced = True
+            self._emit(replace(self._opened, num_epochs=self.num_epochs))
+
+    def _fail(self, error: BaseException) -> None:
+        with suppress(LoggerError):  # it keeps the line until its disk takes it; the error at hand tells more
+            self._set_status("paused" if isinstance(error, KeyboardInterrupt) else "failed", _reason(error))
+
+    def _set_status(self, status: Status, reason: str = "") -> None:
+        self._status = status
+        at = self.position
+        self._emit(StatusChanged(status, at.epoch, at.split, at.step, at.total, reason))
+
+    def _emit(self, event: Notice | RunOpened | StatusChanged) -> None:
+        """Hand on what happens between runs. A failing logger is told of here and now: left for the
+        loop to find, it would fail the next run, whose cause for it may be gone."""
+        self._replica.sinks.emit(event)
+
+    def _conclude(self, why: Why | None) -> nn.Module:
+        """What a blocking verb ends with. The frame is short, so that a stored traceback holds little."""
+        if why == "pause":
+            raise Paused(str(self.position))
+        return self.model
+
+    def _why_over(self) -> str:
+        return "early stopping" if self._replica.loop.ended else ""
+
+    def _nothing_left(self) -> str:
+        loop = self._replica.loop
+        if loop.ended:
+            which = f"early stopping ended it after epoch {loop.epoch - 1} of {loop.num_epochs}"
+        else:
+            which = (
+                "its only epoch is over" if loop.num_epochs == 1 else f"all {loop.num_epochs} epochs are over"
+            )
+        return f"training is finished: {which}; fit(epochs=n) trains n more"
+
+
+def _let_go(driver: Driver, replica: Replica) -> None:
+    """Nobody holds the learner any more, or the interpreter ends while it trains in the background."""
+    if driver.leave(_LAST_STEP):
+        replica.let_go()
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

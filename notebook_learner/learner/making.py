@@ -1,0 +1,187 @@
+"""The optimizer and the learning rate's schedule: made from what `build` was given, and what is wrong
+with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import isfinite
+from numbers import Real
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from ..event import Split
+from ..metric.base import Metric
+from .schedule import Constant, Function, Schedule, Torch, TorchScheduler
+from .settings import Settings
+
+Mistakes = list[str]
+
+
+# The optimizer ---------------------------------------------------------------------------------------
+
+
+def make_optimizer(model: nn.Module, given: Any) -> tuple[Optimizer | None, Mistakes]:
+    """The optimizer, by its factory where one was given."""
+    made, by = given, "the optimizer is"
+    if callable(given) and not isinstance(given, Optimizer) and not _is_strange_class(given):
+        by = "the optimizer factory returned"
+        try:
+            made = given(model.parameters())
+        except Exception as error:
+            return None, [f"the optimizer factory failed ({type(error).__name__}: {error})"]
+    if not isinstance(made, Optimizer):
+        kind = f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
+        return None, [
+            f"{by} {kind}; give an optimizer such as torch.optim.Adam(model.parameters()), or a factory that "
+            "is given the parameters, such as lambda p: torch.optim.Adam(p, lr=1e-3)"
+        ]
+    return made, list(_optimizer_mistakes(model, made))
+
+
+def _is_strange_class(given: Any) -> bool:
+    return isinstance(given, type) and not issubclass(given, Optimizer)
+
+
+def _optimizer_mistakes(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
+    if isinstance(optimizer, LBFGS):
+        yield (
+            "LBFGS evaluates a batch several times per step, which this loop does not; use another "
+            "optimizer, such as torch.optim.Adam"
+        )
+    mine = {id(p) for p in model.parameters()}
+    theirs = [p for group in optimizer.param_groups for p in group["params"]]
+    strange = sum(id(p) not in mine for p in theirs)
+    if strange:
+        yield (
+            f"{strange} of the optimizer's {len(theirs)} parameters are not the model's; was it made for "
+            "another model, or before the model was copied? make it from model.parameters()"
+        )
+
+
+def move_state(optimizer: Optimizer, device: torch.device) -> None:
+    """Bring an optimizer's state to where its parameters went. Scalars (step counters) stay: torch
+    keeps them on the host, unless the optimizer is capturable."""
+    follow = {
+        id(p): group.get("capturable", False) for group in optimizer.param_groups for p in group["params"]
+    }
+    for parameter, values in optimizer.state.items():
+        for key, value in values.items():
+            if isinstance(value, Tensor) and (value.ndim or follow[id(parameter)]):
+                values[key] = value.to(device)
+
+
+# The schedule ----------------------------------------------------------------------------------------
+
+
+def make_schedule(given: Any, optimizer: Optimizer, settings: Settings) -> tuple[Schedule | None, Mistakes]:
+    """The schedule: a constant, a function of the step, or a scheduler of torch."""
+    if given is None or (isinstance(given, Real) and not isinstance(given, bool)):
+        return _constant(given, optimizer, settings)
+    if callable(given) and not isinstance(given, TorchScheduler):
+        return _from_callable(given, optimizer, settings)
+    return _of_torch(given, optimizer, settings, "the scheduler is")
+
+
+def _constant(rate: Any, optimizer: Optimizer, settings: Settings) -> tuple[Schedule | None, Mistakes]:
+    wrong = list(_no_plateau(settings, "a constant rate"))
+    if rate is not None and not _is_rate(rate):
+        return None, [*wrong, f"the learning rate is {rate!r}; give a number from 0, such as 1e-3"]
+    return Constant(optimizer, None if rate is None else float(rate)), wrong
+
+
+def _from_callable(
+    given: Callable[[Any], Any], optimizer: Optimizer, settings: Settings
+) -> tuple[Schedule | None, Mistakes]:
+    """A callable is a rate per step if it turns a step's number into a rate, else a factory."""
+    try:
+        rate = given(0)
+    except Exception as refused:
+        why = f"{type(refused).__name__}: {refused}"
+    else:
+        if not _is_rate(rate):
+            return None, [
+                f"the scheduler function gave {rate!r:.60} for step 0; it must give a rate, a number from 0"
+            ]
+        wrong = list(_no_plateau(settings, "a function"))
+        return Function(optimizer, given, settings.scheduler_when), wrong
+    try:
+        made = given(optimizer)
+    except Exception as failed:
+        return None, [
+            f"the scheduler callable is no function from step to rate ({why}) and no factory that takes the "
+            f"optimizer ({type(failed).__name__}: {failed})"
+        ]
+    return _of_torch(made, optimizer, settings, "the scheduler factory returned")
+
+
+def _of_torch(
+    scheduler: Any, optimizer: Optimizer, settings: Settings, by: str
+) -> tuple[Schedule | None, Mistakes]:
+    if not isinstance(scheduler, TorchScheduler):
+        return None, [
+            f"{by} a {type(scheduler).__name__}; give a number for a constant rate, a scheduler of "
+            "torch.optim.lr_scheduler, a factory that is given the optimizer, or a function from step to rate"
+        ]
+    wrong: Mistakes = []
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        wrong.append(
+            f"the scheduler ({type(scheduler).__name__}) drives another optimizer than the one given; make "
+            "it from this optimizer, or give a factory: lambda optimizer: StepLR(optimizer, 10)"
+        )
+    if not isinstance(scheduler, ReduceLROnPlateau):
+        wrong += _no_plateau(settings, type(scheduler).__name__)
+        return Torch(scheduler, settings.scheduler_when), wrong
+    source: Any = settings.scheduler_metric or ("valid", "Loss")
+    wrong += _plateau_mistakes(scheduler, source, settings)
+    return Torch(scheduler, settings.scheduler_when, source), wrong
+
+
+def _is_rate(rate: Any) -> bool:
+    if isinstance(rate, Tensor) and rate.numel() == 1:
+        rate = rate.item()
+    return isinstance(rate, Real) and not isinstance(rate, bool) and isfinite(rate) and float(rate) >= 0
+
+
+def _no_plateau(settings: Settings, what: str) -> Iterator[str]:
+    if settings.scheduler_metric is not None:
+        yield f"step_scheduler(metric=...) is for ReduceLROnPlateau, but {what} takes no metric; leave it out"
+
+
+def _plateau_mistakes(scheduler: ReduceLROnPlateau, source: Any, settings: Settings) -> Iterator[str]:
+    if settings.scheduler_when == "step":
+        yield 'ReduceLROnPlateau goes by an epoch\'s value; leave out step_scheduler("step")'
+    if not _is_source(source):
+        yield (
+            f"step_scheduler(metric={source!r}): give a metric's name, or a pair such as ('train', 'Loss')"
+        )
+        return
+    split, name = source
+    metrics = settings.metrics_of(split)
+    metric = metrics.get(name)
+    if metric is None:
+        there = ", ".join(sorted(metrics)) or "none"
+        yield (
+            f"ReduceLROnPlateau goes by the {split} {name}, but no such metric is registered (there are: "
+            f"{there}); register it, or choose one with step_scheduler('epoch', metric=('{split}', ...))"
+        )
+    elif not isinstance(metric, Metric) or not metric.weighted:
+        yield f"ReduceLROnPlateau goes by the {split} {name}, which has no value per epoch; choose another"
+    elif metric.higher_is_better is not None and metric.higher_is_better != (scheduler.mode == "max"):
+        better = "max" if metric.higher_is_better else "min"
+        yield (
+            f"ReduceLROnPlateau(mode={scheduler.mode!r}) goes by the {split} {name}, for which "
+            f"{'higher' if metric.higher_is_better else 'lower'} is better; make it with mode={better!r}"
+        )
+
+
+def _is_source(source: Any) -> bool:
+    return (
+        isinstance(source, tuple)
+        and len(source) == 2
+        and source[0] in get_args(Split)
+        and isinstance(source[1], str)
+    )

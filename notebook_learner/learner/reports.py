@@ -1,0 +1,71 @@
+"""What the stepping verbs answer with: small values that read well at the end of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .position import Position
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StepReport:
+    """What `step`, `step_epoch` and `run_until` did.
+
+    `values` are the metrics of the last step taken, and `split` says which split it was in. `why` says
+    what ended it: "budget" (it went as far as asked), "stop" or "finished".
+
+    >>> StepReport(Position(1, "train", 3, total=5), 2, "train", {"Loss": 0.25})
+    2 steps taken, now at epoch 1, train, step 3 of 5; train: Loss 0.25
+    """
+
+    position: Position
+    steps: int
+    split: str
+    values: Mapping[str, float] = field(default_factory=dict)
+    why: str = "budget"
+
+    def __str__(self) -> str:
+        if self.why == "finished" and not self.steps:
+            return f"no step taken: training is finished, at {self.position}; fit(epochs=n) trains n more"
+        values = ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
+        return f"{_steps(self.steps)} taken, {self._now()} {self.position}" + (
+            f"; {self.split}: {values}" if values else ""
+        )
+
+    def _now(self) -> str:
+        return {"stop": "stopped at", "finished": "training is finished, at"}.get(self.why, "now at")
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RewindReport:
+    """What `rewind` did: where from, where to, and whether the way back gave the same bits.
+
+    `replayed` steps were taken again from the nearest keyframe; `drift` is the largest difference
+    between what they measured and what had been recorded.
+
+    >>> RewindReport(Position(1, "train", 5), Position(1, "train", 3, total=5), 3, 0.0)
+    rewound to epoch 1, train, step 3 of 5 (3 steps replayed, exact)
+    """
+
+    start: Position
+    position: Position
+    replayed: int
+    drift: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether every replayed value equals the recorded one."""
+        return self.drift == 0
+
+    def __str__(self) -> str:
+        how = "exact" if self.exact else f"but the replay drifted by {self.drift:.3g}"
+        return f"rewound to {self.position} ({_steps(self.replayed)} replayed, {how})"
+
+    __repr__ = __str__
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step" + ("" if count == 1 else "s")

@@ -1,0 +1,150 @@
+"""When the learning rate moves: per optimizer step or per epoch, as torch documents each scheduler."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from .epoch_value import Finals, Source, epoch_value
+
+When = Literal["step", "epoch"]
+TorchScheduler = LRScheduler | ReduceLROnPlateau
+
+PER_STEP = (OneCycleLR, CyclicLR)
+"""torch's documentation steps these after every batch, all others after every epoch."""
+
+
+class Constant:
+    """A rate that stays: a float given as the scheduler, or none at all."""
+
+    when: When = "epoch"
+    goes_by: Source | None = None
+    """Whose epoch value the schedule needs."""
+
+    def __init__(self, optimizer: Optimizer, rate: float | None) -> None:
+        if rate is not None:
+            _set_rate(optimizer, rate)
+        self.rate = rate
+
+    def after_update(self) -> None:
+        """Nothing moves."""
+
+    def after_epoch(self, finals: Finals) -> None:
+        """Nothing moves."""
+
+    def capture(self) -> dict[str, Any]:
+        """Give nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take nothing back: the rate itself is in the optimizer's groups."""
+
+    def __str__(self) -> str:
+        return "as the optimizer has it" if self.rate is None else f"constant {self.rate:g}"
+
+
+class Function(Constant):
+    """A rate computed from the number of optimizer steps so far; of epochs, where that was asked for."""
+
+    def __init__(self, optimizer: Optimizer, function: Callable[[int], Any], when: When | None) -> None:
+        self.optimizer = optimizer
+        self.function = function
+        self.when = when or "step"
+        self.moves = 0
+        super().__init__(optimizer, float(function(0)))
+
+    def after_update(self) -> None:
+        """An optimizer step was taken."""
+        if self.when == "step":
+            self._move()
+
+    def after_epoch(self, finals: Finals) -> None:
+        """An epoch is over."""
+        if self.when == "epoch":
+            self._move()
+
+    def capture(self) -> dict[str, Any]:
+        """The place on the curve."""
+        return {"moves": self.moves}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand there again."""
+        self.moves = state["moves"]
+
+    def __str__(self) -> str:
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return f"{'a function' if name == '<lambda>' else name}, per {_unit(self.when)}"
+
+    def _move(self) -> None:
+        self.moves += 1
+        _set_rate(self.optimizer, float(self.function(self.moves)))
+
+
+class Torch:
+    """A scheduler of torch.optim, stepped where it belongs."""
+
+    def __init__(
+        self, scheduler: TorchScheduler, when: When | None = None, goes_by: Source | None = None
+    ) -> None:
+        self.scheduler = scheduler
+        self.when: When = when or ("step" if moves_per_step(scheduler) else "epoch")
+        self.goes_by = goes_by
+        """Whose epoch value `step` is given; only ReduceLROnPlateau takes one."""
+
+    def after_update(self) -> None:
+        """An optimizer step was taken."""
+        if self.when == "step":
+            self._step()
+
+    def after_epoch(self, finals: Finals) -> None:
+        """An epoch is over."""
+        if self.when != "epoch":
+            return
+        if self.goes_by is None:
+            self._step()
+        else:
+            self._step(epoch_value(type(self.scheduler).__name__, self.goes_by, finals))
+
+    def _step(self, *value: float) -> None:
+        step: Callable[..., None] = self.scheduler.step  # the two kinds disagree on what it takes
+        step(*value)
+
+    def capture(self) -> dict[str, Any]:
+        """What the scheduler knows of the past."""
+        return copy.deepcopy(self.scheduler.state_dict())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+        self.scheduler.load_state_dict(copy.deepcopy(dict(state)))
+        # torch warns where the scheduler moves before this optimizer object did; in the state it had.
+        vars(self.scheduler.optimizer)["_opt_called"] = True
+
+    def __str__(self) -> str:
+        by = f", by {self.goes_by[0]} {self.goes_by[1]}" if self.goes_by else ""
+        return f"{type(self.scheduler).__name__}, per {_unit(self.when)}{by}"
+
+
+Schedule = Constant | Torch
+
+
+def moves_per_step(scheduler: Any) -> bool:
+    """Whether torch's documentation steps it after every batch; a chain goes by its members."""
+    members = getattr(scheduler, "_schedulers", ())
+    return isinstance(scheduler, PER_STEP) or any(moves_per_step(member) for member in members)
+
+
+def _unit(when: When) -> str:
+    return "optimizer step" if when == "step" else "epoch"
+
+
+def _set_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):  # it must stay the same tensor (capturable)
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -1,0 +1,116 @@
+"""What a LearnerBuilder was told, as plain values: read by the checks and by the assembly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ..event import Sink, Split
+from ..metric import Loss
+from ..metric.base import AnyMetric, Metric, TextMetric
+from .checkpointer import Checkpointer, Which
+from .early_stopping import EarlyStopping
+from .schedule import When
+
+StepFunction = Callable[[Any, Any], Any]
+"""fn(model, batch) -> output."""
+
+
+@dataclass
+class Registered:
+    """A metric of one split."""
+
+    metric: AnyMetric
+    split: Split
+    plotted: bool
+
+
+@dataclass
+class EarlyStoppingRule:
+    """What `.early_stopping` was told; the direction may come from the metric."""
+
+    metric: str
+    patience: int
+    split: Split
+    mode: str | None
+    min_delta: float
+    warmup: int
+
+    def watch(self, higher_is_better: bool | None) -> EarlyStopping:
+        """The running rule."""
+        mode = self.mode or ("max" if higher_is_better else "min")
+        return EarlyStopping(
+            self.metric,
+            patience=self.patience,
+            split=self.split,
+            mode="max" if mode == "max" else "min",
+            min_delta=self.min_delta,
+            warmup=self.warmup,
+        )
+
+
+@dataclass
+class Settings:
+    """All options with their defaults."""
+
+    directory: Any
+    metrics: list[Registered] = field(default_factory=list)
+    metrics_given: bool = False
+    loggers: list[Sink] = field(default_factory=list)
+    renderer: Any = "auto"
+    application_log: Any = True
+    batch_size: int | None = None
+    window: int = 1
+    num_epochs: int = 1
+    devices: Any = None
+    checkpointer: Checkpointer | None = None
+    checkpoint: Which | None = None
+    early_stopping: EarlyStoppingRule | None = None
+    precision: Any = "fp32"
+    clips: bool = False
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    compile: dict[str, Any] | None = None
+    ema_decay: float | None = None
+    ema_validates: bool = True
+    seed: int | None = None
+    keyframe_every: int | None = None
+    keyframe_memory: int | None = None
+    loss: Callable[..., Any] | None = None
+    loss_output: Any = None
+    train_step: StepFunction | None = None
+    valid_step: StepFunction | None = None
+    scheduler_when: When | None = None
+    scheduler_metric: Any = None
+
+    def registered(self) -> list[Registered]:
+        """The metrics asked for; the loss on both splits where nobody said anything."""
+        if self.metrics_given:
+            return self.metrics
+        return [Registered(Loss(), "train", True), Registered(Loss(), "valid", True)]
+
+    def metrics_of(self, split: str) -> dict[str, AnyMetric]:
+        """A split's metrics by name; what is no metric at all has its own complaint."""
+        found = [r.metric for r in self.registered() if r.split == split]
+        return {m.name: m for m in found if isinstance(m, (Metric, TextMetric)) and hasattr(m, "name")}
+
+    def says_how_to_validate(self, model: Any) -> bool:
+        """Whether validation has a step."""
+        return self.valid_step is not None or self.loss is not None or hasattr(model, "valid_step")
+
+    def of_one_learner(self) -> Settings:
+        """A copy that later calls on the builder, or another `build`, leave alone."""
+        return replace(self, metrics=[replace(r) for r in self.metrics], loggers=list(self.loggers))
+
+
+PRECISIONS: dict[Any, torch.dtype | None] = {
+    "fp32": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    torch.float32: None,
+    torch.bfloat16: torch.bfloat16,
+    torch.float16: torch.float16,
+}

@@ -1,0 +1,214 @@
+"""Everything a step can change, as one value: captured, held in memory, restored to the same bits.
+
+Three users, one mechanism: a checkpoint in the middle of an epoch, a keyframe to rewind to, and a
+what-if that leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import StateError
+from ..event import Record
+from .position import Position
+
+
+class Part(Protocol):
+    """One thing that a step can change."""
+
+    def capture(self) -> Any:
+        """Its value now, sharing no memory with the live one."""
+
+    def restore(self, state: Any, /) -> None:
+        """Make the live one equal to a captured value."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What `learner.capture()` gives and `learner.restore()` takes.
+
+    `parts` maps the name of a part (model, optimizer, rng, data, ...) to its captured value;
+    `record` is everything measured up to here, shared with the history and therefore free.
+    """
+
+    position: Position
+    parts: Mapping[str, Any]
+    record: Record = field(default=(), repr=False)
+    nbytes: int = field(init=False)
+    """The memory its tensors take."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nbytes", sum(tensor.nbytes for tensor in tensors_in(self.parts)))
+
+    def __repr__(self) -> str:
+        return f"State({self.position}; {', '.join(self.parts)}; {self.nbytes / 1e6:.1f} MB)"
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """All tensors of a nested value."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from tensors_in(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from tensors_in(value)
+
+
+def clone(tree: Any) -> Any:
+    """A copy on the host that shares nothing with the original; other objects are deep-copied."""
+    if isinstance(tree, Tensor):
+        # The memory format is kept, so that a channels-last weight comes back as one.
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        return {key: clone(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
+        return type(tree)(clone(value) for value in tree)
+    return copy.deepcopy(tree)
+
+
+def put(saved: Any, live: Any, device: torch.device) -> Any:
+    """The captured value as a live one, into the memory of the present one where that fits.
+
+    Writing in place keeps the addresses that a captured CUDA graph or a fused kernel relies on.
+    """
+    if isinstance(saved, Tensor):
+        if isinstance(live, Tensor) and live.shape == saved.shape and live.dtype == saved.dtype:
+            live.copy_(saved)
+            return live
+        return saved.to(device, copy=True)
+    if isinstance(saved, dict):
+        present = live if isinstance(live, dict) else {}
+        return {key: put(value, present.get(key), device) for key, value in saved.items()}
+    if isinstance(saved, list):
+        return [put(value, None, device) for value in saved]
+    return copy.deepcopy(saved)
+
+
+class ModelPart:
+    """Parameters and buffers, the non-persistent ones too: a step can change those as well."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+
+    def capture(self) -> dict[str, Any]:
+        return {
+            "tensors": {name: clone(tensor) for name, tensor in self._tensors().items()},
+            "extra": {name: clone(extra) for name, extra in self._extra_states()},
+        }
+
+    def restore(self, state: Any, /) -> None:
+        live = self._tensors()
+        saved = state["tensors"]
+        _check_same(saved, live)
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.copy_(saved[name])
+        for name, extra in state["extra"].items():
+            self.model.get_submodule(name).set_extra_state(copy.deepcopy(extra))
+
+    def _extra_states(self) -> Iterator[tuple[str, Any]]:
+        for name, module in self.model.named_modules():
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                yield name, module.get_extra_state()
+
+
+def _check_same(saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> None:
+    wrong = [f"{name} is not in the model" for name in saved if name not in live]
+    wrong += [f"{name} is not in the state" for name in live if name not in saved]
+    wrong += [
+        f"{name}: the state has {tuple(saved[name].shape)}, the model {tuple(tensor.shape)}"
+        for name, tensor in live.items()
+        if name in saved and saved[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise StateError("the state belongs to another model:\n" + "\n".join(f"  - {line}" for line in wrong))
+
+
+class OptimizerPart:
+    """An optimizer's groups and per-parameter state.
+
+    `Optimizer.load_state_dict` casts state to the parameter's dtype, which is not exact for a bf16
+    parameter with fp32 moments; so the state is read and written directly, parameter by parameter.
+    An optimizer that overrides `state_dict` knows better and is asked instead.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._asked = type(optimizer).state_dict is not Optimizer.state_dict
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def capture(self) -> dict[str, Any]:
+        if self._asked:
+            return {"own": clone(self.optimizer.state_dict())}
+        state = self.optimizer.state
+        return {
+            "groups": [
+                {key: clone(value) for key, value in group.items() if key != "params"}
+                for group in self.optimizer.param_groups
+            ],
+            "sizes": [len(group["params"]) for group in self.optimizer.param_groups],
+            "state": [_take_moments(state[p]) if p in state else None for p in self._parameters()],
+            "shared": {key: clone(value) for key, value in state.items() if not isinstance(key, Tensor)},
+        }
+
+    def restore(self, state: Any, /) -> None:
+        if self._asked:
+            self.optimizer.load_state_dict(copy.deepcopy(state["own"]))
+            return
+        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        if sizes != state["sizes"]:
+            raise StateError(
+                f"the state's optimizer has groups of {state['sizes']} parameters, this one of {sizes}; "
+                "build the optimizer over the same parameter groups"
+            )
+        self._restore_groups(state["groups"])
+        self._restore_state(state)
+
+    def _restore_groups(self, groups: list[dict[str, Any]]) -> None:
+        for live, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            for key in [key for key in live if key != "params" and key not in saved]:
+                del live[key]
+            for key, value in saved.items():
+                live[key] = put(value, live.get(key), _device_of(live.get(key)))
+
+    def _restore_state(self, state: Any) -> None:
+        live = self.optimizer.state
+        old = dict(live)
+        live.clear()
+        for parameter, saved in zip(self._parameters(), state["state"], strict=True):
+            if saved is not None:
+                live[parameter] = _put_moments(saved, old.get(parameter, {}), parameter.device)
+        live.update(copy.deepcopy(state["shared"]))
+
+
+def _take_moments(live: dict[str, Any]) -> dict[str, Any]:
+    """A parameter's optimizer state, and which of it lives on the host beside an accelerator's
+    parameter: step counters do, unless the optimizer is `capturable` or `fused`."""
+    host = [key for key, value in live.items() if isinstance(value, Tensor) and value.device.type == "cpu"]
+    return {"values": clone(live), "host": host}
+
+
+def _put_moments(saved: dict[str, Any], live: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    host = torch.device("cpu")
+    return {
+        key: put(value, live.get(key), host if key in saved["host"] else device)
+        for key, value in saved["values"].items()
+    }
+
+
+def _device_of(value: Any) -> torch.device:
+    return value.device if isinstance(value, Tensor) else torch.device("cpu")

@@ -1,0 +1,104 @@
+"""One batch through the model: device, precision, gradients on or off, and the user's own function.
+
+The hot path of training. What is not asked for costs one `is None`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from .batch import is_on, move
+from .output import TrainOutput, as_item, loss_of
+from .update import Update
+
+
+@runtime_checkable
+class TrainStep(Protocol):
+    """A model that says how it learns from a batch.
+
+    Return anything with a `.loss`, and the learner runs backward; or run it yourself and return
+    `TrainOutput(self, item.loss.backward(), item)`, as in Burn.
+    """
+
+    def train_step(self, batch: Any, /) -> Any:
+        """The output of one training batch."""
+
+
+@runtime_checkable
+class ValidStep(Protocol):
+    """A model that says how it is validated; runs without gradients and in eval mode."""
+
+    def valid_step(self, batch: Any, /) -> Any:
+        """The output of one validation batch."""
+
+
+class _Runner:
+    """What both kinds of step share: the batch's way to the device, and the precision."""
+
+    def __init__(
+        self, function: Callable[[Any], Any], device: torch.device, precision: torch.dtype | None
+    ) -> None:
+        self.function = function
+        self.device = device
+        # One autocast object is entered again and again: making one costs 5 us.
+        self.autocast = None if precision is None else torch.autocast(device.type, precision)
+        self.moves = True
+        """Whether batches have to be moved: asked at the first one of a run, not at each."""
+
+    def _forward(self, batch: Any) -> Any:
+        if self.moves:
+            batch = self._moved(batch)
+        if self.autocast is None:
+            return as_item(self.function(batch))
+        with self.autocast:
+            return as_item(self.function(batch))
+
+    def _moved(self, batch: Any) -> Any:
+        if is_on(batch, self.device):
+            self.moves = False
+            return batch
+        return move(batch, self.device)
+
+
+class TrainingStep(_Runner):
+    """Forward, backward, and the optimizer when its window is full."""
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        device: torch.device,
+        precision: torch.dtype | None,
+        update: Update,
+    ) -> None:
+        super().__init__(function, device, precision)
+        self.update = update
+        self.stage = "forward"
+        """How far a step came, for the error message where it cannot be taken back."""
+
+    def __call__(self, batch: Any, last: bool) -> Any:
+        update = self.update
+        self.stage = "forward"
+        update.begin()
+        output = self._forward(batch)
+        self.stage = "backward"
+        if type(output) is TrainOutput:
+            gradients, output = output.grads, output.item
+            update.adopt(gradients, output, batch)
+        else:
+            update.backward(loss_of(output), output, batch)
+        self.stage = "update"
+        update.finish(last)
+        return output
+
+
+class ValidationStep(_Runner):
+    """Forward without gradients."""
+
+    stage = "forward"
+
+    def __call__(self, batch: Any, last: bool) -> Any:
+        with torch.no_grad():
+            return self._forward(batch)

@@ -1,0 +1,108 @@
+"""Keyframes: captured states in memory, the places that rewind and recovery start from."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from .position import Position
+from .state import State
+
+SHARE_OF_MEMORY = 0.25
+PATIENCE = 30.0
+"""Seconds of training between keyframes where nothing else asks for one: what an error may cost."""
+COST_RATIO = 200
+"""...but at least so many times what capturing one takes: half a percent of the time."""
+MOST = 256
+
+
+class Timeline:
+    """States to go back to, spaced so that both memory and the way forward again stay bounded."""
+
+    def __init__(self, every: int | None = None, budget: int | None = None) -> None:
+        self.every = every
+        self.budget = budget
+        self.keyframes: list[State] = []
+        self.wanted = True
+        """Set before each run: a person may have changed something while the loop stood still."""
+        self.too_large = 0
+        """The size of a keyframe that did not fit the budget; 0 while they do."""
+        self._cost = 0.0
+        self._taken_at = perf_counter()
+
+    def due(self, position: Position) -> bool:
+        """Whether the state at this boundary should be kept."""
+        if self.wanted:
+            return True
+        if self.keyframes and self.keyframes[-1].position.key == position.key:
+            return False
+        if position.step == 0:
+            return position.split == "train"
+        if self.every is not None:
+            return position.split == "train" and position.iteration % self.every == 0
+        return perf_counter() - self._taken_at > max(PATIENCE, COST_RATIO * self._cost)
+
+    def allowance(self, position: Position) -> int:
+        """How many steps until the next keyframe that is due by count."""
+        if self.every is None or position.split != "train":
+            return 1 << 40
+        return self.every - position.iteration % self.every
+
+    def add(self, state: State, seconds: float = 0.0) -> None:
+        """Keep a state, in place of one at the same position; thin out what no longer fits."""
+        self.wanted = False
+        self._cost = seconds
+        self._taken_at = perf_counter()
+        self.forget_from(state.position)
+        size = state.nbytes
+        if size > self._budget():
+            self.too_large = size
+            self.keyframes.clear()
+            return
+        self.too_large = 0
+        self.keyframes.append(state)
+        while len(self.keyframes) > 1 and (len(self.keyframes) > MOST or self.nbytes > self._budget()):
+            self._thin()
+
+    def nearest(self, position: Position) -> State | None:
+        """The last keyframe at or before a position."""
+        before = [state for state in self.keyframes if state.position <= position]
+        return before[-1] if before else None
+
+    def forget_from(self, position: Position) -> None:
+        """Drop keyframes at or after a position: the future they belonged to is taken back."""
+        self.keyframes = [state for state in self.keyframes if state.position < position]
+
+    def forget_after(self, position: Position) -> None:
+        """Drop keyframes after a position."""
+        self.keyframes = [state for state in self.keyframes if state.position <= position]
+
+    def start_over(self, state: State) -> None:
+        """The run jumped to a state that may come from elsewhere: only that one is sure."""
+        self.keyframes = [state]
+        self.wanted = True
+
+    @property
+    def nbytes(self) -> int:
+        """The memory all keyframes take."""
+        return sum(state.nbytes for state in self.keyframes)
+
+    def _budget(self) -> int:
+        if self.budget is None:
+            import psutil  # 10 ms to import: paid by the first run, not by `import notebook_learner`
+
+            self.budget = int(SHARE_OF_MEMORY * psutil.virtual_memory().available)
+        return self.budget
+
+    def _thin(self) -> None:
+        """Drop the keyframe that is missed least: among the older ones the one whose neighbours are
+        closest. The last few are the steps a person just took."""
+        recent = 8
+        frames = self.keyframes
+        if len(frames) <= recent + 1:
+            del frames[0]
+            return
+        spans = [
+            (frames[i + 1].position.iteration - frames[i - 1].position.iteration, i)
+            for i in range(1, len(frames) - recent)
+        ]
+        del frames[min(spans)[1]]

@@ -1,0 +1,116 @@
+"""How far a run goes: the only thing in which fit, step, replay and run_until differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from .position import Position
+
+FAR = 1 << 40
+
+
+class Until(Protocol):
+    """A bound, asked at every boundary."""
+
+    def allowance(self, position: Position) -> int:
+        """How many steps may be taken before asking again; 0 means: stop here."""
+
+    def took(self, steps: int) -> None:
+        """So many steps were taken."""
+
+
+class End:
+    """No bound: train until the last epoch is over."""
+
+    def allowance(self, position: Position) -> int:
+        return FAR
+
+    def took(self, steps: int) -> None:
+        pass
+
+
+class Steps:
+    """A number of steps, of whichever split comes.
+
+    >>> bound = Steps(3)
+    >>> bound.took(2)
+    >>> bound.allowance(Position())
+    1
+    """
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def allowance(self, position: Position) -> int:
+        return self.left
+
+    def took(self, steps: int) -> None:
+        self.left -= steps
+
+
+class At(End):
+    """A position: stop there, or at the first boundary after it.
+
+    >>> At(Position(2, "train", 5)).allowance(Position(2, "train", 3))
+    2
+    """
+
+    def __init__(self, target: Position) -> None:
+        self.target = target
+
+    def allowance(self, position: Position) -> int:
+        if position >= self.target:
+            return 0
+        if (position.epoch, position.split) == (self.target.epoch, self.target.split):
+            return self.target.step - position.step
+        return FAR
+
+
+class EpochDone(At):
+    """The end of the epoch that the run stands in."""
+
+    def __init__(self, position: Position) -> None:
+        super().__init__(Position(position.epoch + 1, "train", 0))
+
+
+class When(End):
+    """A condition, asked after every step: it costs the block its length."""
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        self.condition = condition
+        self._moved = False
+
+    def allowance(self, position: Position) -> int:
+        return 0 if self._moved and self.condition() else 1
+
+    def took(self, steps: int) -> None:
+        self._moved = True
+
+
+def as_position(target: Position | tuple[Any, ...]) -> Position:
+    """A position as people write it: a Position, an (epoch, step) in training, or an (epoch, split, step).
+
+    >>> print(as_position((3, 117)))
+    epoch 3, train, step 117
+    >>> print(as_position((3, "valid", 0)))
+    epoch 3, valid, step 0
+    """
+    if isinstance(target, Position):
+        return target
+    if isinstance(target, tuple) and len(target) == 2:
+        target = (target[0], "train", target[1])
+    if not _is_place(target):
+        raise ValueError(
+            f"{target!r} is no position; give (epoch, step), counted from epoch 1 and step 0, or (epoch, "
+            "'train' or 'valid', step)"
+        )
+    return Position(*target)
+
+
+def _is_place(target: Any) -> bool:
+    if not isinstance(target, tuple) or len(target) != 3:
+        return False
+    epoch, split, step = target
+    numbers = all(isinstance(n, int) and not isinstance(n, bool) for n in (epoch, step))
+    return numbers and epoch >= 1 and step >= 0 and split in ("train", "valid")

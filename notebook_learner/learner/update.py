@@ -1,0 +1,274 @@
+"""From a loss to new weights: backward, the accumulation window, scaling, clipping, the optimizer.
+
+A window of n batches gives the gradient of one batch of n times the samples: each micro-batch counts
+with the samples (tokens) behind its loss, whatever their number, and a short last window is a smaller
+batch. The numbers need not be known beforehand: gradients are summed with the weight relative to the
+window's first batch and divided once at the end, so equal batches are only ever multiplied by 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from ..errors import StepError
+from .gradients import assign
+from .output import Gradients, weight_of
+from .schedule import Schedule
+
+_BACKWARD_TWICE = (
+    "train_step ran backward() itself and then returned a plain output, so that the learner runs it again; "
+    "leave the backward() out, or return TrainOutput(model, None, item)"
+)
+
+Clip = Callable[[list[nn.Parameter]], Tensor | None]
+
+
+def clip_by_norm(limit: float) -> Clip:
+    """Scale all gradients down together; gives their norm before."""
+    return lambda parameters: nn.utils.clip_grad_norm_(parameters, limit)
+
+
+def clip_by_value(limit: float) -> Clip:
+    """Cut every gradient's entries to [-limit, limit]."""
+
+    def clip(parameters: list[nn.Parameter]) -> None:
+        nn.utils.clip_grad_value_(parameters, limit)
+
+    return clip
+
+
+class Update:
+    """One optimizer step per window: unscale -> divide -> clip -> step -> average -> schedule."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        *,
+        window: int = 1,
+        scaler: GradScaler | None = None,
+        clips: Iterable[Clip] = (),
+        average: AveragedModel | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.window = window
+        self.scaler = scaler
+        self.clips = tuple(clips)
+        self.average = average
+        self.parameters = list(model.parameters())
+        self.watch_norm = False
+        self.watch_rates = False
+        """Whether somebody asks for the norm, and for the rates, of every step."""
+        self.count = 0
+        """Micro-batches in the open window; 0 between windows."""
+        self.norm: Tensor | None = None
+        self.rates = self._rates_now()
+        """The rates that the open window will be applied with, or the last one was."""
+        self._first: Tensor | float = 1.0
+        self._total: Tensor | float = 0.0
+        self._folded: list[Tensor | None] | None = None
+        self._moved: list[nn.Parameter] = []
+        self._groups = 0
+        # Gradients need no scaling, weighing, clipping or measuring: the step is torch's own three calls.
+        self._plain = window == 1 and scaler is None and not self.clips and average is None
+
+    def begin(self) -> None:
+        """Open a window if none is: the gradients of the last one are dropped only now, so that a
+        person at a boundary can still look at them."""
+        if self.count == 0:
+            if self.watch_rates:
+                self.rates = self._rates_now()
+            self.optimizer.zero_grad()
+
+    def backward(self, loss: Tensor, item: Any, batch: Any) -> None:
+        """Differentiate the loss of one micro-batch."""
+        if self.window > 1:
+            self._forbid_mixing(self._folded is not None)
+            share = self._share(weight_of(item, batch))
+            loss = loss if type(share) is float and share == 1.0 else loss * share
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "backward through the graph a second time" in str(error):
+                raise StepError(_BACKWARD_TWICE) from error
+            raise
+        self.count += 1
+
+    def adopt(self, gradients: Gradients, item: Any, batch: Any) -> None:
+        """Take gradients that the step made itself."""
+        if self.scaler is not None:
+            raise StepError(
+                "train_step made its own gradients (TrainOutput), but precision('fp16') has to scale the "
+                "loss before backward; return the item with its `.loss` instead, or use precision('bf16')"
+            )
+        assign(gradients, self.model)
+        if self.window > 1:
+            self._forbid_mixing(self.count > 0 and self._folded is None)
+            self._fold(self._share(weight_of(item, batch)))
+        self.count += 1
+
+    def finish(self, last: bool) -> None:
+        """Step the optimizer when the window is full, or the split ends."""
+        if self.count == self.window or last:
+            self.apply()
+
+    def apply(self) -> None:
+        """Close the window: one optimizer step."""
+        stepped = True
+        if self._plain and not self.watch_norm:
+            self.optimizer.step()
+        else:
+            self._prepare()
+            stepped = self._step()
+        self.count = 0
+        if stepped:
+            if self.average is not None:
+                self.average.update_parameters(self.model)
+            if self.schedule.when == "step":
+                self.schedule.after_update()
+
+    def _prepare(self) -> None:
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self.window > 1:
+            self._unfold()
+            self._divide()
+        if not self.watch_norm and not self.clips:
+            return
+        trained = self._trained()
+        if self.watch_norm:
+            self.norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+        for clip in self.clips:
+            clip(trained)
+
+    def _trained(self) -> list[nn.Parameter]:
+        """The parameters that the optimizer moves. Others may collect gradients too, but nobody clears
+        those, and a norm must not depend on how many steps ago that began."""
+        groups = self.optimizer.param_groups
+        if len(groups) != self._groups:  # a person may add one while training is paused
+            moved = {id(p) for group in groups for p in group["params"]}
+            self._moved = [p for p in self.parameters if id(p) in moved]
+            self._groups = len(groups)
+        return self._moved
+
+    def _rates_now(self) -> list[Any]:
+        # A tensor rate is written into when the schedule moves, so whoever keeps it needs a copy.
+        rates = [group.get("lr") for group in self.optimizer.param_groups]
+        return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
+
+    def _step(self) -> bool:
+        if self.scaler is None:
+            self.optimizer.step()
+            return True
+        # The scaler leaves the step out when a gradient is not finite, and only its scale tells: two
+        # device reads, which fp16 cannot avoid (a fused optimizer avoids torch's own third).
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() >= before
+
+    # The window --------------------------------------------------------------------------------------
+
+    def _forbid_mixing(self, mixed: bool) -> None:
+        if mixed:
+            raise StepError(
+                "train_step returned a TrainOutput for some batches of an accumulation window and a plain "
+                "output for others; return the same kind throughout a window"
+            )
+
+    def _share(self, weight: Tensor | float) -> Tensor | float:
+        """This micro-batch's weight relative to the window's first; adds it to the window's total."""
+        if isinstance(weight, Tensor):
+            weight = self._checked(weight)
+        if self.count == 0:
+            # A first batch without a single token must not divide by zero.
+            self._first = weight.clamp(min=1) if isinstance(weight, Tensor) else max(float(weight), 1.0)
+            self._total = 0.0
+        share = weight / self._first
+        self._total = self._total + share
+        return share
+
+    def _checked(self, weight: Tensor) -> Tensor:
+        """A weight on the device, in no half precision: a count above 256 is not exact there."""
+        if weight.numel() != 1:
+            raise StepError(
+                f"the `weight` of the step's output has shape {tuple(weight.shape)}; accumulation needs one "
+                "number there, how many samples (or tokens) the loss is a mean of"
+            )
+        like = self.parameters[0]
+        double = like.dtype in (torch.float64, torch.complex128)
+        return weight.detach().reshape(()).to(like.device, torch.float64 if double else torch.float32)
+
+    def _divide(self) -> None:
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        total = self._total
+        if not grads:
+            return
+        if isinstance(total, Tensor):
+            torch._foreach_div_(grads, total + (total == 0))  # without a token there is no gradient
+        elif total not in (0.0, 1.0):
+            torch._foreach_div_(grads, total)
+
+    def _fold(self, share: Tensor | float) -> None:
+        """Add the gradients that the step left in `.grad` to the window's sum, with their weight."""
+        if self._folded is None:
+            self._folded = [None] * len(self.parameters)
+        for i, parameter in enumerate(self.parameters):
+            if parameter.grad is None:
+                continue
+            weighted = parameter.grad * share
+            held = self._folded[i]
+            self._folded[i] = weighted if held is None else held + weighted
+            parameter.grad = None
+
+    def _unfold(self) -> None:
+        if self._folded is None:
+            return
+        for parameter, grad in zip(self.parameters, self._folded, strict=True):
+            parameter.grad = grad
+        self._folded = None
+
+    # State -------------------------------------------------------------------------------------------
+
+    def capture(self, clone: Callable[[Any], Any]) -> dict[str, Any]:
+        """The open window, and what metrics may ask of the last one; between windows no gradient is part
+        of the state."""
+        state: dict[str, Any] = {"count": self.count, "rates": clone(self.rates), "norm": clone(self.norm)}
+        if self.count:
+            state["first"] = clone(self._first)
+            state["total"] = clone(self._total)
+            state["grads"] = [None if p.grad is None else clone(p.grad) for p in self.parameters]
+            state["folded"] = None if self._folded is None else [clone(grad) for grad in self._folded]
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Back into the window, or to none."""
+        self.norm = _like(state["norm"], self.parameters[0])
+        self.model.zero_grad(set_to_none=True)
+        self.count, self._folded = state["count"], None
+        self.rates = list(state["rates"])
+        if self.count:
+            self._first = _like(state["first"], self.parameters[0])
+            self._total = _like(state["total"], self.parameters[0])
+            for parameter, grad in zip(self.parameters, state["grads"], strict=True):
+                parameter.grad = _like(grad, parameter)
+            if state["folded"] is not None:
+                pairs = zip(state["folded"], self.parameters, strict=True)
+                self._folded = [_like(grad, parameter) for grad, parameter in pairs]
+
+
+def _like(value: Any, parameter: nn.Parameter) -> Any:
+    """A copy of a captured value, on the device of the parameter it belongs to."""
+    return value.to(parameter.device, copy=True) if isinstance(value, Tensor) else value

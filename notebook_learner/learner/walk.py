@@ -1,0 +1,268 @@
+"""How each kind of loader is walked: what it can skip, what it draws, what it remembers."""
+
+from __future__ import annotations
+
+import copy
+import signal
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import _DatasetKind
+
+from .rng import mix
+from .sampling import END, SeededDataset, SkippingSampler
+
+
+def walk_for(loader: Any, seeded: bool) -> Walk:
+    """The way to walk this loader."""
+    if _is_plain_loader(loader):
+        return _LoaderWalk(loader, seeded)
+    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        return _StatefulWalk(loader)
+    if isinstance(loader, Sequence):
+        return _SequenceWalk(loader)
+    return Walk(loader)
+
+
+def length_of(loader: Any) -> int | None:
+    """`len(loader)`, or None: an IterableDataset's loader has a `__len__` that raises."""
+    if not isinstance(loader, Sized):
+        return None
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def _is_plain_loader(loader: Any) -> bool:
+    """A DataLoader over a map-style dataset whose iteration nobody replaced."""
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ is DataLoader.__iter__
+        and type(loader)._get_iterator is DataLoader._get_iterator
+        and loader._dataset_kind == _DatasetKind.Map
+    )
+
+
+class Walk:
+    """How any iterable is walked: all that can be done is to read it up to the position."""
+
+    skips = False
+    """Whether `iterate(k)` costs no loading of the k batches before."""
+    why = "this kind of loader cannot skip"
+    """Where it does not: the reason, for the person who waits."""
+    quiet = False
+    """Whether fetching a batch in this process draws no random number."""
+    generators: Sequence[torch.Generator] = ()
+    """Random generators of the loader's own."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        if isinstance(loader, DataLoader):
+            self.generators = _distinct([loader.generator])
+
+    @property
+    def warm(self) -> bool:
+        """Whether workers of an earlier epoch are still there; they change what iteration draws."""
+        return False
+
+    def set_warm(self, warm: bool) -> None:
+        """Make `warm` so before iterating."""
+
+    def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
+        """Start an epoch after `skip` batches, its order drawn. `base` seeds each sample."""
+        with interrupts_kept_from(getattr(self.loader, "num_workers", 0)):
+            iterator: Iterator[Any] = iter(self.loader)
+        return iterator
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell samplers that ask for it which epoch comes."""
+        for name in (None, "sampler", "batch_sampler", "dataset"):
+            part = self.loader if name is None else getattr(self.loader, name, None)
+            tell = getattr(part, "set_epoch", None)
+            if tell is not None:
+                tell(epoch - 1)  # torch and Hugging Face count epochs from 0
+
+    def capture(self, inside: bool) -> Any:
+        """The loader's own state, where it has one; `inside` an epoch, or before it."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Put it back."""
+
+
+class _SequenceWalk(Walk):
+    """A list of batches: its position is an index."""
+
+    skips = True
+    quiet = True
+
+    def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
+        return iter(self.loader) if skip == 0 else map(self.loader.__getitem__, range(skip, len(self.loader)))
+
+
+class _StatefulWalk(Walk):
+    """A loader that keeps its own position (torchdata's StatefulDataLoader, a user's own)."""
+
+    skips = True
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._pending: Any = None
+
+    def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
+        if skip and self._pending is not None:
+            self.loader.load_state_dict(copy.deepcopy(self._pending))
+            self._pending, skip = None, 0
+        iterator: Iterator[Any] = iter(self.loader)
+        for _ in range(skip):
+            next(iterator, END)
+        return iterator
+
+    def capture(self, inside: bool) -> Any:
+        if not inside:
+            return None
+        return copy.deepcopy(self._pending if self._pending is not None else self.loader.state_dict())
+
+    def restore(self, state: Any) -> None:
+        self._pending = state
+
+
+class _LoaderWalk(Walk):
+    """torch's DataLoader over a map-style dataset: skips by drawing indices.
+
+    It iterates a shallow copy of the user's loader, whose sampler can skip, and whose
+    dataset seeds each sample where the run is seeded. The user's own object is never changed.
+    """
+
+    why = "worker processes draw random numbers that only reading repeats; .seed() makes this instant"
+
+    def __init__(self, loader: DataLoader[Any], seeded: bool) -> None:
+        super().__init__(loader)
+        self._sampler = SkippingSampler(loader._index_sampler, batched=loader._auto_collation)
+        self._epoch = 1
+        self._first_seed = 0
+        self._carries = False
+        """Workers that live on carry their random state from epoch to epoch, where it cannot be read or
+        put back. So from the second epoch on they are seeded anew, by the first one's seed and the epoch:
+        the one place where an unseeded run differs from a hand-written loop."""
+        self._copy = self._copy_of(loader, seeded)
+        self.generators = _distinct(
+            [loader.generator, *(getattr(part, "generator", None) for part in _samplers_of(loader))]
+        )
+        self._sampler.generators = self.generators
+        calm = _draws_nothing(loader.dataset)
+        self.skips = seeded or calm or loader.num_workers == 0
+        self.quiet = (calm and _order_drawn_at_start(loader)) or loader.num_workers > 0
+
+    def _copy_of(self, loader: DataLoader[Any], seeded: bool) -> DataLoader[Any]:
+        mine = copy.copy(loader)
+        # DataLoader forbids setting these after construction; a copy that nobody has iterated is safe.
+        mine.__dict__["batch_sampler" if loader._auto_collation else "sampler"] = self._sampler
+        mine.__dict__["_iterator"] = None
+        if _draws_nothing(loader.dataset):
+            return mine
+        self._sampler.tags = seeded
+        self._carries = not seeded and loader.num_workers > 0 and loader.persistent_workers
+        if seeded or self._carries:
+            mine.__dict__["dataset"] = SeededDataset(loader.dataset)
+        return mine
+
+    @property
+    def warm(self) -> bool:
+        return self._copy._iterator is not None
+
+    def set_warm(self, warm: bool) -> None:
+        if not warm:
+            self._copy.__dict__["_iterator"] = None
+        elif self._copy._iterator is None and self._copy.persistent_workers:
+            kept = self._first_seed
+            self.iterate(0)  # a later epoch of persistent workers draws less than their first
+            self._first_seed = kept
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self._epoch = epoch
+
+    def capture(self, inside: bool) -> Any:
+        return self._first_seed
+
+    def restore(self, state: Any) -> None:
+        self._first_seed = state
+
+    def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
+        self._sampler.skip, self._sampler.base = skip, base
+        if self._carries:
+            self._sampler.round = mix(self._first_seed, self._epoch) if self.warm else None
+        with interrupts_kept_from(self.loader.num_workers):
+            iterator = iter(self._copy)
+        if self._carries and self._sampler.round is None:
+            self._first_seed = cast(int, iterator._base_seed)
+        if skip or base is not None:
+            self._sampler.draw_order()
+        return iterator
+
+
+# What a loader draws ---------------------------------------------------------------------------------
+
+
+def _samplers_of(loader: DataLoader[Any]) -> list[Any]:
+    batch_sampler = loader.batch_sampler
+    return [loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
+
+
+def _distinct(generators: Iterable[torch.Generator | None]) -> list[torch.Generator]:
+    found: list[torch.Generator] = []
+    for generator in generators:
+        if generator is not None and all(generator is not other for other in found):
+            found.append(generator)
+    return found
+
+
+def _draws_nothing(dataset: Any) -> bool:
+    """Datasets of torch whose samples are plain look-ups."""
+    if type(dataset) is TensorDataset:
+        return True
+    if type(dataset) is Subset:
+        return _draws_nothing(dataset.dataset)
+    return type(dataset) is ConcatDataset and all(_draws_nothing(part) for part in dataset.datasets)
+
+
+def _order_drawn_at_start(loader: DataLoader[Any]) -> bool:
+    known = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+    plain = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
+    default = loader.collate_fn.__module__.startswith("torch.utils.data")
+    return plain and default and type(loader.sampler) in known
+
+
+# Interrupts and worker processes ---------------------------------------------------------------------
+
+
+@contextmanager
+def interrupts_kept_from(workers: int) -> Iterator[None]:
+    """Start worker processes with the interrupt signal blocked: they inherit that for life.
+
+    A kernel's interrupt goes to the whole process group, and a worker that gets it ends; here it means
+    "pause" to the parent and nothing to them. One that comes meanwhile reaches this process afterwards.
+    """
+    if not workers or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

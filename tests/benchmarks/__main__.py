@@ -1,0 +1,84 @@
+"""`python -m tests.benchmarks`: the Learner against a hand-written loop, in interleaved processes.
+
+The machine's speed drifts, so one round runs both, in turn, and what counts is the median over rounds
+of the difference and of the ratio within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from workloads import WORKLOADS  # noqa: E402  # test folders are no packages
+
+
+def run(name: str, who: str, steps: int) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, str(HERE / "workloads.py"), name, who, str(steps)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def compare(name: str, rounds: int, steps: int) -> dict[str, Any]:
+    raws, learners = [], []
+    for i in range(rounds):
+        for who in ("raw", "learner") if i % 2 == 0 else ("learner", "raw"):
+            (raws if who == "raw" else learners).append(run(name, who, steps))
+    losses = {result["loss"] for result in raws + learners}
+    assert len(losses) == 1, f"unequal work: the final losses are {losses}"
+    pairs = list(zip(raws, learners, strict=True))
+    return {
+        "workload": name,
+        "raw_cpu_us": statistics.median(raw["cpu_us"] for raw in raws),
+        "learner_cpu_us": statistics.median(mine["cpu_us"] for mine in learners),
+        "added_cpu_us": statistics.median(mine["cpu_us"] - raw["cpu_us"] for raw, mine in pairs),
+        "cpu_ratio": statistics.median(mine["cpu_us"] / raw["cpu_us"] for raw, mine in pairs),
+        "wall_ratio": statistics.median(mine["wall_us"] / raw["wall_us"] for raw, mine in pairs),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=1000, help="training steps per epoch; 4 epochs")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    options = parser.parse_args()
+
+    print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, one thread; medians of "
+        f"{options.rounds} interleaved rounds of 4 x {options.steps} steps"
+    )
+    print(
+        f"{'workload':>10} {'raw us':>8} {'learner us':>11} {'added us':>9} {'cpu ratio':>10} {'wall ratio':>11}"
+    )
+    results = []
+    for name in options.workload or WORKLOADS:
+        row = compare(name, options.rounds, options.steps)
+        results.append(row)
+        print(
+            f"{name:>10} {row['raw_cpu_us']:8.1f} {row['learner_cpu_us']:11.1f} {row['added_cpu_us']:9.1f} "
+            f"{row['cpu_ratio']:10.3f} {row['wall_ratio']:11.3f}",
+            flush=True,
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

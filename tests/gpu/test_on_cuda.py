@@ -1,0 +1,141 @@
+"""What only a GPU can show: no step waits for the device, and states are exact there too.
+
+Collected only where there is one (see conftest.py): on other machines these tests do not exist, so
+none is reported as skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from notebook_learner import Learner, LearnerBuilder
+from notebook_learner.metric import Accuracy, CudaMetric, GradNorm, LearningRate, Loss
+
+DEVICE = "cuda:0"
+
+
+def batches(count: int) -> list[Any]:
+    source = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(32, 16, generator=source), torch.randint(0, 5, (32,), generator=source))
+        for _ in range(count)
+    ]
+
+
+def on_device(data: list[Any]) -> list[Any]:
+    return [(x.to(DEVICE), y.to(DEVICE)) for x, y in data]
+
+
+def build(directory: Path, **options: Any) -> Learner:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 5))
+    builder = (
+        LearnerBuilder(directory)
+        .metrics(Loss(), Accuracy())
+        .metric_train(LearningRate())
+        .metric_train_numeric(GradNorm())
+        .metric_train(CudaMetric())
+        .loss(F.cross_entropy)
+        .devices([DEVICE])
+        .num_epochs(2)
+        .clip_gradients(norm=1.0)
+        .precision(options.get("precision", "fp32"))
+        .grads_accumulation(options.get("window", 1))
+        .renderer("silent")
+        .seed(7)
+    )
+    return builder.build(model, lambda p: torch.optim.Adam(p, lr=1e-2), None)
+
+
+@pytest.fixture
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("window", [1, 4])
+def test_a_hundred_steps_between_two_reads_never_wait_for_the_device(
+    window: int, precision: str, tmp_path: Path
+) -> None:
+    learner = build(tmp_path, window=window, precision=precision)
+    learner.fit(on_device(batches(20)))  # warm-up: lazy allocations may wait
+    loop = learner._replica.loop
+    loop.train_more(1)
+    loop.passes["train"].cursor.loader = data = on_device(batches(120))
+    loop.passes["train"].cursor.walk.loader = data
+    loop._open_split()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loop._steps(100)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert loop.done == 100
+    loop.flush()
+    assert len(learner.history.values("Loss", "train", 3)) == 100
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("stop", [1, 5, 13])
+def test_a_captured_state_gives_the_same_bits(
+    stop: int, window: int, precision: str, deterministic: None, tmp_path: Path
+) -> None:
+    straight = build(tmp_path / "a", window=window, precision=precision)
+    straight.fit(batches(10))
+
+    learner = build(tmp_path / "b", window=window, precision=precision)
+    learner._prepare(batches(10), None, None)
+    learner.step(stop)
+    state = learner.capture()
+    torch.rand(5, device=DEVICE)
+    learner.step(4)
+    learner.restore(state)
+    torch.rand(5, device=DEVICE)
+    learner.fit()
+    mine, theirs = learner.model.state_dict(), straight.model.state_dict()
+    for name, tensor in theirs.items():
+        assert torch.equal(mine[name], tensor), name
+
+
+def test_rewinding_is_exact_with_deterministic_algorithms(deterministic: None, tmp_path: Path) -> None:
+    learner = build(tmp_path)
+    learner.fit(batches(10))
+    assert learner.rewind(7).exact
+
+
+def test_an_error_gives_the_devices_memory_back(tmp_path: Path) -> None:
+    learner = build(tmp_path)
+    learner.fit(batches(4))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+
+    def hungry(model: nn.Module, batch: Any) -> Any:
+        kept = torch.empty(1 << 28, device=DEVICE)
+        raise torch.cuda.OutOfMemoryError(f"pretended, with {kept.nbytes} bytes held")
+
+    step = learner._replica.loop.passes["train"].step
+    function, step.function = step.function, lambda batch: hungry(learner.model, batch)
+    with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
+        learner.fit(epochs=1)
+    assert caught.value.__traceback__ is not None  # as IPython keeps it
+    assert torch.cuda.memory_allocated() < before + (1 << 20)
+    step.function = function
+    learner.fit()
+    assert learner.status == "finished"
+
+
+def test_the_cuda_metric_names_the_device_and_its_memory(tmp_path: Path) -> None:
+    learner = build(tmp_path)
+    learner.fit(batches(4))
+    text = (tmp_path / "train" / "epoch-1" / "Cuda.log").read_text()
+    assert "cuda:0" in text.lower() or "GB" in text or "Gb" in text

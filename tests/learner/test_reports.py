@@ -1,0 +1,55 @@
+"""What the stepping verbs show at the end of a cell."""
+
+from __future__ import annotations
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from notebook_learner import Position
+from notebook_learner.learner.reports import RewindReport, StepReport
+
+AT = Position(1, "train", 3, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("report", "text"),
+    [
+        (StepReport(AT, 1, "train"), "1 step taken, now at epoch 1, train, step 3 of 5"),
+        (
+            StepReport(AT, 1200, "valid", {"Loss": 0.123456, "Accuracy": 50.0}),
+            "1,200 steps taken, now at epoch 1, train, step 3 of 5; valid: Loss 0.1235, Accuracy 50",
+        ),
+        (StepReport(AT, 2, "train", why="stop"), "2 steps taken, stopped at epoch 1, train, step 3 of 5"),
+        (
+            StepReport(AT, 2, "train", why="finished"),
+            "2 steps taken, training is finished, at epoch 1, train, step 3 of 5",
+        ),
+        (
+            StepReport(AT, 1, "train", {"Loss": float("nan")}),
+            "1 step taken, now at epoch 1, train, step 3 of 5; train: Loss nan",
+        ),
+        (
+            StepReport(AT, 0, "train", why="finished"),
+            "no step taken: training is finished, at epoch 1, train, step 3 of 5; "
+            "fit(epochs=n) trains n more",
+        ),
+        (RewindReport(AT, AT, 1, 0.0), "rewound to epoch 1, train, step 3 of 5 (1 step replayed, exact)"),
+        (
+            RewindReport(AT, AT, 12, 0.001234),
+            "rewound to epoch 1, train, step 3 of 5 (12 steps replayed, but the replay drifted by 0.00123)",
+        ),
+    ],
+)
+def test_a_report_reads_as_a_sentence_in_print_and_in_a_notebook(report: object, text: str) -> None:
+    shown, _ = InteractiveShell.instance().display_formatter.format(report)
+    assert str(report) == repr(report) == shown["text/plain"] == text
+
+
+def test_a_report_is_a_value() -> None:
+    with pytest.raises(AttributeError):
+        StepReport(AT, 1, "train").steps = 2  # type: ignore[misc]
+
+
+def test_any_drift_is_not_exact() -> None:
+    assert RewindReport(AT, AT, 1, 0.0).exact
+    assert not RewindReport(AT, AT, 1, float("inf")).exact

@@ -1,0 +1,285 @@
+"""The shape of the house: who may import whom.
+
+Data flows one way, from batch to step to metrics to events to whoever listens; so do imports. What
+listens (loggers, renderers) knows events and nothing of learners; what runs a step knows nothing of
+who asked for it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+PACKAGE = ROOT / "notebook_learner"
+LINES_OF_ONE_SUBJECT = 600
+
+# ------------------------------------------------------------------------------------- the table
+
+# Read a row as: who | may import, besides itself. A package stands for all that is in it; a name with a
+# dot in front is a module of learner/.
+#
+# WORDS  the vocabulary of the loop: values and requests, known to everybody in learner/
+# PARTS  what a training is made of (data, steps, updates, state, ...): every module of learner/ that has
+#        no row here. None of them knows the loop, nor who turns it.
+TABLE = """
+    errors                      |
+    event                       | errors
+    metric                      | errors event.values
+    store                       | errors
+    logger                      | errors event store
+    renderer                    | errors event
+
+    WORDS                       | errors WORDS
+    PARTS                       | errors event metric WORDS PARTS
+
+    .loop                       | errors event metric WORDS PARTS
+    .failure                    | errors event metric WORDS PARTS .loop
+    .replica                    | errors event metric WORDS PARTS .loop .failure logger
+
+    .driver                     | errors .control
+    .learner                    | errors event logger WORDS PARTS .loop .replica .driver
+
+    .settings                   | errors event metric WORDS PARTS
+    .checks .making .opening    | errors event metric WORDS PARTS .settings store
+    .loaders                    | errors event metric WORDS PARTS .settings .loop .replica
+    .builder                    | errors event metric WORDS PARTS .settings .learner
+    .assembly                   | errors event metric store logger renderer learner
+
+    learner                     |
+    notebook_learner            | errors learner
+"""
+
+WORDS = (".position", ".until", ".control")
+
+# Read a row as: this module may import that one inside a function, because ...
+LAZY = {
+    ("learner.builder", "learner.assembly"): "the builder's verbs need none of what build() wires",
+    ("learner.learner", "renderer.figure"): "matplotlib is loaded for whoever draws",
+    ("learner.learner", "renderer.summary"): "a learner is bound to no display; a table is asked for",
+}
+
+# --------------------------------------------------------------------------------- reading the source
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import of one module of the package in another. The package itself is called ""."""
+
+    source: str
+    target: str
+    lazy: bool
+    line: int
+
+    def __str__(self) -> str:
+        where = "in a function" if self.lazy else "at import"
+        return f"{self.source or 'notebook_learner'} imports {self.target} {where} (line {self.line})"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports_of(module: str) -> Iterator[Import]:
+    """What a module imports from the package when it runs; not what only type checkers read."""
+    yield from _imports_in(ast.parse(FILES[module].read_text("utf-8")), module, lazy=False)
+
+
+def _imports_in(node: ast.AST, module: str, *, lazy: bool) -> Iterator[Import]:
+    if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        children: list[ast.AST] = list(node.orelse)
+    else:
+        children = list(ast.iter_child_nodes(node))
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from (Import(module, target, lazy, node.lineno) for target in _targets(node, module))
+    lazy = lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    for child in children:
+        yield from _imports_in(child, module, lazy=lazy)
+
+
+def _targets(node: ast.Import | ast.ImportFrom, module: str) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {
+            alias.name.partition(".")[2] for alias in node.names if alias.name.split(".")[0] == PACKAGE.name
+        }
+    if node.level:
+        is_package = FILES[module].name == "__init__.py"
+        steps_up = node.level - is_package
+        parents = module.split(".") if module else []
+        base = ".".join([*parents[: len(parents) - steps_up], *([node.module] if node.module else [])])
+    elif (node.module or "").split(".")[0] == PACKAGE.name:
+        base = (node.module or "").partition(".")[2]
+    else:
+        return set()
+    names = {f"{base}.{alias.name}".lstrip(".") for alias in node.names}
+    modules = names & FILES.keys()
+    return modules if len(modules) == len(names) else modules | {base}
+
+
+def is_in(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def read_table() -> dict[str, set[str]]:
+    """Who may import what, by module or package; words, parts and dots written out."""
+    rows = [line.split("|") for line in TABLE.splitlines() if line.strip()]
+    named = {name for who, _ in rows for name in who.split()} | {*WORDS}
+    parts = {
+        f".{name.removeprefix('learner.')}"
+        for name in FILES
+        if name.startswith("learner.") and f".{name.removeprefix('learner.')}" not in named
+    }
+    groups = {"WORDS": {*WORDS}, "PARTS": parts, PACKAGE.name: {""}}
+
+    def spelt_out(names: str) -> set[str]:
+        members = [groups.get(name, {name}) for name in names.split()]
+        return {f"learner{name}" if name.startswith(".") else name for name in set().union(*members)}
+
+    return {name: spelt_out(may) for who, may in rows for name in spelt_out(who)}
+
+
+MAY_IMPORT = read_table()
+
+
+def row_of(module: str) -> str:
+    """The table's row for a module: its own, or its package's."""
+    while module not in MAY_IMPORT:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def allowed(edge: Import) -> bool:
+    row = row_of(edge.source)
+    within = row not in ("", "learner") and is_in(edge.target, row)
+    return within or any(is_in(edge.target, package) for package in MAY_IMPORT[row])
+
+
+def loaded_with(edge: Import) -> set[str]:
+    """The module, and the packages around it, whose `__init__` runs first."""
+    parents = edge.target.split(".")
+    packages = {".".join(parents[:depth]) for depth in range(1, len(parents))}
+    return {edge.target} | {package for package in packages if not is_in(edge.source, package)}
+
+
+# -------------------------------------------------------------------------------------------- tests
+
+
+def test_every_package_has_a_row_in_the_table():
+    assert [module for module in FILES if module and row_of(module) == ""] == []
+
+
+def test_the_table_names_only_what_exists():
+    named = {*MAY_IMPORT, *set().union(*MAY_IMPORT.values()), *(name for pair in LAZY for name in pair)}
+    assert named - FILES.keys() == set()
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_imports_point_one_way(module):
+    wrong = [
+        str(edge)
+        for edge in imports_of(module)
+        if not allowed(edge) and not (edge.lazy and (edge.source, edge.target) in LAZY)
+    ]
+    assert wrong == []
+
+
+def test_every_lazy_import_with_a_reason_is_still_there():
+    made = {(edge.source, edge.target) for module in FILES for edge in imports_of(module) if edge.lazy}
+    assert LAZY.keys() - made == set()
+
+
+def test_no_two_modules_import_each_other():
+    graph = {
+        module: {name for edge in imports_of(module) if not edge.lazy for name in loaded_with(edge)}
+        for module in FILES
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_file_has_more_than_one_subject():
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in [*PACKAGE.rglob("*.py"), *TESTS.rglob("*.py")]
+        if (lines := len(path.read_text("utf-8").splitlines())) > LINES_OF_ONE_SUBJECT
+    }
+    assert long == {}, f"more than {LINES_OF_ONE_SUBJECT} lines"
+
+
+def test_test_files_and_their_helpers_have_names_of_their_own():
+    names = Counter(
+        path.name for path in TESTS.rglob("*.py") if path.name not in ("conftest.py", "__init__.py")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "target", "lazy"),
+    [
+        ("learner.loop", "from ..event import Event", "event", False),
+        ("learner.loop", "from .data import END, Cursor", "learner.data", False),
+        ("renderer.plain", "from . import epoch_table", "renderer.epoch_table", False),
+        ("renderer", "from .plain import PlainRenderer", "renderer.plain", False),
+        ("", "from .learner.builder import LearnerBuilder", "learner.builder", False),
+        ("metric.loss", "import notebook_learner.learner.loop", "learner.loop", False),
+        ("metric.loss", "from notebook_learner.learner import loop", "learner.loop", False),
+        (
+            "metric.loss",
+            "try:\n    from ..store import layout\nexcept ImportError: pass",
+            "store.layout",
+            False,
+        ),
+        ("metric.loss", "def f():\n    from ..learner.loop import Loop", "learner.loop", True),
+        (
+            "metric.loss",
+            "if TYPE_CHECKING: pass\nelse:\n    from ..store import layout",
+            "store.layout",
+            False,
+        ),
+    ],
+)
+def test_an_import_is_seen_however_it_is_written(module, line, target, lazy):
+    (seen,) = _imports_in(ast.parse(line), module, lazy=False)
+    assert (seen.target, seen.lazy) == (target, lazy)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import torch", "from torch import nn", "if TYPE_CHECKING:\n    from ..learner.loop import Loop"],
+)
+def test_other_packages_and_what_only_type_checkers_read_are_not_in_question(line):
+    assert list(_imports_in(ast.parse(line), "metric.loss", lazy=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("metric.loss", "learner.loop"),
+        ("metric.group", "event.fanout"),
+        ("event.values", "metric"),
+        ("learner.loop", "learner.replica"),
+        ("learner.loop", "logger"),
+        ("learner.replica", "renderer.choose"),
+        ("learner.learner", "learner.assembly"),
+        ("learner.control", "learner.loop"),
+        ("learner.data", "learner.loop"),
+        ("learner.settings", "learner.checks"),
+        ("renderer.figure", "learner"),
+        ("", "renderer"),
+    ],
+)
+def test_the_table_forbids_the_way_back(source, target):
+    assert not allowed(Import(source, target, lazy=False, line=1))

@@ -1,0 +1,106 @@
+"""What the documentation says holds: examples run, links lead somewhere, names exist."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import notebook_learner
+from notebook_learner import metric
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "notebook_learner"
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+WITH_EXAMPLES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if re.search(r"^\s*>>> ", path.read_text("utf-8"), re.MULTILINE)
+]
+
+
+def examples_in(module):
+    """The docstrings of a module that hold examples; each is one session."""
+    found = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(module))
+    return [session for session in found if session.examples]
+
+
+def page(name):
+    return (ROOT / name).read_text("utf-8")
+
+
+# ---------------------------------------------------------------------------------------- examples
+
+
+# In process and not by --doctest-modules, so that an example that trains finds its own empty folder
+# and that a skipped example is an error.
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_the_examples_in_docstrings_run(module, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    runner = doctest.DocTestRunner()
+    report = []
+    with torch.random.fork_rng():
+        for session in examples_in(module):
+            runner.run(session, out=report.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(report)
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_no_example_is_left_out(module):
+    sessions = examples_in(module)
+    assert sessions != []
+    left_out = [
+        f"{session.name}, line {session.lineno + example.lineno + 1}: {example.source.strip()}"
+        for session in sessions
+        for example in session.examples
+        if doctest.SKIP in example.options
+    ]
+    assert left_out == []
+
+
+@pytest.mark.parametrize("module", ["notebook_learner.learner.builder", "notebook_learner.metric.base"])
+def test_where_people_start_there_is_an_example(module):
+    assert module in WITH_EXAMPLES
+
+
+# ------------------------------------------------------------------------------------------- pages
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_within_the_repository_lead_somewhere(name):
+    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", page(name)) if "://" not in target]
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_paths_in_the_text_exist(name):
+    paths = re.findall(r"`([\w.]+(?:/[\w.]+)+|[\w.-]+\.(?:py|md|txt|toml))`", page(name))
+    nowhere = [path for path in paths if not any((root / path).exists() for root in (ROOT, PACKAGE))]
+    assert nowhere == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_classes_in_the_text_are_public(name):
+    public = {*notebook_learner.__all__, *metric.__all__}
+    mentioned = set(re.findall(r"`([A-Z][a-z]+\w*)`", page(name)))
+    assert mentioned - public == set()
+
+
+def test_the_changelog_says_what_the_next_version_brings():
+    sections = re.split(r"^## ", page("CHANGELOG.md"), flags=re.MULTILINE)[1:]
+    assert sections[0].startswith("[Unreleased]\n")
+    assert re.findall(r"^- ", sections[0], re.MULTILINE) != []
+
+
+def test_no_page_is_wider_than_the_code_but_for_commands_and_tables():
+    wide = [
+        f"{name}:{number}"
+        for name in PAGES
+        for number, line in enumerate(page(name).splitlines(), start=1)
+        if len(line) > 120 and not line.startswith(("python3 -m venv", "|"))
+    ]
+    assert wide == []

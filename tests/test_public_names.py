@@ -1,0 +1,127 @@
+"""The names users write. Tutorials and other people's code hold on to them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import notebook_learner
+from notebook_learner import Learner, LearnerBuilder
+
+PUBLIC = {
+    "notebook_learner": """
+        Learner LearnerBuilder Paused
+        TrainOutput ClassificationOutput MultiLabelClassificationOutput RegressionOutput SequenceOutput
+    """,
+    "notebook_learner.metric": """
+        Metric Accuracy Loss LearningRate TopKAccuracy IterationSpeed CpuUse CpuMemory CudaMetric GradNorm
+    """,
+}
+
+BUILDER_VERBS = """
+    metric_train metric_valid metric_train_numeric metric_valid_numeric metrics
+    metric_logger renderer with_application_logger
+    num_epochs with_batch_size grads_accumulation devices precision clip_gradients compile ema seed
+    loss train_step valid_step step_scheduler early_stopping keyframes checkpoint build
+"""
+
+LEARNER_NAMES = """
+    fit start wait pause resume stop paused
+    step step_epoch run_until rewind capture restore
+    status position num_epochs history model ema_model optimizer scheduler batch output plot summary
+"""
+
+PACKAGES = [
+    "notebook_learner",
+    *(f"notebook_learner.{name}" for name in ("event", "logger", "metric", "renderer", "store")),
+]
+
+
+def public_members(cls):
+    """Methods and properties that `cls` itself defines and does not hide."""
+    return {
+        name: member
+        for name, member in vars(cls).items()
+        if not name.startswith("_") and (callable(member) or isinstance(member, property))
+    }
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), [(p, name) for p, names in PUBLIC.items() for name in names.split()]
+)
+def test_name_is_public(package, name):
+    module = importlib.import_module(package)
+    assert name in module.__all__
+    assert getattr(module, name).__name__ == name
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_all_is_sorted_and_importable(package):
+    module = importlib.import_module(package)
+    assert list(module.__all__) == sorted(set(module.__all__))
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_class_and_function_says_what_it_is(package):
+    module = importlib.import_module(package)
+    things = [getattr(module, name) for name in module.__all__]
+    silent = [
+        thing.__name__
+        for thing in things
+        if (inspect.isclass(thing) or inspect.isfunction(thing))
+        and not vars(thing).get("__doc__", thing.__doc__)
+    ]
+    assert silent == []
+
+
+def test_star_import_brings_the_public_names_and_nothing_else():
+    scope = {}
+    exec("from notebook_learner import *", scope)
+    assert sorted(scope.keys() - {"__builtins__"}) == list(notebook_learner.__all__)
+
+
+@pytest.mark.parametrize("verb", BUILDER_VERBS.split())
+def test_builder_has_the_verb(verb):
+    assert callable(getattr(LearnerBuilder, verb))
+
+
+@pytest.mark.parametrize("cls", [LearnerBuilder, Learner])
+def test_every_public_member_has_a_docstring(cls):
+    assert len(public_members(cls)) > 20
+    assert [name for name, member in public_members(cls).items() if not member.__doc__] == []
+
+
+@pytest.mark.parametrize("cls", [LearnerBuilder, Learner])
+def test_every_public_member_says_what_it_returns(cls):
+    functions = {
+        name: member.fget if isinstance(member, property) else member
+        for name, member in public_members(cls).items()
+    }
+    assert [name for name, function in functions.items() if "return" not in function.__annotations__] == []
+
+
+def test_every_builder_verb_but_build_can_be_chained():
+    answers = {
+        name: member.__annotations__["return"]
+        for name, member in public_members(LearnerBuilder).items()
+        if name != "build"
+    }
+    assert set(answers.values()) == {"Self"}
+
+
+@pytest.mark.parametrize("name", LEARNER_NAMES.split())
+def test_learner_has_the_name(tmp_path, name):
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    learner = LearnerBuilder(tmp_path).loss(nn.functional.mse_loss).build(model, optimizer)
+    assert hasattr(learner, name)
+
+
+def test_the_version_is_the_packages():
+    assert notebook_learner.__version__ == importlib.metadata.version("notebook_learner")
