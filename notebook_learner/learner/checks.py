@@ -254,7 +254,7 @@ def _model(settings: Settings, model: Any) -> Iterator[str]:
         yield f"the model is the class {model.__name__}; give an instance: {model.__name__}(...)"
         return
     if not isinstance(model, nn.Module):
-        yield f"the model is a {type(model).__name__}; give a torch.nn.Module"
+        yield f"the model is of type {type(model).__name__}; give a torch.nn.Module"
         return
     if settings.loss is None and settings.train_step is None and not hasattr(model, "train_step"):
         yield (

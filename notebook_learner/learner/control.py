@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 Request = Literal["pause", "stop"]
@@ -33,7 +31,6 @@ class Control:
         self._holds = 0
         self._held = False
         self._waits = False
-        self._serves_holds = True
 
     # From any thread -----------------------------------------------------------------------------
 
@@ -83,8 +80,7 @@ class Control:
         if not self.wanted:
             return None
         with self.changed:
-            if self._serves_holds:
-                self._wait_released()
+            self._wait_released()
             interrupted = self._interrupted
             request = self._request or ("pause" if interrupted else None)
             self._request = None
@@ -93,14 +89,10 @@ class Control:
             self._refresh()
             return request
 
-    @contextmanager
-    def holds_deferred(self) -> Iterator[None]:
-        """Serve no hold meanwhile: a replay passes boundaries at which the record is another one's."""
-        self._serves_holds = False
-        try:
-            yield
-        finally:
-            self._serves_holds = True
+    def take_interrupt(self) -> Request | None:
+        """As `take`, but only for interrupts: a replay passes boundaries at which the record is another
+        one's, and nobody may look there."""
+        return "pause" if self._interrupted and self.forget_interrupts() else None
 
     # From the driver, when nothing runs -----------------------------------------------------------
 

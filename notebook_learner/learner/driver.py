@@ -133,12 +133,12 @@ class Driver:
             )
         me = threading.current_thread()
         with self._changed:
-            self._changed.wait_for(lambda: self._holders or not self._others_first)
+            self._wait_for(lambda: bool(self._holders) or not self._others_first)
             self._holders.append(me)
             self.control.hold()
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self.still)
+                self._wait_for(lambda: self.still)
             yield
         finally:
             with self._changed:
@@ -204,7 +204,13 @@ class Driver:
     def _wait_turn(self) -> None:
         with self._changed:
             turn = self._turn
-            self._changed.wait_for(lambda: self._thread is None or self._turn != turn)
+            self._wait_for(lambda: self._thread is None or self._turn != turn)
+
+    def _wait_for(self, ready: Callable[[], bool]) -> None:
+        """Wait in pieces: on Windows, or where another thread got the signal, an interrupt is only heard
+        between two of them."""
+        while not ready():
+            self._changed.wait(0.1)
 
 
 BACKGROUND = "notebook_learner"

@@ -33,8 +33,8 @@ def _matched(gradients: Any, model: nn.Module) -> Iterable[tuple[str, nn.Paramet
         return [(*_find(key, model), grad) for key, grad in gradients.items()]
     if isinstance(gradients, Tensor) or not isinstance(gradients, Iterable):
         raise StepError(
-            f"TrainOutput.grads is a {type(gradients).__name__}; give None where `backward()` left them in "
-            "`.grad`, a mapping by name or parameter, or one gradient for each parameter"
+            f"TrainOutput.grads is of type {type(gradients).__name__}; give None where `backward()` left "
+            "them in `.grad`, a mapping by name or parameter, or one gradient for each parameter"
         )
     named, grads = list(model.named_parameters()), list(gradients)
     if len(grads) != len(named):

@@ -93,7 +93,7 @@ class Loaders:
 
 def data_mistakes(settings: Settings, model: Any, split: Split, given: Any) -> Iterator[str]:
     """What is wrong with a loader or dataset."""
-    said = f"the {split} data is a {type(given).__name__}"
+    said = f"the {split} data is of type {type(given).__name__}"
     if isinstance(given, type):
         yield f"the {split} data is the class {given.__name__}; give an instance"
     elif isinstance(given, Dataset) or (not isinstance(given, Iterable) and _is_like_a_dataset(given)):

@@ -121,7 +121,8 @@ class Loop:
         """Steps taken by this loop, replays included: for reports, never part of the state."""
         self.pace = Pace()
         self.breakable = True
-        """Whether a second interrupt may raise inside a step; not while a replay puts things right."""
+        """False while a replay puts things right: then a second interrupt raises in no step, and nobody
+        holds the loop still to look at places it only passes."""
         self._open = False
         self._read = 0
         """Steps of this split whose values were handed on."""
@@ -160,7 +161,7 @@ class Loop:
             position = self.position
             if self.boundary is not None:
                 self.boundary.reached(position)
-            if request := self.control.take():
+            if request := self.control.take() if self.breakable else self.control.take_interrupt():
                 return request
             if self.finished:
                 return "finished"

@@ -28,18 +28,21 @@ def make_optimizer(model: nn.Module, given: Any) -> tuple[Optimizer | None, Mist
     """The optimizer, by its factory where one was given."""
     made, by = given, "the optimizer is"
     if callable(given) and not isinstance(given, Optimizer) and not _is_strange_class(given):
-        by = "the optimizer factory returned"
+        by = "what the optimizer factory returned is"
         try:
             made = given(model.parameters())
         except Exception as error:
             return None, [f"the optimizer factory failed ({type(error).__name__}: {error})"]
     if not isinstance(made, Optimizer):
-        kind = f"the class {made.__name__}" if isinstance(made, type) else f"a {type(made).__name__}"
         return None, [
-            f"{by} {kind}; give an optimizer such as torch.optim.Adam(model.parameters()), or a factory that "
-            "is given the parameters, such as lambda p: torch.optim.Adam(p, lr=1e-3)"
+            f"{by} {_of_type(made)}; give an optimizer such as torch.optim.Adam(model.parameters()), or a "
+            "factory that is given the parameters, such as lambda p: torch.optim.Adam(p, lr=1e-3)"
         ]
     return made, list(_optimizer_mistakes(model, made))
+
+
+def _of_type(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
 def _is_strange_class(given: Any) -> bool:
@@ -115,7 +118,7 @@ def _from_callable(
             f"the scheduler callable is no function from step to rate ({why}) and no factory that takes the "
             f"optimizer ({type(failed).__name__}: {failed})"
         ]
-    return _of_torch(made, optimizer, settings, "the scheduler factory returned")
+    return _of_torch(made, optimizer, settings, "what the scheduler factory returned is")
 
 
 def _of_torch(
@@ -123,7 +126,7 @@ def _of_torch(
 ) -> tuple[Schedule | None, Mistakes]:
     if not isinstance(scheduler, TorchScheduler):
         return None, [
-            f"{by} a {type(scheduler).__name__}; give a number for a constant rate, a scheduler of "
+            f"{by} {_of_type(scheduler)}; give a number for a constant rate, a scheduler of "
             "torch.optim.lr_scheduler, a factory that is given the optimizer, or a function from step to rate"
         ]
     wrong: Mistakes = []

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
 
-from ..metric import MetricGroup
+from ..errors import StateError
+from ..metric import Metric, MetricGroup
 from .data import Cursor
 from .rng import Rng, capture_rng, restore_rng
 from .state import clone
@@ -87,6 +88,14 @@ class MetricsPart:
 
     def __init__(self, group: MetricGroup) -> None:
         self.group = group
+
+    def check(self, state: Any, /) -> None:
+        mine = {metric.name for metric in self.group.metrics if isinstance(metric, Metric)}
+        if mine != set(state["metrics"]):
+            raise StateError(
+                f"the state has the metrics {', '.join(sorted(state['metrics'])) or 'none'}, this learner "
+                f"{', '.join(sorted(mine)) or 'none'}; register the same ones to go on inside an epoch"
+            )
 
     def capture(self) -> Any:
         return self.group.state_dict()

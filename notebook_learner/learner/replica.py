@@ -12,12 +12,12 @@ from time import perf_counter
 from ..errors import LoggerError, StateError
 from ..event import Event, FanOut, MetricBlock, Notice, Record, Rewound, cut, drift, rows
 from ..logger import History
-from .failure import explain, release_device_memory, what_moved
+from .failure import explain, release_device_memory, stage_of, what_moved
 from .loop import Loop, Why
 from .parts import RngPart
 from .position import Position, Split
 from .reports import RewindReport
-from .state import Part, State
+from .state import Checks, Part, State
 from .timeline import Timeline
 from .until import FAR, At, Until
 
@@ -88,6 +88,10 @@ class Replica:
         self.rng.enter()
         try:
             replay = self._return_to(target, keyframe)
+        except BaseException as error:
+            self._fall_back(keyframe)
+            explain(error, keyframe.position, f"on the way back to {target}")
+            raise
         finally:
             self.rng.leave()
         reached = self.loop.position
@@ -134,9 +138,9 @@ class Replica:
             failure, self._failure = self._failure, None
             raise failure
         if self._epoch_to_save(position):
-            self._saved_epoch = position.epoch - 1
             if self.save is not None:
-                self.save(self._saved_epoch, self.capture())
+                self.save(position.epoch - 1, self.capture())
+            self._saved_epoch = position.epoch - 1
         if self.timeline.due(position):
             self._keep(position)
 
@@ -196,6 +200,9 @@ class Replica:
                 f"the state lacks {', '.join(missing)}; it was captured from a learner that was built "
                 "otherwise (with another precision, average, or without validation)"
             )
+        for name, part in self.parts.items():  # all checks first: a refused state changes nothing
+            if isinstance(part, Checks):
+                part.check(state.parts[name])
         for name, part in self.parts.items():
             part.restore(state.parts[name])
 
@@ -204,7 +211,7 @@ class Replica:
         so that the run still stands on the line it came along."""
         splits, steps = self.history.restore(record)
         position = self.loop.position
-        self._saved_epoch = min(self._saved_epoch, position.epoch - 1)
+        self._saved_epoch = position.epoch - 1
         self.emit(Rewound(position.epoch, position.split, position.step, record, splits, steps, reason))
         rest = record[splits:]
         return not rest or (len(rest) == 1 and rest[0].steps == steps)
@@ -222,7 +229,8 @@ class Replica:
         keyframe = self.timeline.nearest(target) if loop.current.cursor.walks_again else None
         if keyframe is None:
             self._stay(target)
-            explain(error, target, what_moved(step.stage, loop.current.cursor.walks_again))
+            stage = stage_of(error, step.stage)
+            explain(error, target, what_moved(stage, loop.current.cursor.walks_again))
             return
         try:
             replay = self._return_to(target, keyframe)
@@ -230,7 +238,7 @@ class Replica:
             self._fall_back(keyframe)
             explain(error, keyframe.position, f"the way back to {target} failed too: {second!r}")
             return
-        loop.batch = failed
+        loop.batch, loop.output = failed, None  # the batch at hand has no output yet
         self._settle(replay)
         explain(error, loop.position, replay.verdict(target, loop.position))
 

@@ -111,6 +111,9 @@ class Torch:
             self._step(epoch_value(type(self.scheduler).__name__, self.goes_by, finals))
 
     def _step(self, *value: float) -> None:
+        # torch warns where its scheduler moves before this optimizer object did. The loop's order is
+        # right; but after a restore, or an epoch that the loss scaler skipped, torch cannot know.
+        vars(self.scheduler.optimizer)["_opt_called"] = True
         step: Callable[..., None] = self.scheduler.step  # the two kinds disagree on what it takes
         step(*value)
 
@@ -121,8 +124,6 @@ class Torch:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
         self.scheduler.load_state_dict(copy.deepcopy(dict(state)))
-        # torch warns where the scheduler moves before this optimizer object did; in the state it had.
-        vars(self.scheduler.optimizer)["_opt_called"] = True
 
     def __str__(self) -> str:
         by = f", by {self.goes_by[0]} {self.goes_by[1]}" if self.goes_by else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,14 @@ class Part(Protocol):
 
     def restore(self, state: Any, /) -> None:
         """Make the live one equal to a captured value."""
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """A part that can tell beforehand whether a captured value fits."""
+
+    def check(self, state: Any, /) -> None:
+        """Raise a StateError where it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +116,12 @@ class ModelPart:
             "extra": {name: clone(extra) for name, extra in self._extra_states()},
         }
 
+    def check(self, state: Any, /) -> None:
+        _check_same(state["tensors"], self._tensors())
+
     def restore(self, state: Any, /) -> None:
-        live = self._tensors()
-        saved = state["tensors"]
-        _check_same(saved, live)
+        self.check(state)
+        live, saved = self._tensors(), state["tensors"]
         with torch.no_grad():
             for name, tensor in live.items():
                 tensor.copy_(saved[name])
@@ -165,9 +175,8 @@ class OptimizerPart:
             "shared": {key: clone(value) for key, value in state.items() if not isinstance(key, Tensor)},
         }
 
-    def restore(self, state: Any, /) -> None:
+    def check(self, state: Any, /) -> None:
         if self._asked:
-            self.optimizer.load_state_dict(copy.deepcopy(state["own"]))
             return
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
         if sizes != state["sizes"]:
@@ -175,6 +184,12 @@ class OptimizerPart:
                 f"the state's optimizer has groups of {state['sizes']} parameters, this one of {sizes}; "
                 "build the optimizer over the same parameter groups"
             )
+
+    def restore(self, state: Any, /) -> None:
+        if self._asked:
+            self.optimizer.load_state_dict(copy.deepcopy(state["own"]))
+            return
+        self.check(state)
         self._restore_groups(state["groups"])
         self._restore_state(state)
 

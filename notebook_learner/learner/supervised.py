@@ -43,8 +43,8 @@ def _kind_of(output: Any, y: Any) -> Callable[..., Any]:
 
 def _why_no_pair(batch: Any) -> str:
     kind = type(batch).__name__
-    size = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+    size = f" with {len(batch)} parts" if isinstance(batch, (tuple, list)) else ""
     return (
-        f"loss(fn) is for (x, y) batches, but this batch is a {kind}{size}; say how to train on it with "
-        "train_step(fn) and fn(model, batch), or with a train_step(self, batch) on the model"
+        f"loss(fn) is for (x, y) batches, but this batch is of type {kind}{size}; say how to train on it "
+        "with train_step(fn) and fn(model, batch), or with a train_step(self, batch) on the model"
     )

@@ -62,7 +62,9 @@ def _remember_optimizer(optimizer: Optimizer) -> Undo:
     held = [*optimizer.param_groups, *(held for held in optimizer.state.values() if isinstance(held, dict))]
     contents = [(live, dict(live)) for live in held]
     rates = [
-        (rate, rate.clone()) for group in optimizer.param_groups if isinstance(rate := group.get("lr"), Tensor)
+        (rate, rate.clone())
+        for group in optimizer.param_groups
+        if isinstance(rate := group.get("lr"), Tensor)
     ]
 
     def undo() -> None:

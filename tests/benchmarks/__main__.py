@@ -22,6 +22,8 @@ sys.path.insert(0, str(HERE))
 
 from workloads import WORKLOADS  # noqa: E402  # test folders are no packages
 
+WIDTHS = (10, 9, 12, 10, 11, 12)
+
 
 def run(name: str, who: str, steps: int) -> dict[str, float]:
     done = subprocess.run(
@@ -64,18 +66,18 @@ def main() -> None:
         f"torch {torch.__version__}, Python {platform.python_version()}, one thread; medians of "
         f"{options.rounds} interleaved rounds of 4 x {options.steps} steps"
     )
-    print(
-        f"{'workload':>10} {'raw us':>8} {'learner us':>11} {'added us':>9} {'cpu ratio':>10} {'wall ratio':>11}"
+    heads = zip(
+        ("workload", "raw us", "learner us", "added us", "cpu ratio", "wall ratio"), WIDTHS, strict=True
     )
+    print("".join(f"{head:>{width}}" for head, width in heads))
     results = []
     for name in options.workload or WORKLOADS:
         row = compare(name, options.rounds, options.steps)
         results.append(row)
-        print(
-            f"{name:>10} {row['raw_cpu_us']:8.1f} {row['learner_cpu_us']:11.1f} {row['added_cpu_us']:9.1f} "
-            f"{row['cpu_ratio']:10.3f} {row['wall_ratio']:11.3f}",
-            flush=True,
-        )
+        figures = (row["raw_cpu_us"], row["learner_cpu_us"], row["added_cpu_us"])
+        ratios = (row["cpu_ratio"], row["wall_ratio"])
+        cells = [name, *(f"{figure:.1f}" for figure in figures), *(f"{ratio:.3f}" for ratio in ratios)]
+        print("".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True)), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1))
 

@@ -151,6 +151,12 @@ def test_a_made_field_is_moved_and_not_made_again():
     assert (moved.made.place, moved.runs) == ("cpu", 1)
 
 
+def test_what_a_batch_was_given_beside_its_fields_stays():
+    batch = Record(Leaf())
+    batch.remark = "kept"
+    assert move(batch, CPU).remark == "kept"
+
+
 def test_an_object_that_can_move_itself_is_asked():
     """A PackedSequence keeps its batch sizes on the host: taking it for the tuple it is would not."""
 

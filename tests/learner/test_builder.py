@@ -425,6 +425,7 @@ def test_a_loss_function_is_enough_for_a_plain_module_and_pairs(tmp_path):
         (torch.tensor([0, 2, 1, 1]), F.cross_entropy, None, ClassificationOutput),
         (torch.randn(4, 3), F.mse_loss, None, RegressionOutput),
         (torch.rand(4, 3).softmax(1), F.cross_entropy, None, RegressionOutput),
+        (torch.ones(4, 3, dtype=torch.long), lambda x, y: (x - y).square().mean(), None, RegressionOutput),
         (
             torch.ones(4, 3),
             F.binary_cross_entropy_with_logits,
@@ -432,7 +433,7 @@ def test_a_loss_function_is_enough_for_a_plain_module_and_pairs(tmp_path):
             MultiLabelClassificationOutput,
         ),
     ],
-    ids=["class numbers", "numbers", "class probabilities", "as asked"],
+    ids=["class numbers", "numbers", "class probabilities", "whole numbers", "as asked"],
 )
 def test_the_output_of_a_loss_function_follows_the_targets(y, loss, asked, made, tmp_path):
     model = net()
@@ -465,9 +466,9 @@ def test_a_loss_function_may_take_outputs_and_targets_of_several_parts(tmp_path)
 @pytest.mark.parametrize(
     ("batch", "said"),
     [
-        ({"x": torch.zeros(2, 6), "y": torch.zeros(2)}, "this batch is a dict"),
-        ((torch.zeros(2, 6), None, None), "this batch is a tuple of 3"),
-        (torch.zeros(2, 6), "this batch is a Tensor"),
+        ({"x": torch.zeros(2, 6), "y": torch.zeros(2)}, "this batch is of type dict"),
+        ((torch.zeros(2, 6), None, None), "this batch is of type tuple with 3 parts"),
+        (torch.zeros(2, 6), "this batch is of type Tensor"),
     ],
 )
 def test_a_loss_function_says_so_when_a_batch_is_no_pair(batch, said, tmp_path):
@@ -534,6 +535,16 @@ def test_one_builder_builds_several_learners_that_know_nothing_of_each_other(tmp
     assert set(other.history["train", "Learning Rate"]) == {0.5}
 
 
+def test_what_the_builder_is_told_later_does_not_reach_a_learner_it_built(tmp_path):
+    model = net()
+    builder = classifier(tmp_path).with_batch_size(4)
+    learner = builder.build(model, sgd(model))
+    builder.with_batch_size(2).metric_train(LearningRate())
+    learner.fit(TensorDataset(*batches((8,))[0]))
+    assert learner.history.weights("Loss", "train").tolist() == [4, 4]
+    assert learner.history.metrics("train") == ("Loss",)
+
+
 def test_the_settings_are_told_in_words_when_the_run_opens(tmp_path):
     screen = Tape()
     model = net()
@@ -552,6 +563,18 @@ def test_the_settings_are_told_in_words_when_the_run_opens(tmp_path):
         "average": "EMA 0.99",
         "early stopping": "valid Loss, patience 3",
         "seed": "5",
+    }
+
+
+def test_what_was_not_asked_for_is_not_told(tmp_path):
+    model = net()
+    learner = classifier(tmp_path).build(model, sgd(model), None, batches())
+    assert learner.summary().settings == {
+        "device": "cpu",
+        "precision": "fp32",
+        "optimizer": "SGD",
+        "learning rate": "as the optimizer has it",
+        "epochs": "0 of 1",
     }
 
 

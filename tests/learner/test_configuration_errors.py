@@ -270,7 +270,7 @@ class Frozen(nn.Linear):
 
 
 MODELS = {
-    "a function": (lambda: F.relu, "the model is a function; give a torch.nn.Module"),
+    "a function": (lambda: F.relu, "the model is of type function; give a torch.nn.Module"),
     "a class": (lambda: Frozen, "the model is the class Frozen; give an instance: Frozen(...)"),
     "frozen": (Frozen, "the model has no parameter that trains; look at requires_grad"),
     "lazy": (
@@ -308,15 +308,18 @@ def failing(parameters):
 
 
 OPTIMIZERS = {
-    "a word": (lambda model: "adam", "the optimizer is a str; give an optimizer such as torch.optim.Adam("),
-    "nothing": (lambda model: None, "the optimizer is a NoneType; give an optimizer such as "),
+    "a word": (
+        lambda model: "adam",
+        "the optimizer is of type str; give an optimizer such as ",
+    ),
+    "nothing": (lambda model: None, "the optimizer is of type NoneType; give an optimizer such as "),
     "a strange class": (
         lambda model: StepLR,
         "the optimizer is the class StepLR; give an optimizer such as ",
     ),
     "a factory of nothing": (
         lambda model: lambda parameters: None,
-        "the optimizer factory returned a NoneType; give an optimizer such as ",
+        "what the optimizer factory returned is of type NoneType; give an optimizer such as ",
     ),
     "a factory that fails": (
         lambda model: failing,
@@ -391,7 +394,7 @@ def test_a_plateau_scheduler_that_cannot_be_stepped_is_told(kind, tmp_path):
 
 
 SCHEDULES = {
-    "a word": ("cosine", "the scheduler is a str; give a number for a constant rate, a scheduler of "),
+    "a word": ("cosine", "the scheduler is of type str; give a number for a constant rate, a scheduler of "),
     "a negative rate": (-0.1, "the learning rate is -0.1; give a number from 0, such as 1e-3"),
     "no number": (float("nan"), "the learning rate is nan; give a number from 0, such as 1e-3"),
     "a function without a rate": (
@@ -400,7 +403,7 @@ SCHEDULES = {
     ),
     "a factory of nothing": (
         lambda optimizer: optimizer.zero_grad(),
-        "the scheduler factory returned a NoneType; give a number for a constant rate",
+        "what the scheduler factory returned is of type NoneType; give a number for a constant rate",
     ),
     "neither function nor factory": (
         ill,
@@ -474,7 +477,7 @@ def test_all_mistakes_are_told_together(tmp_path):
         "Sequential does not say how it trains",
         "of the optimizer's 4 parameters are not the model's",
         "the scheduler (StepLR) drives another optimizer",
-        "the train data is a int",
+        "the train data is of type int",
         "there is a validation loader, but Sequential has no valid_step",
     ]
     assert [start for start in wanted if not any(start in line for line in mistakes)] == []

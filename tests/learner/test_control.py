@@ -184,18 +184,18 @@ def test_an_interrupt_ends_the_wait_and_whoever_holds_may_go_on_looking() -> Non
         assert not control.held
 
 
-def test_a_replay_passes_its_boundaries_without_serving_holds_but_not_without_requests() -> None:
+def test_a_replay_hears_interrupts_and_nothing_else() -> None:
     """At a replayed boundary the record is that of a later one: nobody may capture there."""
     control = Control()
     control.hold()
-    with control.holds_deferred():
-        assert control.take() is None
-        control.request("stop")
-        assert control.take() == "stop"
-        assert not control.held
-    with another_thread(control.take):
-        wait_held(control)
-        control.release()
+    control.request("stop")
+    assert control.take_interrupt() is None
+    assert not control.held
+    control.interrupt()
+    assert control.take_interrupt() == "pause"
+    assert control.take_interrupt() is None
+    control.release()
+    assert control.take() == "stop"
 
 
 def test_holds_released_before_the_boundary_cost_nothing_there() -> None:

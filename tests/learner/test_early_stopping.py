@@ -126,7 +126,7 @@ def test_a_watch_over_validation_without_any_is_told_before_training(tmp_path):
 
 
 def test_a_stopped_training_is_finished_and_goes_on_when_asked_for_more(tmp_path):
-    values = [1.0, 2.0, 3.0, 0.5, 0.6, 0.7]
+    values = [1.0, 2.0, 3.0, 4.0, 0.5, 0.6]  # the fourth is waited for once more
     model = net()
     builder = measured(tmp_path, values).early_stopping("Loss", patience=2).metrics(Loss())
     learner = builder.build(model, sgd(model))
@@ -134,6 +134,22 @@ def test_a_stopped_training_is_finished_and_goes_on_when_asked_for_more(tmp_path
     assert (learner.status, learner.position.epoch) == ("finished", 3)
     learner.fit(epochs=3)
     assert learner.history.epoch_numbers("valid").tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_patience_is_part_of_the_state(tmp_path):
+    values = [1.0, 2.0, 3.0, 4.0, 5.0]
+
+    def learner(name, values):
+        model = net()
+        builder = measured(tmp_path / name, values).num_epochs(5).early_stopping("Loss", patience=3)
+        return builder.build(model, sgd(model), None, batches(BATCH), batches(BATCH))
+
+    first = learner("first", values)
+    first.run_until((3, "train", 0))
+    again = learner("again", values[2:])
+    again.restore(first.capture())
+    again.fit()
+    assert again.history.epoch_numbers("valid").tolist() == [1, 2, 3, 4]
 
 
 def test_the_model_stays_that_of_the_last_epoch(tmp_path):

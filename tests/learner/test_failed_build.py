@@ -78,7 +78,7 @@ def test_the_optimizers_state_is_put_back(tmp_path):
     optimizer = adam(model)
     by_hand(model, optimizer, batches())
     before = {p: dict(values) for p, values in optimizer.state.items()}
-    with pytest.raises(ConfigurationError, match="the scheduler is a str"):
+    with pytest.raises(ConfigurationError, match="the scheduler is of type str"):
         classifier(tmp_path).build(model, optimizer, "cosine")
     assert {p: dict(values) for p, values in optimizer.state.items()} == before
 

@@ -3,7 +3,6 @@ off a step that hangs."""
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -16,6 +15,8 @@ import pytest
 from driver_support import (
     A_TRAIN,
     A_VALID,
+    BATCH,
+    TRAIN,
     Bench,
     Boom,
     Samples,
@@ -26,9 +27,11 @@ from driver_support import (
     bench,
     by_hand,
     disturb,
+    loaders,
     steps_taken,
 )
 from IPython.core.interactiveshell import InteractiveShell
+from torch.utils.data import DataLoader
 
 from notebook_learner import LearnerBuilder, Paused, Position
 from notebook_learner.event import (
@@ -40,6 +43,7 @@ from notebook_learner.event import (
     SplitStarted,
     StatusChanged,
 )
+from notebook_learner.logger import FileMetricLogger
 
 SOON = 30.0
 PLACES = [
@@ -113,9 +117,6 @@ class Striking(Samples):
 
 
 def test_in_the_middle_of_loading_a_batch(tmp_path: Path) -> None:
-    from driver_support import BATCH, TRAIN, loaders
-    from torch.utils.data import DataLoader
-
     _, valid = loaders()
     b = bench(tmp_path, data=(DataLoader(Striking(TRAIN, 1), batch_size=BATCH, shuffle=True), valid))
     for _ in range(2):  # once an epoch
@@ -159,8 +160,6 @@ def test_between_steps_none_breaks_anything_off(
     kind: type[Event], count: int, role: str, times: int, tmp_path: Path
 ) -> None:
     """Only a step may be broken off: a logger that is in the middle of a line may not."""
-    from notebook_learner.logger import FileMetricLogger
-
     sink = StrikingSink(kind, count, times)
 
     def configure(builder: LearnerBuilder) -> None:
@@ -278,14 +277,15 @@ def test_a_step_that_hangs_is_left_at_once(tmp_path: Path) -> None:
     hanging, never = threading.Event(), threading.Event()
     b.trouble.where = (1, "train", 3)
     b.trouble.calls["forward"] = lambda: (hanging.set(), never.wait(SOON)) if b.trouble.here() else None
-    control = b.learner._replica.loop.control
+    control, main = b.learner._replica.loop.control, threading.main_thread().ident
+    assert main is not None
 
     def person() -> None:
         assert hanging.wait(SOON)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(main, signal.SIGINT)
         while not control.interrupted:
             pass
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(main, signal.SIGINT)
 
     helper = threading.Thread(target=person)
     helper.start()
@@ -368,7 +368,7 @@ def test_whatever_handler_was_there_the_learner_listens_and_puts_it_back(
     assert_ended_like(b, by_hand())
 
 
-# What IPython shows ------------------------------------------------------------------------------------------
+# What IPython shows ----------------------------------------------------------------------------------------
 
 
 def shown_by_ipython(code: str, **names: Any) -> str:

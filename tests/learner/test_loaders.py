@@ -117,6 +117,16 @@ def test_giving_the_same_loader_again_changes_nothing(tmp_path):
     assert_same_bits(model, by_hand(expected, sgd(expected), data, epochs=2))
 
 
+def test_a_stream_given_again_goes_on_where_it_is(tmp_path):
+    """It can be walked only once, so nothing may be read again."""
+    model, expected = net(), net()
+    stream = iter(batches())
+    learner = classifier(tmp_path).build(model, sgd(model), None, stream)
+    learner.step(2)
+    learner.fit(stream)
+    assert_same_bits(model, by_hand(expected, sgd(expected), batches()))
+
+
 def test_a_validation_loader_may_come_later(tmp_path):
     model = net()
     learner = classifier(tmp_path).num_epochs(2).build(model, sgd(model))
@@ -148,11 +158,17 @@ class Indexed:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (Numbers(), "the train data is a Numbers, a dataset; say with_batch_size(32) to have it loaded"),
-        (Indexed(), "the train data is a Indexed, a dataset; say with_batch_size(32) to have it loaded"),
-        (3, "the train data is a int; give an iterable of batches"),
-        ("runs/digits", "the train data is a str; give an iterable of batches"),
-        ({"x": torch.zeros(2)}, "the train data is a dict; give an iterable of batches"),
+        (
+            Numbers(),
+            "the train data is of type Numbers, a dataset; say with_batch_size(32) to have it",
+        ),
+        (
+            Indexed(),
+            "the train data is of type Indexed, a dataset; say with_batch_size(32) to have it",
+        ),
+        (3, "the train data is of type int; give an iterable of batches"),
+        ("runs/digits", "the train data is of type str; give an iterable of batches"),
+        ({"x": torch.zeros(2)}, "the train data is of type dict; give an iterable of batches"),
         (Numbers, "the train data is the class Numbers; give an instance"),
     ],
     ids=lambda value: value if isinstance(value, str) and "data is" in value else "",

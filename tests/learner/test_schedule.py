@@ -140,6 +140,33 @@ def test_a_tensor_rate_stays_the_same_tensor(tmp_path):
     assert rate.item() == 0.5**4
 
 
+SAVED = {
+    **{kind: make for kind, (make, _) in SCHEDULERS.items()},
+    "a function": lambda step: 0.1 / (1 + step),
+}
+
+
+@pytest.mark.parametrize("steps", [2, 4, 5])
+@pytest.mark.parametrize("kind", SAVED)
+def test_a_schedule_goes_on_from_a_restored_state_as_it_would_have(kind, steps, tmp_path):
+    """Inside an epoch, between the splits, and before the first epoch's end in a fresh optimizer."""
+
+    def learner(name):
+        model = net()
+        builder = classifier(tmp_path / name).metric_train(LearningRate()).num_epochs(EPOCHS)
+        return builder.build(model, momentum(model), SAVED[kind], batches(), batches((2,)))
+
+    straight = learner("straight")
+    straight.step(steps)
+    state = straight.capture()
+    straight.fit()
+    again = learner("again")
+    again.restore(state)
+    again.fit()
+    assert rates(again) == rates(straight)
+    assert_same_bits(again.model, straight.model)
+
+
 # ReduceLROnPlateau -----------------------------------------------------------------------------------
 
 

@@ -209,7 +209,7 @@ WRONG_GRADIENTS = {
     ),
     "the loss": (
         lambda model, item: item.loss,
-        "TrainOutput.grads is a Tensor; give None where `backward()` left them in `.grad`, a mapping",
+        "TrainOutput.grads is of type Tensor; give None where `backward()` left them in `.grad`, a mapping",
     ),
     "none were made": (
         lambda model, item: None,

@@ -1,0 +1,208 @@
+"""Hundreds of interrupts over one run: each is answered at a boundary, and the end is the straight run's."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_support import (
+    Bench,
+    assert_ended_like,
+    assert_stands_like,
+    bench,
+    by_hand,
+    disturb,
+)
+
+from notebook_learner import Paused
+
+STORM = 200
+SHORT, LONG = 6, 40
+"""Epochs of the runs."""
+
+
+@pytest.fixture(autouse=True)
+def strays() -> Iterator[list[int]]:
+    """Interrupts that come between two calls of `fit` are the test's own business."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, frame: came.append(signum))
+    yield came
+    signal.signal(signal.SIGINT, before)
+
+
+def fit_through(b: Bench, after_each: Callable[[], None] = lambda: None) -> dict[str, int]:
+    """Call `fit` until it is done, as a stubborn person does."""
+    ended = {"paused": 0, "broken off": 0}
+    while True:
+        try:
+            b.learner.fit()
+        except Paused:
+            ended["paused"] += 1
+        except KeyboardInterrupt:
+            ended["broken off"] += 1
+        else:
+            return ended
+        assert_stands_like(b.learner, by_hand(epochs=b.learner.num_epochs))
+        disturb()
+        after_each()
+
+
+class AtAnyCall:
+    """Interrupts after so many calls of the package's functions: in steps, between them, in loggers, on
+    the way back, wherever; some shortly after another. Repeatable to the call."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.sent = 0
+        self.left = self._next()
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._called)
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+    def _next(self) -> int:
+        """To begin a run takes some 500 calls, and a step 20: this leaves it a few steps now and then."""
+        return self.random.randint(1, 30 if self.random.random() < 0.3 else 1200)
+
+    def _called(self, frame: Any, event: str, argument: Any) -> None:
+        if event != "call" or "notebook_learner" not in frame.f_code.co_filename:
+            return
+        self.left -= 1
+        if not self.left:
+            self.left = self._next()
+            self.sent += 1
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_interrupts_at_any_call_of_the_package(seed: int, tmp_path: Path) -> None:
+    b = bench(tmp_path, configure=lambda builder: builder.num_epochs(SHORT))
+    by_hand(epochs=SHORT)
+    storm = AtAnyCall(seed)
+
+    with storm:
+        ended = fit_through(b)
+
+    assert storm.sent >= 5
+    assert sum(ended.values()) > 2
+    assert_ended_like(b, by_hand(epochs=SHORT))
+
+
+class FromAThread:
+    """Interrupts from another thread, at random moments while training is on."""
+
+    def __init__(self, b: Bench, count: int) -> None:
+        self.b = b
+        self.left = count
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._storm)
+
+    def _storm(self) -> None:
+        chance = random.Random(1)
+        moment = threading.Event()
+        while self.left:
+            moment.wait(chance.uniform(0.0, 0.004))
+            if self.b.learner._driver.busy:
+                os.kill(os.getpid(), signal.SIGINT)
+                self.left -= 1
+        self.over.set()
+
+    def outlast(self) -> None:
+        """A step of the last epoch that hangs until the storm is over: only second interrupts end it."""
+        if self.b.trouble.here():
+            while not self.over.wait(0.01):
+                pass
+
+
+def test_two_hundred_interrupts_over_one_run(tmp_path: Path, strays: list[int]) -> None:
+    b = bench(tmp_path, configure=lambda builder: builder.num_epochs(LONG))
+    by_hand(epochs=LONG)
+    storm = FromAThread(b, STORM)
+    b.trouble.where = (LONG, "train", 3)
+    b.trouble.calls["forward"] = storm.outlast
+
+    storm.thread.start()
+    ended = fit_through(b)
+    storm.thread.join()
+
+    assert storm.left == 0
+    assert sum(ended.values()) + len(strays) > STORM / 4, "most got a call of fit to themselves"
+    assert ended["broken off"] > 0 or ended["paused"] > 50
+    assert_ended_like(b, by_hand(epochs=LONG))
+
+
+GROUP = f"""
+import signal, sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from driver_support import *
+from notebook_learner.learner.rng import host_rng_kept
+
+def mortal(worker):
+    "What a worker inherits would make it deaf; by itself it dies of an interrupt."
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+def data():
+    how = dict(batch_size=4, num_workers=2, worker_init_fn=mortal)
+    return DataLoader(Samples(1202, 1), shuffle=True, **how), DataLoader(Samples(202, 2), **how)
+
+with host_rng_kept():
+    run = trained_by_hand(data(), 2)
+b = bench(Path(sys.argv[1]), data=data())
+dead, calm = [], Path(sys.argv[2])
+b.trouble.where = (2, "train", 150)
+
+def step():
+    workers = b.learner._replica.loop.current.cursor._inner._workers
+    dead.extend(worker.pid for worker in workers if not worker.is_alive())
+    while b.trouble.here() and not calm.exists():
+        time.sleep(0.01)
+
+b.trouble.calls["forward"] = step
+ended = 0
+signal.signal(signal.SIGINT, lambda signum, frame: None)  # between two calls of `fit`
+print("ready", flush=True)
+while b.learner.status != "finished":
+    try:
+        b.learner.fit()
+    except KeyboardInterrupt:
+        ended += 1
+assert not dead, dead
+assert_equals(b.learner, run.starts[3])
+assert_logged_like(b.directory, run)
+print(ended)
+"""
+
+
+def test_interrupts_to_the_whole_process_group_do_not_reach_the_workers(tmp_path: Path) -> None:
+    """As a kernel sends them: to the process and all that it started."""
+    calm = tmp_path / "calm"
+    child = subprocess.Popen(
+        [sys.executable, "-c", GROUP, str(tmp_path / "run"), str(calm)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    chance, moment = random.Random(2), threading.Event()
+    for _ in range(STORM):
+        moment.wait(chance.uniform(0.0, 0.03))
+        os.killpg(child.pid, signal.SIGINT)
+    calm.touch()
+    out, err = child.communicate(timeout=100)
+
+    assert child.returncode == 0, err
+    assert int(out) >= 8, "so many of them ended a call of fit; the others came while workers were started"
+    assert "failed" not in (tmp_path / "run" / "experiment.log").read_text()
