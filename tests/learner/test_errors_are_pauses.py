@@ -17,8 +17,12 @@ import torch.nn.functional as F
 from driver_support import (
     A_TRAIN,
     A_VALID,
+    BATCH,
+    TRAIN,
+    VALID,
     Bench,
     Boom,
+    Samples,
     Trouble,
     assert_ended_like,
     assert_equals,
@@ -32,6 +36,7 @@ from driver_support import (
     steps_taken,
 )
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from notebook_learner import (
     DataError,
@@ -197,6 +202,36 @@ def test_a_sample_that_is_mended_at_once_is_read_anew(tmp_path: Path) -> None:
     b.learner.fit()
 
     assert_ended_like(b, by_hand(2))
+
+
+def noisy(samples: list[Any]) -> Any:
+    """A collate function that draws random numbers."""
+    x, y = torch.utils.data.default_collate(samples)
+    return x + torch.randn_like(x), y
+
+
+@pytest.mark.parametrize("memory", [None, 1], ids=["a keyframe", "no keyframe"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_with_random_noise_are_the_same_ones_afterwards(
+    workers: int, memory: int | None, tmp_path: Path
+) -> None:
+    """A seeded run; by hand its noise cannot be drawn, so it is compared with one without an error."""
+
+    def seeded(directory: Path, trouble: Trouble) -> Bench:
+        how: dict[str, Any] = {"batch_size": BATCH, "num_workers": workers, "collate_fn": noisy}
+        data = DataLoader(Samples(TRAIN, 1), shuffle=True, **how), DataLoader(Samples(VALID, 2), **how)
+        return bench(directory, trouble, data=data, configure=lambda b: b.seed(7).keyframes(memory=memory))
+
+    straight = seeded(tmp_path / "straight", Trouble())
+    straight.learner.fit()
+    b = seeded(tmp_path / "run", Trouble("forward", (1, "train", 3)))
+    fit_fails(b)
+    disturb()
+    b.trouble.fix()
+    b.learner.fit()
+
+    for split in ("train", "valid"):
+        assert b.learner.history[split, "Loss"].tolist() == straight.learner.history[split, "Loss"].tolist()
 
 
 def by_hand_sample(index: int) -> Tensor:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from builder_support import batches, classifier, mistakes_of, net, one_mistake_of, sgd
+from builder_support import Tape, batches, classifier, mistakes_of, net, one_mistake_of, sgd
 from exactness import Noisy, differences, everything, logs
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader
 
 from notebook_learner import LearnerBuilder, MemoryCheckpointer, StateError
-from notebook_learner.event import SplitStarted
+from notebook_learner.event import Rewound, RunOpened, SplitStarted
 from notebook_learner.metric import Accuracy, LearningRate, Loss
 
 NUM_EPOCHS = 4
@@ -87,21 +87,14 @@ def test_a_restarted_run_ends_in_the_bits_of_the_uninterrupted_one(epoch, loader
 
 
 def test_a_restart_trains_the_epochs_after_the_checkpoint_and_no_others(tmp_path):
-    class Watching:
-        def __init__(self):
-            self.passes = []
-
-        def handle(self, event):
-            if isinstance(event, SplitStarted):
-                self.passes.append((event.epoch, event.split))
-
-    kept, watching = MemoryCheckpointer(), Watching()
+    kept, screen = MemoryCheckpointer(), Tape()
     model = net()
     classifier(tmp_path).num_epochs(4).with_checkpointer(kept).build(model, sgd(model)).fit(batches())
     model = net()
-    builder = classifier(tmp_path).num_epochs(4).with_checkpointer(kept).checkpoint(2).renderer(watching)
+    builder = classifier(tmp_path).num_epochs(4).with_checkpointer(kept).checkpoint(2).renderer(screen)
     builder.build(model, sgd(model)).fit(batches())
-    assert watching.passes == [(3, "train"), (4, "train")]
+    passes = [(event.epoch, event.split) for event in screen.of(SplitStarted)]
+    assert passes == [(3, "train"), (4, "train")]
 
 
 def test_every_epoch_is_kept(tmp_path):
@@ -159,6 +152,17 @@ def test_an_epoch_that_was_kept_is_not_kept_again_by_the_restart(tmp_path):
     builder = classifier(tmp_path).num_epochs(4).with_checkpointer(kept).checkpoint(2)
     builder.build(second, sgd(second)).fit(batches())
     assert saved == [3, 4]
+
+
+def test_the_run_opens_before_it_is_restored(tmp_path):
+    """Whoever shows it counts from the opening, and would forget the epochs before."""
+    kept, screen = kept_epochs(tmp_path, 1), Tape()
+    model = net()
+    builder = classifier(tmp_path).num_epochs(2).with_checkpointer(kept).checkpoint(1).renderer(screen)
+    builder.build(model, sgd(model)).fit(batches())
+    kinds = [type(event) for event in screen.events]
+    assert kinds.index(RunOpened) < kinds.index(Rewound)
+    assert kinds.count(RunOpened) == 1
 
 
 # What cannot be restarted ----------------------------------------------------------------------------
