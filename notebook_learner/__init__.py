@@ -12,19 +12,19 @@ from .errors import (
     StateError,
     StepError,
 )
-from .learner.builder import LearnerBuilder
+from .learner.build.builder import LearnerBuilder
 from .learner.checkpointer import Checkpointer, MemoryCheckpointer
 from .learner.learner import Learner
-from .learner.output import (
+from .learner.position import Position
+from .learner.state import State
+from .learner.step.output import (
     ClassificationOutput,
     MultiLabelClassificationOutput,
     RegressionOutput,
     SequenceOutput,
     TrainOutput,
 )
-from .learner.position import Position
-from .learner.state import State
-from .learner.step import TrainStep, ValidStep
+from .learner.step.step import TrainStep, ValidStep
 
 __version__ = "0.1.0.dev0"
 

@@ -26,16 +26,16 @@ class NotebookLearnerError(Exception):
 
 
 class ConfigurationError(NotebookLearnerError, ValueError):
-    """A `LearnerBuilder` that cannot be built.
+    """A `LearnerBuilder` that cannot be built, or a training that cannot begin.
 
     Attributes:
         mistakes: one line each, every mistake of the configuration.
     """
 
-    def __init__(self, mistakes: Sequence[str]) -> None:
+    def __init__(self, mistakes: Sequence[str], what: str = "this learner cannot be built") -> None:
         self.mistakes = tuple(mistakes)
         count = len(self.mistakes)
-        head = "this learner cannot be built" + (":" if count == 1 else f", for {count} reasons:")
+        head = what + (":" if count == 1 else f", for {count} reasons:")
         super().__init__("\n".join([head, *(f"  - {mistake}" for mistake in self.mistakes)]))
 
 

@@ -57,7 +57,12 @@ def test_it_does_not_load(after_import, package):
 
 @pytest.mark.parametrize(
     "module",
-    ["torch._dynamo", "torch._inductor", "notebook_learner.learner.assembly", "notebook_learner.renderer"],
+    [
+        "torch._dynamo",
+        "torch._inductor",
+        "notebook_learner.learner.build.assembly",
+        "notebook_learner.renderer",
+    ],
 )
 def test_it_does_not_load_what_only_some_trainings_need(after_import, module):
     assert module not in after_import

@@ -27,12 +27,10 @@ class Driver:
         self.control = control
         self._changed = control.changed
         self._thread: threading.Thread | None = None
-        self._turn = 0
-        """How often somebody has driven: tells one run from the next."""
+        self._turn = _Turn(ended=True)
         self._holders: list[threading.Thread] = []
         self._claimants = 0
         """Threads that wait for the holders to be gone, to drive."""
-        self._outcome: _Outcome | None = None
 
     @property
     def busy(self) -> bool:
@@ -66,7 +64,7 @@ class Driver:
         return value, interrupts.late
 
     def behind(self, prepare: Callable[[], None], work: Callable[[], Any]) -> bool:
-        """Prepare in this thread, then do the work in a background one; `result()` gives what came of it.
+        """Prepare in this thread, then do the work in a background one; `wait()` gives what came of it.
 
         Returns:
             Whether an interrupt came meanwhile.
@@ -81,24 +79,21 @@ class Driver:
                 raise
         return interrupts.late
 
-    def wait(self) -> None:
-        """Wait until whoever drives now does so no more."""
+    def wait(self) -> Callable[[], Any]:
+        """Wait for whoever drives now; then call what it returns for the value of the last background
+        work, or its exception. It is None where that work was done in somebody's own thread."""
+        turn = self._turn
         if self.inside:
             raise BusyError(
                 "wait() was called by the training itself (a step or a metric), whose end it awaits"
             )
-        if self._holding and self.busy:
+        if self._holding and not turn.ended:
             raise BusyError(
                 "wait() was called inside `with learner.paused()`, which keeps the training from its end; "
                 "leave that block first"
             )
-        self._wait_turn()
-
-    def result(self) -> Any:
-        """The value of the last background work, or its exception; None where nobody worked there, or
-        somebody drove in a thread of their own since."""
-        outcome = self._outcome
-        return None if outcome is None else outcome.get()
+        self._wait_turn(turn)
+        return turn.result
 
     # Ask ---------------------------------------------------------------------------------------------
 
@@ -113,7 +108,7 @@ class Driver:
                 return False
             self.control.request(what)
             if not self.inside and not self._holding:
-                self._wait_turn()
+                self._wait_turn(self._turn)
             return True
 
     def leave(self, seconds: float) -> bool:
@@ -167,7 +162,7 @@ class Driver:
             if self._thread is not None:
                 raise BusyError(_who_drives(self._thread))
             self._thread = threading.current_thread()
-            self._outcome = None
+            self._turn = _Turn()
             self.control.forget_request()
 
     def _wait_unheld(self) -> None:
@@ -183,12 +178,12 @@ class Driver:
             self._changed.wait(0.1)  # bounded, as a signal handler cannot notify
 
     def _hand_over(self, work: Callable[[], Any]) -> None:
-        pinned = output_of_this_cell()
+        pinned, turn = output_of_this_cell(), self._turn
 
         def body() -> None:
             try:
                 with pinned:
-                    self._outcome = _Outcome(work)
+                    turn.run(work)
             finally:
                 self._let_go()
 
@@ -198,13 +193,12 @@ class Driver:
     def _let_go(self) -> None:
         with self._changed:
             self._thread = None
-            self._turn += 1
+            self._turn.ended = True
             self._changed.notify_all()
 
-    def _wait_turn(self) -> None:
+    def _wait_turn(self, turn: _Turn) -> None:
         with self._changed:
-            turn = self._turn
-            self._wait_for(lambda: self._thread is None or self._turn != turn)
+            self._wait_for(lambda: turn.ended)
 
     def _wait_for(self, ready: Callable[[], bool]) -> None:
         """Wait in pieces: on Windows, or where another thread got the signal, an interrupt is only heard
@@ -224,19 +218,23 @@ def _who_drives(thread: threading.Thread) -> str:
     return f"training is already under way {where}; call learner.pause() first, or learner.wait() for its end"
 
 
-class _Outcome:
-    """What a piece of work came to, to be had as often as anybody asks."""
+class _Turn:
+    """One time that somebody drives, and what came of it, to be had as often as anybody asks."""
 
-    def __init__(self, work: Callable[[], Any]) -> None:
+    def __init__(self, ended: bool = False) -> None:
+        self.ended = ended
         self._value: Any = None
         self._error: BaseException | None = None
         self._trace: TracebackType | None = None
+
+    def run(self, work: Callable[[], Any]) -> None:
+        """Do the work and keep its value or its exception."""
         try:
             self._value = work()
         except BaseException as error:
             self._error, self._trace = error, error.__traceback__
 
-    def get(self) -> Any:
+    def result(self) -> Any:
         """The value, or the exception with the traceback it came with."""
         if self._error is not None:
             raise self._error.with_traceback(self._trace)

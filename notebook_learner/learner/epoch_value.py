@@ -16,7 +16,7 @@ def epoch_value(rule: str, source: Source, finals: Finals) -> float:
     """The value that a rule asks for; registered it is, so a missing one was never measured."""
     if source in finals:
         return finals[source]
-    raise ConfigurationError([why_never_measured(rule, source)])
+    raise ConfigurationError([why_never_measured(rule, source)], "the epoch cannot end")
 
 
 def why_never_measured(rule: str, source: Source) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..metric import MetricGroup
-from .data import Cursor
+from .data.cursor import Cursor
 from .loop import Loop
 from .position import Position
 
@@ -20,7 +20,7 @@ _DRAWN = "random generators and running statistics (BatchNorm) may have moved"
 _MOVED = {
     "loader": "the loader may have drawn random numbers; nothing else has moved",
     "forward": f"{_DRAWN}; parameters and the optimizer have not",
-    "backward": f"{_DRAWN}; parameters and the optimizer have not, and the gradients were dropped",
+    "backward": f"{_DRAWN}; parameters and the optimizer have not; the window's gradients were dropped",
     "update": f"{_DRAWN}, and the optimizer step may be half applied: go back to a checkpoint",
     "metrics": f"{_DRAWN}, and the optimizer step was applied: going on takes this batch again",
     "reading": "nothing has moved; the values of the last steps may be missing",

@@ -92,7 +92,7 @@ class Learner:
         self._announced = False
         self._status: Status = "ready"
         self.scheduler = scheduler
-        """The scheduler as it was given to `build`."""
+        """The scheduler as it was given to `build`, or as its factory made it."""
         weakref.finalize(self, _let_go, driver, replica)
 
     # Train -------------------------------------------------------------------------------------------
@@ -148,11 +148,12 @@ class Learner:
         """
         interrupted = False
         try:
-            self._driver.wait()
+            result = self._driver.wait()
         except KeyboardInterrupt:
             interrupted = True
             self.pause()
-        why: Why | None = self._driver.result()
+            result = self._driver.wait()
+        why: Why | None = result()
         if interrupted or (why is None and self._status in ("paused", "failed")):
             why = "pause"
         return self._conclude(why)
@@ -186,8 +187,7 @@ class Learner:
         Training that runs waits at its next step boundary and goes on afterwards; training that is
         started meanwhile waits, too.
 
-        >>> with learner.paused():                                          # doctest: +SKIP
-        ...     torch.save(learner.model.state_dict(), "now.pt")
+        `with learner.paused(): torch.save(learner.model.state_dict(), "now.pt")` saves one step's weights.
         """
         with self._driver.held():
             yield self
@@ -374,6 +374,7 @@ class Learner:
         return Position(part.epoch, part.split, step)
 
     def _restore(self, state: State) -> None:
+        self._announce()
         self._replica.restore(state)
         self._settle()
 

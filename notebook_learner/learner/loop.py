@@ -20,16 +20,16 @@ from torch import Tensor
 from ..errors import DataError
 from ..event import EpochEnded, Event, MetricBlock, SplitEnded, SplitStarted
 from ..metric import MetricGroup
-from .batch import count_samples
 from .control import Control
-from .data import Cursor
+from .data.batch import count_samples
+from .data.cursor import Cursor
+from .data.sampling import END
 from .modes import Modes
 from .position import Position, Split
-from .sampling import END
-from .schedule import Schedule
-from .step import TrainingStep, ValidationStep
+from .step.schedule import Schedule
+from .step.step import TrainingStep, ValidationStep
+from .step.update import Update
 from .until import Until
-from .update import Update
 
 Why = Literal["budget", "pause", "stop", "finished"]
 Finals = Mapping[tuple[Split, str], float]
@@ -322,7 +322,7 @@ class LoopContext:
     @property
     def grad_norm(self) -> Tensor | None:
         update = self._loop.update
-        return update.norm if update.count == 0 else None
+        return update.norm if update.count == 0 and self._loop.split == "train" else None
 
     @property
     def steps_per_second(self) -> float:

@@ -12,10 +12,10 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..errors import StateError
 from ..metric import Metric, MetricGroup
-from .data import Cursor
+from .data.cursor import Cursor
 from .rng import Rng, capture_rng, restore_rng
 from .state import clone
-from .update import Update
+from .step.update import Update
 
 
 class RngPart:

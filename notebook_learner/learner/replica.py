@@ -228,8 +228,8 @@ class Replica:
         release_device_memory(error, step.device)
         keyframe = self.timeline.nearest(target) if loop.current.cursor.walks_again else None
         if keyframe is None:
-            self._stay(target)
             stage = stage_of(error, step.stage)
+            self._stay(target, stage)
             explain(error, target, what_moved(stage, loop.current.cursor.walks_again))
             return
         try:
@@ -239,6 +239,7 @@ class Replica:
             explain(error, keyframe.position, f"the way back to {target} failed too: {second!r}")
             return
         loop.batch, loop.output = failed, None  # the batch at hand has no output yet
+        loop.current.cursor.reopen(loop.done)
         self._settle(replay)
         explain(error, loop.position, replay.verdict(target, loop.position))
 
@@ -253,11 +254,11 @@ class Replica:
         for block in replay.beyond(exact, reached):
             self.emit(block)
 
-    def _stay(self, target: Position) -> None:
+    def _stay(self, target: Position, stage: str) -> None:
         """No keyframe to go back to: what is committed stays, the loader stands before the batch."""
         self.loop.current.metrics.keep(self.loop.unread)
         self.loop.flush()
-        self.loop.update.model.zero_grad(set_to_none=True)
+        self.loop.update.give_up(gradients_moved=stage not in ("loader", "forward", "reading"))
         if self.loop.current.cursor.walks_again:
             self.loop.current.cursor.stand_at(target.step)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -434,3 +435,14 @@ def chain(error: BaseException) -> Iterator[BaseException]:
     while current is not None:
         yield current
         current = current.__cause__
+
+
+def fit_fails(b: Bench, error: Any = Boom) -> BaseException:
+    with pytest.raises(error) as caught:
+        b.learner.fit()
+    return caught.value
+
+
+def note_of(error: BaseException) -> str:
+    (note,) = error.__notes__
+    return note

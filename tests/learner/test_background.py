@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import textwrap
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -247,6 +250,34 @@ def test_a_pause_that_came_too_late_is_not_left_to_the_next_run(tmp_path: Path) 
     assert_ended_like(b, by_hand())
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_crowd_at_the_controls_leaves_the_bits_alone(seed: int, tmp_path: Path) -> None:
+    """Whatever threads do to each other, every step is taken once, and in order."""
+    b = bench(tmp_path, configure=lambda builder: builder.num_epochs(20))
+    by_hand(epochs=20)
+    learner = b.learner
+
+    def hold() -> None:
+        with learner.paused():
+            learner.capture()
+
+    def play(player: int) -> None:
+        chance = random.Random(seed * 10 + player)
+        verbs = [learner.pause, learner.resume, learner.stop, hold, learner.step, learner.wait]
+        for _ in range(30):
+            with suppress(BusyError, Paused):
+                chance.choice(verbs)()
+
+    with ThreadPoolExecutor(4) as pool:
+        for each in [pool.submit(play, player) for player in range(4)]:
+            each.result(SOON)
+    learner.pause()
+    assert not learner._driver.busy
+    assert_stands_like(b.learner, by_hand(epochs=20))
+    learner.fit()
+    assert_ended_like(b, by_hand(epochs=20))
+
+
 def test_wait_when_nothing_was_started(tmp_path: Path) -> None:
     b = bench(tmp_path)
     assert b.learner.wait() is b.learner.model
@@ -274,9 +305,9 @@ def test_interrupting_the_wait_pauses_the_training(ends: bool, tmp_path: Path) -
     b.trouble.calls["forward"] = b.trouble.calls["valid_step"] = strike
     wait = b.learner._driver.wait
 
-    def announced() -> None:
+    def announced() -> Callable[[], object]:
         waiting.set()
-        wait()
+        return wait()
 
     b.learner._driver.wait = announced  # type: ignore[method-assign]
     b.learner.start()

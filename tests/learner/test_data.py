@@ -21,9 +21,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from notebook_learner.learner.data import Cursor
+from notebook_learner.learner.data.cursor import Cursor
+from notebook_learner.learner.data.sampling import END
 from notebook_learner.learner.rng import capture_rng, restore_rng
-from notebook_learner.learner.sampling import END
 
 
 class Counted(Dataset[Any]):

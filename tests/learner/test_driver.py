@@ -81,7 +81,7 @@ def test_two_at_once_is_an_error_that_says_who_and_what_to_do() -> None:
     with pytest.raises(BusyError, match="in the background"):
         running.driver.behind(nothing, nothing)
     assert running.driver.ask("stop")
-    assert running.driver.result() == "stop"
+    assert running.driver.wait()() == "stop"
 
 
 def test_another_threads_name_is_in_the_error() -> None:
@@ -126,8 +126,7 @@ def test_of_many_that_start_at_once_one_drives() -> None:
 def test_work_behind_runs_in_a_thread_that_has_a_name_and_does_not_keep_the_process() -> None:
     driver = Driver(Control())
     driver.behind(nothing, threading.current_thread)
-    driver.wait()
-    thread = driver.result()
+    thread = driver.wait()()
     assert thread.name == BACKGROUND
     assert thread.daemon
     assert thread is not threading.main_thread()
@@ -136,8 +135,8 @@ def test_work_behind_runs_in_a_thread_that_has_a_name_and_does_not_keep_the_proc
 def test_what_came_of_it_can_be_had_again_and_again() -> None:
     driver = Driver(Control())
     driver.behind(nothing, lambda: 7)
-    driver.wait()
-    assert [driver.result(), driver.result()] == [7, 7]
+    result = driver.wait()
+    assert [result(), result(), driver.wait()()] == [7, 7, 7]
 
 
 def test_an_exception_behind_is_raised_to_whoever_asks_each_time_with_its_own_traceback() -> None:
@@ -146,11 +145,10 @@ def test_an_exception_behind_is_raised_to_whoever_asks_each_time_with_its_own_tr
 
     driver = Driver(Control())
     driver.behind(nothing, work)
-    driver.wait()
     lengths = []
     for _ in range(3):
         with pytest.raises(ValueError, match="in the background") as caught:
-            driver.result()
+            driver.wait()()
         frames = traceback.extract_tb(caught.value.__traceback__)
         assert frames[-1].line == 'raise ValueError("in the background")'
         lengths.append(len(frames))
@@ -160,9 +158,10 @@ def test_an_exception_behind_is_raised_to_whoever_asks_each_time_with_its_own_tr
 def test_the_next_run_forgets_what_came_of_the_last() -> None:
     driver = Driver(Control())
     driver.behind(nothing, lambda: 7)
-    driver.wait()
+    earlier = driver.wait()
     driver.here(nothing)
-    assert driver.result() is None
+    assert driver.wait()() is None
+    assert earlier() == 7, "whoever waited for it still has it"
 
 
 def test_preparations_that_fail_are_an_error_here_and_start_nothing() -> None:
@@ -173,8 +172,7 @@ def test_preparations_that_fail_are_an_error_here_and_start_nothing() -> None:
     assert not driver.busy
     assert ran == []
     driver.behind(nothing, lambda: "second")
-    driver.wait()
-    assert driver.result() == "second"
+    assert driver.wait()() == "second"
 
 
 def test_where_no_thread_can_be_started_nobody_is_left_driving(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +241,7 @@ def test_asking_waits_for_this_run_not_for_one_that_follows_at_once() -> None:
 def test_leaving_pauses_whoever_drives_and_says_whether_that_was_in_time() -> None:
     running = Running()
     assert running.driver.leave(SOON) is True
-    assert running.driver.result() == "pause"
+    assert running.driver.wait()() == "pause"
     assert running.driver.leave(0.0) is True
 
     control, hung = Control(), threading.Event()
@@ -368,8 +366,7 @@ def test_a_holder_that_asks_for_a_pause_does_not_wait_for_itself() -> None:
     with running.driver.held():
         assert running.driver.ask("pause") is True
         assert running.driver.busy
-    running.driver.wait()
-    assert running.driver.result() == "pause"
+    assert running.driver.wait()() == "pause"
 
 
 def test_waits_that_would_never_end_are_errors() -> None:
@@ -429,8 +426,7 @@ def test_an_interrupt_during_preparations_behind_is_reported_here() -> None:
     control = Control()
     driver = Driver(control)
     assert driver.behind(lambda: signal.raise_signal(signal.SIGINT), lambda: "worked") is True
-    driver.wait()
-    assert driver.result() == "worked"
+    assert driver.wait()() == "worked"
     assert not control.interrupted
 
 

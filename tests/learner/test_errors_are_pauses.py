@@ -30,9 +30,10 @@ from driver_support import (
     assert_stands_like,
     bench,
     by_hand,
-    chain,
     disturb,
+    fit_fails,
     loaders,
+    note_of,
     steps_taken,
 )
 from torch import Tensor, nn
@@ -42,32 +43,15 @@ from notebook_learner import (
     DataError,
     Learner,
     LearnerBuilder,
-    LoggerError,
     LossError,
-    MemoryCheckpointer,
     OutputError,
     Position,
-    State,
     TrainOutput,
 )
-from notebook_learner.event import Event, MetricBlock, StatusChanged
-from notebook_learner.learner.failure import explain, release_device_memory
-from notebook_learner.logger import FileMetricLogger
 from notebook_learner.metric import Accuracy, Loss
 
 IN_TRAINING = ["forward", "forward's end", "backward", "metric"]
 WINDOWS_END = [(1, "train", 1), (1, "train", 5), (1, "train", 6), (2, "train", 3)]  # 6 is a short window
-
-
-def fit_fails(b: Bench, error: Any = Boom) -> BaseException:
-    with pytest.raises(error) as caught:
-        b.learner.fit()
-    return caught.value
-
-
-def note_of(error: BaseException) -> str:
-    (note,) = error.__notes__
-    return note
 
 
 def assert_stands_before(b: Bench, where: tuple[int, str, int]) -> None:
@@ -224,7 +208,7 @@ def test_batches_with_random_noise_are_the_same_ones_afterwards(
 
     straight = seeded(tmp_path / "straight", Trouble())
     straight.learner.fit()
-    b = seeded(tmp_path / "run", Trouble("forward", (1, "train", 3)))
+    b = seeded(tmp_path / "run", Trouble("forward", (1, "train", 4)))
     fit_fails(b)
     disturb()
     b.trouble.fix()
@@ -422,7 +406,7 @@ def no_keyframes(builder: LearnerBuilder) -> None:
 DRAWN = "random generators and running statistics (BatchNorm) may have moved"
 MOVED = {
     "forward": f"{DRAWN}; parameters and the optimizer have not",
-    "backward": f"{DRAWN}; parameters and the optimizer have not, and the gradients were dropped",
+    "backward": f"{DRAWN}; parameters and the optimizer have not; the window's gradients were dropped",
     "optimizer": f"{DRAWN}, and the optimizer step may be half applied: go back to a checkpoint",
     "metric": f"{DRAWN}, and the optimizer step was applied: going on takes this batch again",
 }
@@ -442,19 +426,30 @@ def test_where_no_keyframe_fits_the_error_says_what_has_moved(place: str, tmp_pa
         "Fix the cause and call fit() to go on. learner.batch is the batch at hand."
     )
     assert_same_batch(b.learner.batch, by_hand().batches[5])
-    assert all(parameter.grad is None for parameter in b.learner.model.parameters())
     b.trouble.fix()
     b.learner.fit()
     assert b.learner.status == "finished"
     assert len(b.learner.history["train", "Loss"]) == 2 * A_TRAIN
 
 
-def test_a_forward_that_fails_before_it_moved_anything_loses_nothing_even_so(tmp_path: Path) -> None:
-    b = bench(tmp_path, Trouble("forward", (1, "train", 4)), configure=no_keyframes)
+@pytest.mark.parametrize("step", [3, 4], ids=["inside a window", "between two"])
+def test_a_forward_that_fails_before_it_moved_anything_loses_nothing_even_so(
+    step: int, tmp_path: Path
+) -> None:
+    b = bench(tmp_path, Trouble("forward", (1, "train", step)), configure=no_keyframes)
     fit_fails(b)
     b.trouble.fix()
     b.learner.fit()
     assert_ended_like(b, by_hand())
+
+
+@pytest.mark.parametrize("place", ["backward", "metric"])
+def test_a_window_that_cannot_be_taken_back_is_dropped_as_a_whole(place: str, tmp_path: Path) -> None:
+    """Half a window's gradients, divided by all of its samples, would be a step too short."""
+    b = bench(tmp_path, Trouble(place, (1, "train", 3)), configure=no_keyframes)
+    fit_fails(b)
+    assert b.learner._replica.loop.update.count == 0
+    assert all(parameter.grad is None for parameter in b.learner.model.parameters())
 
 
 def test_that_keyframes_are_off_is_said_once(tmp_path: Path) -> None:
@@ -580,214 +575,3 @@ def test_gradients_for_a_parameter_that_does_not_exist(tmp_path: Path) -> None:
 
 
 # Checkpointers, loggers and renderers --------------------------------------------------------------------
-
-
-class FullStore(MemoryCheckpointer):
-    """A checkpointer without space, until there is some."""
-
-    full = True
-
-    def save(self, epoch: int, state: State, /) -> None:
-        if self.full:
-            raise OSError(28, "No space left on device")
-        super().save(epoch, state)
-
-
-def test_a_checkpoint_that_could_not_be_kept_is_kept_once_the_cause_is_gone(tmp_path: Path) -> None:
-    store = FullStore()
-    b = bench(tmp_path, configure=lambda builder: builder.with_checkpointer(store))
-
-    error = fit_fails(b, OSError)
-
-    assert note_of(error) == (
-        "The learner stands at epoch 2, train, step 0 of 7. Fix the cause and call fit() to go on."
-    )
-    assert_stands_like(b.learner, by_hand())
-    store.full = False
-    b.learner.fit()
-    assert_ended_like(b, by_hand())
-    assert list(store.states) == [1, 2]
-
-
-class Broken:
-    """A renderer that fails."""
-
-    def __init__(self) -> None:
-        self.handled = 0
-
-    def handle(self, event: Event, /) -> None:
-        self.handled += 1
-        if isinstance(event, MetricBlock):
-            raise ValueError("no screen")
-
-
-def test_a_failing_renderer_is_reported_once_and_let_go(tmp_path: Path) -> None:
-    broken = Broken()
-    b = bench(tmp_path, configure=lambda builder: builder.renderer(broken))
-
-    b.learner.fit()
-
-    assert_ended_like(b, by_hand())
-    log = (tmp_path / "experiment.log").read_text()
-    assert log.count("Broken failed (ValueError: no screen) and shows nothing more; training goes on") == 1
-    handled = broken.handled
-    b.learner.fit(epochs=1)
-    assert broken.handled == handled
-
-
-class FullDisk(FileMetricLogger):
-    """A file logger whose disk fills up at the k-th block of an epoch's split, until there is space."""
-
-    def __init__(self, directory: Path, when: type[Event], count: int) -> None:
-        super().__init__(directory)
-        self.when = when
-        self.left = count
-        self.full = False
-
-    def handle(self, event: Event, /) -> None:
-        if isinstance(event, self.when):
-            self.left -= 1
-            self.full = self.full or self.left == 0
-        super().handle(event)
-
-    def _write_out(self) -> None:
-        if self.full:
-            raise OSError(28, "No space left on device")
-        super()._write_out()
-
-
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_a_failing_logger_stops_training_at_a_boundary_and_nothing_is_lost(
-    count: int, tmp_path: Path
-) -> None:
-    disk = FullDisk(tmp_path, MetricBlock, count)
-    b = bench(tmp_path, configure=lambda builder: builder.metric_logger(disk))
-
-    error = fit_fails(b, LoggerError)
-
-    assert any(isinstance(each, OSError) for each in chain(error))
-    assert "No space left on device" in str(error)
-    assert b.learner.status == "failed"
-    assert_stands_like(b.learner, by_hand())
-    stood = steps_taken(b.learner)
-    fit_fails(b, LoggerError)
-    assert steps_taken(b.learner) == stood, "while the disk is full no step is taken"
-    disk.full = False
-    disturb()
-    b.learner.fit()
-    assert_ended_like(b, by_hand())
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_logger_that_fails_at_a_change_of_status_says_so_too(count: int, tmp_path: Path) -> None:
-    """At the start of a run, and at its very end, when no boundary is left to stop at."""
-    disk = FullDisk(tmp_path, StatusChanged, count)
-    b = bench(tmp_path, configure=lambda builder: builder.metric_logger(disk))
-
-    fit_fails(b, LoggerError)
-
-    assert b.learner.status == ("failed" if count == 1 else "finished")
-    disk.full = False
-    b.learner.fit()
-    assert_ended_like(b, by_hand())
-
-
-def test_a_logger_that_fails_only_at_the_pause_does_not_fail_the_next_run(tmp_path: Path) -> None:
-    disk = FullDisk(tmp_path, StatusChanged, 2)
-    b = bench(tmp_path, configure=lambda builder: builder.metric_logger(disk))
-    with pytest.raises(LoggerError):
-        b.learner.step(3)
-    assert_stands_like(b.learner, by_hand())
-    disk.full = False
-
-    b.learner.fit()
-
-    assert_ended_like(b, by_hand())
-
-
-# The parts ----------------------------------------------------------------------------------------------
-
-
-def raised(error: BaseException, holding: Any = None) -> BaseException:
-    """An exception that came out of a frame that holds something."""
-
-    def step(held: Any) -> None:
-        raise error
-
-    try:
-        step(holding)
-    except BaseException as caught:
-        return caught
-    raise AssertionError
-
-
-def names_held(error: BaseException) -> list[str]:
-    return [name for frame, _ in traceback.walk_tb(error.__traceback__) for name in frame.f_locals]
-
-
-@pytest.mark.parametrize(
-    "holding",
-    [
-        torch.empty(2, device="meta"),
-        [torch.empty(2, device="meta")],
-        {"x": (torch.empty(2, device="meta"), 1)},
-        type("Out", (), {"loss": torch.empty(2, device="meta")})(),
-    ],
-    ids=["tensor", "list", "nested", "output"],
-)
-def test_frames_that_hold_memory_of_the_device_are_cleared(holding: Any) -> None:
-    error = raised(ValueError("x"), holding)
-    release_device_memory(error, torch.device("meta"))
-    assert "held" not in names_held(error)
-
-
-class Odd:
-    """An object whose attributes are out for trouble."""
-
-    @property
-    def loss(self) -> Any:
-        raise ZeroDivisionError
-
-    @property
-    def item(self) -> Any:
-        return self
-
-
-def test_frames_that_hold_none_stay_whole_whatever_else_they_hold() -> None:
-    ring: list[Any] = []
-    ring.append(ring)
-    for holding in (None, 3, "text", ring, Odd(), torch.zeros(2), [None] * 10**6, nn.Linear(2, 2)):
-        error = raised(ValueError("x"), holding)
-        release_device_memory(error, torch.device("meta"))
-        assert "held" in names_held(error)
-
-
-def test_on_the_cpu_frames_stay_whole_for_the_debugger() -> None:
-    error = raised(ValueError("x"), torch.zeros(2))
-    release_device_memory(error, torch.device("cpu"))
-    assert "held" in names_held(error)
-
-
-def test_the_frames_of_the_cause_are_cleared_too() -> None:
-    error = ValueError("outer")
-    error.__cause__ = raised(ValueError("inner"), torch.empty(2, device="meta"))
-    error.__cause__.__cause__ = error  # a ring is no reason to hang
-    release_device_memory(error, torch.device("meta"))
-    assert "held" not in names_held(error.__cause__)
-
-
-def test_a_broken_off_step_has_no_cause_to_fix(tmp_path: Path) -> None:
-    error = KeyboardInterrupt()
-    explain(error, bench(tmp_path).learner.position, "")
-    assert note_of(error) == "The learner stands at epoch 1, train, step 0 of 7. fit() goes on from there."
-
-
-def test_notes_of_others_stay(tmp_path: Path) -> None:
-    error = ValueError("x")
-    error.__notes__ = ["a user's own"]
-    for _ in range(2):
-        explain(error, bench(tmp_path).learner.position, "more")
-    assert error.__notes__ == [
-        "a user's own",
-        "The learner stands at epoch 1, train, step 0 of 7. (more) Fix the cause and call fit() to go on.",
-    ]

@@ -7,7 +7,6 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from notebook_learner import Position
 
@@ -56,10 +55,3 @@ def test_a_position_cannot_be_changed() -> None:
 
 def test_at_is_another_step_of_the_same_pass() -> None:
     assert Position(2, "valid", 1, 14, 3).at(2, 14) == Position(2, "valid", 2, 14, 3)
-
-
-class NoOperation(TorchDispatchMode):
-    """Fails at whatever would touch a tensor."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        raise AssertionError(f"{func} was called")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from driver_support import bench
 from IPython.core.interactiveshell import InteractiveShell
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from notebook_learner import Position
 from notebook_learner.learner.reports import RewindReport, StepReport
@@ -53,3 +57,25 @@ def test_a_report_is_a_value() -> None:
 def test_any_drift_is_not_exact() -> None:
     assert RewindReport(AT, AT, 1, 0.0).exact
     assert not RewindReport(AT, AT, 1, float("inf")).exact
+
+
+class NoOperation(TorchDispatchMode):
+    """Fails at whatever would touch a tensor, on whatever device."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        raise AssertionError(f"{func} was called")
+
+
+@pytest.mark.parametrize("steps", [0, 3, 99])
+def test_showing_a_learner_touches_no_tensor(steps: int, tmp_path: Path) -> None:
+    learner = bench(tmp_path).learner
+    report = learner.step(steps) if steps else None
+    with NoOperation():
+        shown = repr(learner), repr(report), str(learner.position), str(learner.summary()), learner.status
+    assert shown[0].startswith(f"Learner({learner.status}, {learner.position}; Net, 99 parameters, ")
+
+
+def test_what_would_touch_a_tensor_is_noticed(tmp_path: Path) -> None:
+    learner = bench(tmp_path).learner
+    with pytest.raises(AssertionError, match="was called"), NoOperation():
+        repr(learner.model.body[0].weight.sum())  # type: ignore[index, union-attr]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from notebook_learner import StateError
-from notebook_learner.learner.schedule import Torch
 from notebook_learner.learner.state import ModelPart, OptimizerPart
+from notebook_learner.learner.step.schedule import Torch
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "ASGD": {},

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import get_worker_info
 
-from .rng import mix, seed_host
+from ..rng import mix, seed_host
 
 END = object()
 """What stands for "no further batch", where None could be one."""

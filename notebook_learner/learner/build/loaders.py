@@ -8,19 +8,23 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from ..errors import ConfigurationError
-from ..event import Notice, Split
-from ..metric import MetricGroup
-from .data import Cursor
-from .epoch_value import Source, why_never_measured
-from .loop import Pass
-from .parts import CursorPart, MetricsPart
-from .replica import Replica
-from .rng import mix
+from ...errors import ConfigurationError
+from ...event import Notice, Split
+from ...metric import MetricGroup
+from ..data.cursor import Cursor
+from ..epoch_value import Source, why_never_measured
+from ..loop import Pass
+from ..parts import CursorPart, MetricsPart
+from ..replica import Replica
+from ..rng import mix
 from .settings import Settings
-from .step import TrainingStep, ValidationStep
+from ..step.step import TrainingStep, ValidationStep
 
 MakeStep = Callable[[Split], TrainingStep | ValidationStep]
+
+
+CANNOT_BEGIN = "the training cannot begin"
+NOTHING_TO_TRAIN_ON = "there is nothing to train on: fit(train_loader, valid_loader)"
 
 
 class Loaders:
@@ -49,7 +53,7 @@ class Loaders:
         if self._given.get(split) is given:
             return
         if wrong := list(data_mistakes(self.settings, self.model, split, given)):
-            raise ConfigurationError(wrong)
+            raise ConfigurationError(wrong, "this data cannot be used")
         self._given[split] = given
         seed = self.settings.seed
         loader = _loader(self.settings, split, given)
@@ -59,10 +63,10 @@ class Loaders:
         """Before training: raise where something would be missed only at the end of an epoch."""
         passes = self.replica.loop.passes
         if "train" not in passes:
-            raise ConfigurationError(["there is nothing to train on: fit(train_loader, valid_loader)"])
+            raise ConfigurationError([NOTHING_TO_TRAIN_ON], CANNOT_BEGIN)
         missed = [why_never_measured(rule, by) for rule, by in self.rules.items() if by[0] not in passes]
         if missed:
-            raise ConfigurationError(missed)
+            raise ConfigurationError(missed, CANNOT_BEGIN)
 
     def _put_in(self, split: Split, cursor: Cursor) -> None:
         loop = self.replica.loop

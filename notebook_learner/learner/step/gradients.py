@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import StepError
+from ...errors import StepError
 
 _NONE_THERE = (
     "TrainOutput(grads=None) says that the gradients are in `.grad`, but no parameter has one; call "

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from .epoch_value import Finals, Source, epoch_value
+from ..epoch_value import Finals, Source, epoch_value
 
 When = Literal["step", "epoch"]
 TorchScheduler = LRScheduler | ReduceLROnPlateau

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..errors import StepError
+from ...errors import StepError
 from .output import ClassificationOutput, RegressionOutput
 
 

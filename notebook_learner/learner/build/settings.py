@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ..event import Sink, Split
-from ..metric import Loss
-from ..metric.base import AnyMetric, Metric, TextMetric
-from .checkpointer import Checkpointer, Which
-from .early_stopping import EarlyStopping
-from .schedule import When
+from ...event import Sink, Split
+from ...metric import Loss
+from ...metric.base import AnyMetric, Metric, TextMetric
+from ..checkpointer import Checkpointer, Which
+from ..early_stopping import EarlyStopping
+from ..step.schedule import When
 
 StepFunction = Callable[[Any, Any], Any]
 """fn(model, batch) -> output."""

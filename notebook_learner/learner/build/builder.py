@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from ..event import Sink, Split
-from ..metric.base import AnyMetric
-from .checkpointer import Checkpointer, Which
-from .learner import Learner
-from .schedule import When
+from ...event import Sink, Split
+from ...metric.base import AnyMetric
+from ..checkpointer import Checkpointer, Which
+from ..learner import Learner
+from ..step.schedule import When
 from .settings import EarlyStoppingRule, Registered, Settings, StepFunction
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..event import Sink
-from ..metric.base import Metric, TextMetric
-from ..store import check_metric_name, same_file
-from .checkpointer import Checkpointer
+from ...event import Sink
+from ...metric.base import Metric, TextMetric
+from ...store import check_metric_name, same_file
+from ..checkpointer import Checkpointer
 from .settings import PRECISIONS, EarlyStoppingRule, Settings
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..event import Split
-from ..metric.base import Metric
-from .schedule import Constant, Function, Schedule, Torch, TorchScheduler
+from ...event import Split
+from ...metric.base import Metric
+from ..step.schedule import Constant, Function, Schedule, Torch, TorchScheduler
 from .settings import Settings
 
 Mistakes = list[str]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .rng import (
+from ..rng import (
     HostRng,
     Rng,
     capture_generators,
@@ -91,19 +91,27 @@ class Cursor:
         """Stand after `step` batches of this epoch; the way there is gone at the next fetch."""
         self.drop()
         self._skip = step
+        self._stream = None
         if step == 0:
             self._start = None
-            self._stream = None
+
+    def reopen(self, step: int) -> None:
+        """Stay after `step` batches, where the cursor stands, but read from there anew: workers may have
+        fetched ahead what is mended meanwhile, or may be gone."""
+        stream = self._stream_now()
+        self.stand_at(step)
+        self._stream = stream if step else None
 
     def take_over(self, other: Cursor, step: int) -> None:
         """Stand where another loader's cursor stood: a cell that makes its loaders was run again."""
         self.epoch = other.epoch
-        self._stream = other._stream_now()
+        stream = other._stream_now()
         if other._start is not None:
             self._start = other._start._replace(generators=self._generator_states(), warm=False)
         elif step:
             self._start = _Start(capture_rng(), self._generator_states(), False)
         self.stand_at(step)
+        self._stream = stream if step else None
 
     def drop(self) -> None:
         """Let go of the live iterator and its worker processes."""
@@ -120,7 +128,7 @@ class Cursor:
         reaches the whole process group)."""
         workers = getattr(self._inner, "_workers", None)
         if workers and not all(worker.is_alive() for worker in workers):
-            self.stand_at(step)
+            self.reopen(step)
 
     # State -------------------------------------------------------------------------------------------
 

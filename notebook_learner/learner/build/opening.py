@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..event import MetricInfo, RunOpened
-from ..metric.base import Metric
-from .schedule import Schedule
+from ...event import MetricInfo, RunOpened
+from ...metric.base import Metric
+from ..step.schedule import Schedule
 from .settings import PRECISIONS, Registered, Settings
 
 _PRECISION_NAMES = {None: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _DatasetKind
 
-from .rng import mix
+from ..rng import mix
 from .sampling import END, SeededDataset, SkippingSampler
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import LossError
-from .batch import count_samples
+from ...errors import LossError
+from ..data.batch import count_samples
 
 Gradients = Mapping[Any, Tensor | None] | Sequence[Tensor | None] | None
 

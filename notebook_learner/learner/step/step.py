@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from .batch import is_on, move
+from ..data.batch import is_on, move
 from .output import TrainOutput, as_item, loss_of
 from .update import Update
 

@@ -17,7 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from ..errors import StepError
+from ...errors import StepError
 from .gradients import assign
 from .output import Gradients, weight_of
 from .schedule import Schedule
@@ -252,6 +252,15 @@ class Update:
             state["grads"] = [None if p.grad is None else clone(p.grad) for p in self.parameters]
             state["folded"] = None if self._folded is None else [clone(grad) for grad in self._folded]
         return state
+
+    def give_up(self, *, gradients_moved: bool) -> None:
+        """A step failed and cannot be taken back. Gradients that it has touched go with the whole window:
+        half a window's, divided by all of its samples, would be a step too short."""
+        if gradients_moved or self.count == 0:
+            self.count, self._folded = 0, None
+            self.model.zero_grad(set_to_none=True)
+        elif self._folded is not None:
+            self.model.zero_grad(set_to_none=True)  # the window's sum is elsewhere
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Back into the window, or to none."""

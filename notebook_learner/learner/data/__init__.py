@@ -1,0 +1,1 @@
+"""Which batch comes next, exactly: the cursor and how it walks each kind of loader."""

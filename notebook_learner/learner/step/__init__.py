@@ -1,0 +1,1 @@
+"""One batch through the model, and from its loss to new weights."""
