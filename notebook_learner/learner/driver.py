@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from contextvars import copy_context
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -178,16 +178,18 @@ class Driver:
             self._changed.wait(0.1)  # bounded, as a signal handler cannot notify
 
     def _hand_over(self, work: Callable[[], Any]) -> None:
-        pinned, turn = output_of_this_cell(), self._turn
+        turn = self._turn
 
         def body() -> None:
             try:
-                with pinned:
-                    turn.run(work)
+                turn.run(work)
             finally:
                 self._let_go()
 
-        self._thread = threading.Thread(target=body, name=BACKGROUND, daemon=True)
+        # In the context of the cell that runs now, a kernel shows the thread's prints below that cell and
+        # not below the latest one (ipykernel 6.29 and 6.31 see to it themselves, older ones do not).
+        context = copy_context()
+        self._thread = threading.Thread(target=context.run, args=(body,), name=BACKGROUND, daemon=True)
         self._thread.start()
 
     def _let_go(self) -> None:
@@ -269,24 +271,3 @@ class _Interrupts:
     def _interrupted(self, signum: int, frame: FrameType | None) -> None:
         if self.control.interrupt():
             raise KeyboardInterrupt
-
-
-def output_of_this_cell() -> AbstractContextManager[Any]:
-    """In a notebook: a context for another thread in which prints stay with the cell that runs now.
-
-    Kernels before 6.29 have no notion of it, and their prints go to the latest cell.
-    """
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if shell is None or not hasattr(shell, "set_thread_parent"):
-        return nullcontext()  # ipykernel 6.29 to 7.3 follow the thread that started this one
-    return _pinned(shell, shell.get_parent())
-
-
-@contextmanager
-def _pinned(shell: Any, parent: Any) -> Iterator[None]:
-    token = shell.set_thread_parent(parent)
-    try:
-        yield
-    finally:
-        shell.reset_thread_parent(token)

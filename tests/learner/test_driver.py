@@ -7,15 +7,15 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
-import IPython  # noqa: F401  (loaded, as in a notebook)
 import pytest
 from test_control import SOON, another_thread
 
 from notebook_learner import BusyError
 from notebook_learner.learner.control import Control
-from notebook_learner.learner.driver import BACKGROUND, Driver, output_of_this_cell
+from notebook_learner.learner.driver import BACKGROUND, Driver
 
 
 def nothing() -> None:
@@ -430,40 +430,17 @@ def test_an_interrupt_during_preparations_behind_is_reported_here() -> None:
     assert not control.interrupted
 
 
-# Notebooks -------------------------------------------------------------------------------------------
+# Context ---------------------------------------------------------------------------------------------
 
 
-class Shell:
-    """What an ipykernel shell offers for the output of threads."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def get_parent(self) -> str:
-        return "cell 1"
-
-    def set_thread_parent(self, parent: str) -> str:
-        self.calls.append((parent, threading.current_thread().name))
-        return "token"
-
-    def reset_thread_parent(self, token: str) -> None:
-        self.calls.append(token)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_background_run_writes_to_the_cell_that_started_it(
-    fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shell = Shell()
-    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+def test_work_behind_runs_in_the_context_it_was_started_in() -> None:
+    """A kernel keeps there which cell's output it is; NumPy its error state."""
+    cell: ContextVar[str] = ContextVar("cell", default="the latest")
+    cell.set("the first")
     driver = Driver(Control())
-    driver.behind(nothing, lambda: 1 / (not fails))
-    driver.wait()
-    assert shell.calls == [("cell 1", BACKGROUND), "token"]
-
-
-@pytest.mark.parametrize("shell", [None, object()], ids=["no shell", "a terminal's"])
-def test_without_a_kernel_there_is_nothing_to_pin(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
-    with output_of_this_cell() as pinned:
-        assert pinned is None
+    go_on = threading.Event()
+    driver.behind(nothing, lambda: (go_on.wait(SOON), cell.get())[1])
+    cell.set("the second")
+    go_on.set()
+    assert driver.wait()() == "the first"
+    assert cell.get() == "the second"
