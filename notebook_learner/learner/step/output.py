@@ -15,45 +15,32 @@ Gradients = Mapping[Any, Tensor | None] | Sequence[Tensor | None] | None
 
 
 @dataclass(slots=True)
-class ClassificationOutput:
+class _PerSample:
+    """What three of the outputs have in common: the first dimension counts samples."""
+
+    loss: Tensor
+    output: Tensor
+    targets: Tensor
+
+    @property
+    def weight(self) -> int:
+        """The samples the loss is the mean of."""
+        return self.targets.shape[0]
+
+
+@dataclass(slots=True)
+class ClassificationOutput(_PerSample):
     """One class per sample: scores `output` of shape (N, C, ...), integer `targets` (N, ...)."""
 
-    loss: Tensor
-    output: Tensor
-    targets: Tensor
-
-    @property
-    def weight(self) -> int:
-        """The samples the loss is the mean of."""
-        return self.targets.shape[0]
-
 
 @dataclass(slots=True)
-class MultiLabelClassificationOutput:
+class MultiLabelClassificationOutput(_PerSample):
     """Several labels per sample: scores `output` and 0/1 `targets`, both of shape (N, C)."""
 
-    loss: Tensor
-    output: Tensor
-    targets: Tensor
-
-    @property
-    def weight(self) -> int:
-        """The samples the loss is the mean of."""
-        return self.targets.shape[0]
-
 
 @dataclass(slots=True)
-class RegressionOutput:
+class RegressionOutput(_PerSample):
     """Numbers: `output` and `targets` of the same shape (N, ...)."""
-
-    loss: Tensor
-    output: Tensor
-    targets: Tensor
-
-    @property
-    def weight(self) -> int:
-        """The samples the loss is the mean of."""
-        return self.targets.shape[0]
 
 
 @dataclass(slots=True)
