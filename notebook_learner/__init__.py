@@ -12,7 +12,6 @@ from .errors import (
     StateError,
     StepError,
 )
-from .learner.build.builder import LearnerBuilder
 from .learner.checkpointer import Checkpointer, MemoryCheckpointer
 from .learner.learner import Learner
 from .learner.position import Position
@@ -25,6 +24,7 @@ from .learner.step.output import (
     TrainOutput,
 )
 from .learner.step.step import TrainStep, ValidStep
+from .learner.wiring.builder import LearnerBuilder
 
 __version__ = "0.1.0.dev0"
 

@@ -38,11 +38,9 @@ TABLE = """
     renderer                    | errors event
 
     WORDS                       | errors WORDS
-    .rng                        |
-    .epoch_value                | errors WORDS
     .data                       | errors .rng
     .step                       | errors event WORDS .epoch_value .data
-    PARTS                       | errors event metric WORDS PARTS .rng .epoch_value .data .step
+    PARTS                       | errors event metric WORDS PARTS .data .step
 
     .loop                       | errors event metric WORDS PARTS .data .step
     .failure                    | errors event metric WORDS PARTS .data .loop
@@ -51,16 +49,16 @@ TABLE = """
     .driver                     | errors .control
     .learner                    | errors event logger WORDS PARTS .loop .replica .driver
 
-    .build.settings             | errors event metric WORDS PARTS .data .step
-    .build.undo                 |
-    .build.compiling            | errors
-    .build.checks               | errors event metric store WORDS PARTS .step .build.settings .build.compiling
-    .build.making               | errors event metric WORDS PARTS .epoch_value .step .build.settings
-    .build.opening              | errors event metric WORDS PARTS .step .build.settings
-  .build.loaders| errors event metric WORDS PARTS .rng .epoch_value .data .step .build.settings .loop .replica
-    .build.builder              | errors event metric WORDS PARTS .step .build.settings .learner
-    .build.assembly             | errors event metric store logger renderer learner
-    .build                      |
+    .wiring              |
+    .wiring.undo         |
+    .wiring.compiling    | errors
+    .wiring.settings     | errors event metric WORDS PARTS .data .step
+    .wiring.checks       | errors event metric store WORDS PARTS .step .wiring.settings .wiring.compiling
+    .wiring.making       | errors event metric WORDS PARTS .step .wiring.settings
+    .wiring.opening      | errors event metric WORDS PARTS .step .wiring.settings
+    .wiring.loaders      | errors event metric WORDS PARTS .data .step .wiring.settings .loop .replica
+    .wiring.builder      | errors event metric WORDS PARTS .step .wiring.settings .learner
+    .wiring.assembly     | errors event metric store logger renderer learner
 
     learner                     |
     notebook_learner            | errors learner
@@ -71,8 +69,8 @@ WORDS = (".position", ".until", ".control")
 # Read a row as: this module may import that one inside a function, because ...
 LAZY = {
     (
-        "learner.build.builder",
-        "learner.build.assembly",
+        "learner.wiring.builder",
+        "learner.wiring.assembly",
     ): "the builder's verbs need none of what build() wires",
     ("learner.learner", "renderer.figure"): "matplotlib is loaded for whoever draws",
     ("learner.learner", "renderer.summary"): "a learner is bound to no display; a table is asked for",
@@ -246,7 +244,7 @@ def test_test_files_and_their_helpers_have_names_of_their_own():
         ("learner.loop", "from .data.cursor import Cursor", "learner.data.cursor", False),
         ("renderer.plain", "from . import epoch_table", "renderer.epoch_table", False),
         ("renderer", "from .plain import PlainRenderer", "renderer.plain", False),
-        ("", "from .learner.build.builder import LearnerBuilder", "learner.build.builder", False),
+        ("", "from .learner.wiring.builder import LearnerBuilder", "learner.wiring.builder", False),
         ("metric.loss", "import notebook_learner.learner.loop", "learner.loop", False),
         ("metric.loss", "from notebook_learner.learner import loop", "learner.loop", False),
         (
@@ -286,10 +284,10 @@ def test_other_packages_and_what_only_type_checkers_read_are_not_in_question(lin
         ("learner.loop", "learner.replica"),
         ("learner.loop", "logger"),
         ("learner.replica", "renderer.choose"),
-        ("learner.learner", "learner.build.assembly"),
+        ("learner.learner", "learner.wiring.assembly"),
         ("learner.control", "learner.loop"),
         ("learner.data.cursor", "learner.loop"),
-        ("learner.build.settings", "learner.build.checks"),
+        ("learner.wiring.settings", "learner.wiring.checks"),
         ("renderer.figure", "learner"),
         ("", "renderer"),
     ],

@@ -62,7 +62,9 @@ def test_no_example_is_left_out(module):
     assert left_out == []
 
 
-@pytest.mark.parametrize("module", ["notebook_learner.learner.build.builder", "notebook_learner.metric.base"])
+@pytest.mark.parametrize(
+    "module", ["notebook_learner.learner.wiring.builder", "notebook_learner.metric.base"]
+)
 def test_where_people_start_there_is_an_example(module):
     assert module in WITH_EXAMPLES
 

@@ -60,7 +60,7 @@ def test_it_does_not_load(after_import, package):
     [
         "torch._dynamo",
         "torch._inductor",
-        "notebook_learner.learner.build.assembly",
+        "notebook_learner.learner.wiring.assembly",
         "notebook_learner.renderer",
     ],
 )

@@ -122,9 +122,18 @@ def test_prints_of_a_background_run_stay_with_the_cell_that_started_it(notebook:
     assert [cell.errors for cell in (first, second, third)] == [[], [], []]
 
 
+PAUSE = """
+assert at_three.wait(60)
+control = b.learner._replica.loop.control
+request = control.request
+control.request = lambda what: (request(what), go_on.set())
+b.learner.pause()
+"""
+
+
 def test_a_resumed_run_prints_to_the_cell_that_resumed_it(notebook: Notebook) -> None:
     first = notebook.run(BACKGROUND)
-    notebook.run("assert at_three.wait(60); threading.Timer(0, go_on.set).start(); b.learner.pause()")
+    notebook.run(PAUSE)
     paused_after = first.text["stdout"].splitlines()
     resumed = notebook.run("b.learner.resume()")
     notebook.run("_ = b.learner.wait()")

@@ -21,29 +21,29 @@ from ...metric import GradNorm, LearningRate, MetricGroup
 from ...metric.base import AnyMetric
 from ...renderer import resolve
 from ...store import RunLayout
-from .checks import mistakes_in
-from .compiling import compile_forward
 from ..control import Control
 from ..driver import Driver
 from ..early_stopping import EarlyStopping
 from ..epoch_value import Source
 from ..learner import Learner
-from .loaders import Loaders, data_mistakes
 from ..loop import Loop, LoopContext
-from .making import make_optimizer, make_schedule, move_state
 from ..modes import Modes
-from .opening import opening
 from ..parts import RngPart, ScalerPart, WindowPart
 from ..replica import Replica
 from ..rng import seeded_rng
-from ..step.schedule import Schedule, Torch
-from .settings import PRECISIONS, Registered, Settings
 from ..state import ModelPart, OptimizerPart, Part, State
+from ..step.schedule import Schedule, Torch
 from ..step.step import TrainingStep, ValidationStep
 from ..step.supervised import supervised
-from ..timeline import Timeline
-from .undo import unchanged_if_it_fails
 from ..step.update import Clip, Update, clip_by_norm, clip_by_value
+from ..timeline import Timeline
+from .checks import mistakes_in
+from .compiling import compile_forward
+from .loaders import Loaders, data_mistakes
+from .making import make_optimizer, make_schedule, move_state
+from .opening import opening
+from .settings import PRECISIONS, Registered, Settings
+from .undo import unchanged_if_it_fails
 
 Data = tuple[tuple[Split, Any], ...]
 

@@ -17,8 +17,8 @@ from ..loop import Pass
 from ..parts import CursorPart, MetricsPart
 from ..replica import Replica
 from ..rng import mix
-from .settings import Settings
 from ..step.step import TrainingStep, ValidationStep
+from .settings import Settings
 
 MakeStep = Callable[[Split], TrainingStep | ValidationStep]
 

@@ -1,0 +1,1 @@
+"""Putting a learner together: collect, check everything at once, wire."""
