@@ -77,7 +77,8 @@ class Driver:
             except BaseException:
                 self._let_go()
                 raise
-        return interrupts.late
+        # Not only a late one: the background thread may have heard it first, and paused.
+        return interrupts.seen
 
     def wait(self) -> Callable[[], Any]:
         """Wait for whoever drives now; then call what it returns for the value of the last background
@@ -251,6 +252,8 @@ class _Interrupts:
         self.control = control
         self.late = False
         """Afterwards: whether one came that no boundary was left to answer."""
+        self.seen = False
+        """Whether one came at all."""
         # Only the main thread gets signals, and only it may say what they do.
         self._mine = threading.current_thread() is threading.main_thread()
         self._before: Any = None
@@ -269,5 +272,6 @@ class _Interrupts:
             self.late = self.control.forget_interrupts()
 
     def _interrupted(self, signum: int, frame: FrameType | None) -> None:
+        self.seen = True
         if self.control.interrupt():
             raise KeyboardInterrupt
