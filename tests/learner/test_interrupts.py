@@ -276,9 +276,16 @@ def test_a_step_that_hangs_is_left_at_once(tmp_path: Path) -> None:
     b = bench(tmp_path)
     hanging, never = threading.Event(), threading.Event()
     b.trouble.where = (1, "train", 3)
-    b.trouble.calls["forward"] = lambda: (hanging.set(), never.wait(SOON)) if b.trouble.here() else None
     control, main = b.learner._replica.loop.control, threading.main_thread().ident
     assert main is not None
+
+    def hang() -> None:
+        if b.trouble.here():
+            hanging.set()
+            while not never.wait(0.05):  # in turns: a signal just before one wait is heard after it
+                pass
+
+    b.trouble.calls["forward"] = hang
 
     def person() -> None:
         assert hanging.wait(SOON)
