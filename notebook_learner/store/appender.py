@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 
 import numpy as np
 
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+from . import files
+
 _CHUNK = 1 << 20
 
 
@@ -59,7 +59,7 @@ class LineAppender:
         descriptor = self._open()
         while self._sent < len(self._waiting):
             rest = memoryview(self._waiting)[self._sent :]
-            written = os.write(descriptor, rest)
+            written = files.append(descriptor, rest)
             if not written:
                 raise OSError(errno.EIO, "the file system took no byte and gave no reason", str(self.path))
             self._sent += written
@@ -71,9 +71,9 @@ class LineAppender:
         self._nothing_waits()
         size = _end_of_line(self.path, lines)
         if size is None:
-            self.path.unlink(missing_ok=True)
+            files.unlink(self.path)
         else:
-            os.truncate(self.path, size)
+            files.truncate(self.path, size)
         self._fresh = size is None
         self.lines = 0 if size is None else lines
 
@@ -81,7 +81,7 @@ class LineAppender:
         """Give the descriptor back; a later `write_out` opens the file again and goes on appending."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            os.close(descriptor)
+            files.close(descriptor)
 
     def __del__(self) -> None:
         self.close()
@@ -91,10 +91,10 @@ class LineAppender:
 
     def _open(self) -> int:
         if self._descriptor is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.path, _FLAGS | (os.O_TRUNC if self._fresh else 0), 0o666)
+            files.make_directory(self.path.parent)
+            self._descriptor = files.open_to_append(self.path, fresh=self._fresh)
             self._fresh = False
-        elif os.fstat(self._descriptor).st_nlink == 0:  # 0.5 us: without it a removed file swallows lines
+        elif files.link_count(self._descriptor) == 0:  # 0.5 us: without it a removed file swallows lines
             self._start_over()
         return self._descriptor
 

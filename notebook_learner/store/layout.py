@@ -14,8 +14,14 @@ from ..errors import ConfigurationError
 Split = Literal["train", "valid"]
 SPLITS: tuple[Split, ...] = ("train", "valid")
 
+TEST = "test"
+"""The folder of the sets that were evaluated, and what their names begin with where splits are asked for:
+"test/clean"."""
+
 _EPOCH = re.compile(r"epoch-([1-9][0-9]*)")
 _LONGEST = 255  # bytes a file name may have on every common file system
+_LONGEST_SET = 200  # its folder has a longer name for a moment
+_NOT_IN_FOLDERS = '/\\:*?"<>|'  # on Windows, where a run may be copied to
 
 
 class RunLayout:
@@ -46,6 +52,20 @@ class RunLayout:
     def metric_log(self, split: Split, epoch: int, name: str) -> Path:
         """The log of one metric in one pass."""
         return self.split_dir(split, epoch) / file_name(name)
+
+    def test_dir(self, name: str) -> Path:
+        """The folder of a set that was evaluated."""
+        mistake = check_set_name(name)
+        if mistake is not None:
+            raise ConfigurationError([mistake], "this set cannot be evaluated")
+        return self.directory / TEST / name
+
+    def tests(self) -> Iterator[tuple[str, Path]]:
+        """Every set that was evaluated, with its folder; other things there are passed over."""
+        root = self.directory / TEST
+        for entry in sorted(root.iterdir()) if root.is_dir() else ():
+            if check_set_name(entry.name) is None and entry.is_dir():
+                yield entry.name, entry
 
     def passes(self) -> Iterator[tuple[Split, int, Path]]:
         """Every pass that has a folder on disk; other things in the directory are passed over."""
@@ -98,8 +118,34 @@ def check_metric_name(name: object) -> str | None:
     return _check_characters(name)
 
 
+def check_set_name(name: object) -> str | None:
+    """What is wrong with the name of a set to evaluate, in one line; None when it can name a folder.
+
+    >>> check_set_name("clean, resized")
+    >>> print(check_set_name("a/b"))
+    the name of a set is 'a/b', which contains '/'; it names a folder, so leave that out
+    """
+    if not isinstance(name, str):
+        return f"the name of a set is {name!r}, a {type(name).__name__}; it must be a string"
+    said = f"the name of a set is {name!r}, which"
+    if not name or name != name.strip():
+        return f"{said} is empty or has spaces around it; it names a folder, so give it a word"
+    if name.startswith(".") or name.endswith("."):
+        return f"{said} starts or ends with a dot; it names a folder, so begin and end it with a letter"
+    odd = _odd_character(name) or next((c for c in name if c in _NOT_IN_FOLDERS), None)
+    if odd is not None:
+        return f"{said} contains {odd!r}; it names a folder, so leave that out"
+    if len(name.encode()) > _LONGEST_SET:
+        return f"{said} has {len(name.encode())} bytes, over {_LONGEST_SET}; shorten it"
+    return None
+
+
+def _odd_character(name: str) -> str | None:
+    return next((c for c in name if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")), None)
+
+
 def _check_characters(name: str) -> str | None:
-    odd = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp")), None)
+    odd = _odd_character(name)
     if odd is not None:
         return f"the metric name {name!r} contains {odd!r}, which cannot stand in a file name; leave it out"
     length = len(_file_name(name).encode())

@@ -1,0 +1,101 @@
+"""One thread that writes while training goes on, and what happens when it cannot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Job = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A job that raised."""
+
+    name: str
+    job: Job
+    error: BaseException
+
+
+class Background:
+    """Does jobs one after the other, out of the training's way.
+
+    Of several waiting jobs with one name only the latest is done: each is a newer version of the same
+    file. The thread ends with its last job, so an idle learner holds none; the interpreter does not end
+    before it.
+
+    >>> done = []
+    >>> background = Background()
+    >>> background.submit("index", lambda: done.append("written"))
+    >>> background.wait()
+    >>> done
+    ['written']
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[str, Job] = {}
+        self._running: str | None = None
+        self._failures: list[Failure] = []
+        self._alive = False
+        self._worker: threading.Thread | None = None
+
+    def submit(self, name: str, job: Job) -> None:
+        """Do this as soon as what is under way is done."""
+        with self._changed:
+            self._waiting[name] = job
+            if self._alive:
+                return
+            self._alive = True
+        try:
+            # No daemon: the interpreter's end waits for it, so that what was handed over is written.
+            threading.Thread(target=self._work, name="notebook_learner writer", daemon=False).start()
+        except RuntimeError:  # the interpreter ends and starts no thread any more
+            self._work()
+
+    def busy(self, name: str) -> bool:
+        """Whether a job of this name waits or is under way."""
+        with self._changed:
+            return name in self._waiting or self._running == name
+
+    def wait(self, name: str | None = None) -> None:
+        """Wait until the jobs of this name are done; without one, until all are."""
+        with self._changed:
+            if self._worker is threading.current_thread():
+                return  # the garbage collector ran a finalizer here; nobody waits for themselves
+            # In pieces: an interrupt is heard only between two of them where a signal wakes no lock.
+            while self._alive if name is None else (name in self._waiting or self._running == name):
+                self._changed.wait(0.1)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a job has failed since the last `take_failures`: one attribute, no lock."""
+        return bool(self._failures)
+
+    def take_failures(self) -> list[Failure]:
+        """The jobs that failed, to be told of and tried again by whoever handed them in."""
+        with self._changed:
+            failures, self._failures = self._failures, []
+            return failures
+
+    def _work(self) -> None:
+        self._worker = threading.current_thread()
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._alive, self._worker = False, None
+                    self._changed.notify_all()
+                    return
+                name = next(iter(self._waiting))
+                job = self._waiting.pop(name)
+                self._running = name
+            try:
+                job()
+            except BaseException as error:
+                with self._changed:
+                    self._failures.append(Failure(name, job, error))
+            with self._changed:
+                self._running = None
+                self._changed.notify_all()
+            del job  # it holds a whole state

@@ -1,0 +1,148 @@
+"""Compressed tensors: what is worth compressing, and unpacking that never makes more than was declared."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from ..errors import CheckpointError
+from .hdf5_columns import WORST_RATIO
+
+Codec = Literal["gzip", "zstd"]
+CODECS = ("gzip", "zstd")
+LARGEST_CHUNK = 1 << 30
+"""HDF5 takes chunks below 4 GiB; unpacking one takes its compressed bytes at a time."""
+WORTH = 0.95
+"""What does not shrink below this is stored as it is."""
+_LEVELS = {"gzip": 1, "zstd": 3}
+_STEP = 1 << 20
+
+
+class Unpackable(ValueError):
+    """Compressed bytes that are not what was declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Squeezed:
+    """A tensor's bytes, compressed in chunks of so many rows of its first dimension."""
+
+    chunks: tuple[bytes, ...]
+    rows: int
+    chunk: int
+    """Bytes of a chunk before. The last one may have less; HDF5 wants gzip's filled up with zeros."""
+
+
+def squeezed(data: memoryview, rows: int, codec: Codec) -> Squeezed | None:
+    """Compress the bytes of a tensor of so many rows; None where that is not worth it, or where it would
+    look like a bomb."""
+    if not rows or not data.nbytes:
+        return None
+    row = data.nbytes // rows
+    if row > LARGEST_CHUNK:
+        return None
+    count = -(-data.nbytes // (LARGEST_CHUNK // row * row))
+    each = -(-rows // count)
+    size = each * row
+    chunks = []
+    for start in range(0, data.nbytes, size):
+        part = data[start : start + size]
+        packed = _packed(part, size, codec)
+        if WORST_RATIO * len(packed) < size:
+            return None
+        chunks.append(packed)
+    if sum(map(len, chunks)) >= WORTH * data.nbytes:
+        return None
+    return Squeezed(tuple(chunks), each, size)
+
+
+def unpack_into(data: bytearray, into: memoryview, codec: str, chunk: int) -> None:
+    """Unpack one chunk. It must give exactly the bytes asked for, and with gzip zeros up to `chunk`."""
+    try:
+        if codec == "gzip":
+            _inflate(data, into, chunk)
+        else:
+            _unzstd(data, into)
+    except zlib.error as error:
+        raise Unpackable(str(error)) from error
+
+
+def require(codec: Codec) -> None:
+    """Whether what a compression needs is installed."""
+    if codec == "zstd":
+        _zstandard()
+
+
+def _packed(part: memoryview, size: int, codec: Codec) -> bytes:
+    if codec == "gzip":
+        deflate = zlib.compressobj(_LEVELS[codec])
+        return deflate.compress(part) + deflate.compress(bytes(size - part.nbytes)) + deflate.flush()
+    return cast(bytes, _zstandard().ZstdCompressor(level=_LEVELS[codec]).compress(part))
+
+
+def _inflate(data: bytearray, into: memoryview, chunk: int) -> None:
+    inflate = zlib.decompressobj()
+    sink = _Sink(into, chunk)
+    with memoryview(data) as view:
+        for start in range(0, len(view), _STEP):
+            rest: bytes | memoryview = view[start : start + _STEP]
+            while True:
+                piece = inflate.decompress(rest, min(_STEP, sink.left + 1))
+                sink.take(piece)
+                rest = inflate.unconsumed_tail
+                if inflate.eof or not (rest or piece):
+                    break
+    if not inflate.eof or inflate.unused_data:
+        raise Unpackable("compressed bytes that do not end where they should")
+    sink.finish()
+
+
+def _unzstd(data: bytearray, into: memoryview) -> None:
+    zstandard = _zstandard()
+    window = max(1 << 10, 1 << (into.nbytes - 1).bit_length())  # it allocates what a frame declares
+    sink = _Sink(into, into.nbytes)
+    try:
+        decompressor = zstandard.ZstdDecompressor(max_window_size=window)
+        with decompressor.stream_reader(data, closefd=False) as stream:
+            while piece := stream.read(min(_STEP, sink.left + 1)):
+                sink.take(piece)
+    except zstandard.ZstdError as error:
+        raise Unpackable(str(error)) from error
+    sink.finish()
+
+
+class _Sink:
+    """Takes unpacked bytes, and no more than there is room for."""
+
+    def __init__(self, into: memoryview, chunk: int) -> None:
+        self._into = into
+        self._done = 0
+        self._chunk = chunk
+
+    @property
+    def left(self) -> int:
+        return self._chunk - self._done
+
+    def take(self, piece: bytes) -> None:
+        if len(piece) > self.left:
+            raise Unpackable("it unpacks to more than it declares")
+        room = max(0, self._into.nbytes - self._done)
+        if room:
+            self._into[self._done : self._done + min(room, len(piece))] = piece[:room]
+        if any(piece[room:]):
+            raise Unpackable("its last chunk is not filled up with zeros")
+        self._done += len(piece)
+
+    def finish(self) -> None:
+        if self.left:
+            raise Unpackable("it unpacks to less than it declares")
+
+
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise CheckpointError(
+            "compression 'zstd' needs a package that is not installed: pip install zstandard"
+        ) from None
+    return zstandard

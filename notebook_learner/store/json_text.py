@@ -1,0 +1,47 @@
+"""The JSON in files: the shortest text, and reading one that may come from a stranger."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from .budget import fits
+
+
+def to_text(value: Any) -> str:
+    """A value as JSON, in ASCII.
+
+    >>> to_text({"shape": [2, 3]})
+    '{"shape":[2,3]}'
+    """
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def parse(text: bytearray, size: int, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """The value of a JSON text in a file that has so many bytes beside it. The text is emptied: it would
+    double what the value takes.
+
+    Args:
+        text: the whole of it.
+        size: of the rest of the file.
+        pairs: makes the objects, where not simply a dict.
+
+    Raises:
+        ValueError: with the reason.
+
+    >>> parse(bytearray(b'{"shape":[2,3]}'), 0)
+    {'shape': [2, 3]}
+    """
+    if not fits(text, size):
+        raise ValueError("it holds more single values than a file of its size may")
+    characters = text.decode()
+    text.clear()
+    try:
+        return json.loads(characters, object_pairs_hook=pairs, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

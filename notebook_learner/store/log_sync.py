@@ -1,0 +1,40 @@
+"""Getting metric logs onto the disk, for a checkpoint that will count on them after a power cut."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from . import files
+from .layout import SPLITS, RunLayout
+
+
+def sync_logs(layout: RunLayout, first_epoch: int, last_epoch: int) -> None:
+    """Wait until the logs of these epochs are on the disk, and the names that lead to them."""
+    touched = False
+    for split in SPLITS:
+        for epoch in range(first_epoch, last_epoch + 1):
+            touched |= _sync_folder(layout.split_dir(split, epoch))
+        if touched and (root := layout.directory / split).is_dir():
+            files.sync_directory(root)
+    if touched:
+        files.sync_directory(layout.directory)
+        files.sync_directory(layout.directory.parent)
+
+
+def _sync_folder(folder: Path) -> bool:
+    logs = [name for name in files.names_in(folder) if name.endswith(".log")]
+    with suppress(FileNotFoundError):  # a rewind, meanwhile, took these steps back
+        for name in logs:
+            _sync_file(folder / name)
+        if logs:
+            files.sync_directory(folder)
+    return bool(logs)
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = files.open_to_read(path)
+    try:
+        files.sync(descriptor)
+    finally:
+        files.close(descriptor)
