@@ -1,0 +1,108 @@
+"""What a commit file says: `state-3` tells where training stood, and size and digest of its siblings.
+
+It may come from a stranger, so nothing of it is used before every value has been looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from ..errors import DamagedError
+from ..store.layout import SPLITS
+from .info import LABEL, Kind, label_of
+from .recorder import Decoded
+
+SCHEMA = 1
+FORMAT = "notebook_learner checkpoint"
+KINDS = get_args(Kind)
+
+
+def checked(decoded: Decoded, path: Path) -> dict[str, Any]:
+    """A commit whose every value has the type that it needs: it may come from a stranger."""
+    commit = decoded.value
+    if not isinstance(commit, dict) or commit.get("format") != FORMAT:
+        raise damaged(path, "it is not the commit file of a checkpoint")
+    if type(commit.get("schema")) is not int or commit["schema"] > SCHEMA:
+        raise damaged(
+            path,
+            f"it was written by a newer version (schema {commit.get('schema')}); update notebook_learner",
+        )
+    for key, fits in _COMMIT_KEYS.items():
+        if not fits(commit.get(key)):
+            raise damaged(path, f"its {key!r} is missing, or no value that it can have")
+    if _label_told(commit) != commit["label"]:
+        raise damaged(path, f"it speaks of another place than its label, {commit['label'][:40]!r}")
+    return commit
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) is float and 0 <= value < _LATEST
+
+
+def _are_metrics(value: Any) -> bool:
+    """Numbers by split and name; NaN is one."""
+    return isinstance(value, dict) and all(
+        isinstance(of_split, dict) and all(type(number) in (int, float) for number in of_split.values())
+        for of_split in value.values()
+    )
+
+
+def _are_files(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(entry, dict)
+        and _is_count(entry.get("size"))
+        and isinstance(entry.get("digest"), str)
+        and isinstance(entry.get("name"), str)
+        for entry in value.values()
+    )
+
+
+def _is_rule(value: Any) -> bool:
+    """What "best" means: nothing, or all that a KeepBest is made of."""
+    return not value or (
+        isinstance(value, dict)
+        and isinstance(value.get("metric"), str)
+        and value["metric"] != ""
+        and value.get("split") in SPLITS
+        and value.get("mode") in (None, "min", "max")
+    )
+
+
+def _label_told(commit: Mapping[str, Any]) -> str:
+    """The label of the place that a commit speaks of. Whether an epoch had ended, only the label says."""
+    epoch, split, step = commit["epoch"], commit["split"], commit["step"]
+    return str(epoch) if "-" not in commit["label"] else label_of(epoch, split, step)
+
+
+_LATEST = 1 << 37
+"""Seconds since 1970: some thousand years before the calendar of Python ends."""
+
+_COMMIT_KEYS: dict[str, Callable[[Any], bool]] = {
+    "label": lambda value: isinstance(value, str) and LABEL.fullmatch(value) is not None,
+    "epoch": _is_count,
+    "step": _is_count,
+    "iteration": _is_count,
+    "split": lambda value: value in SPLITS,
+    "kind": lambda value: value in KINDS,
+    "run_id": lambda value: isinstance(value, str),
+    "sequence": _is_count,
+    "saved_at": _is_time,
+    "metrics": _are_metrics,
+    "files": _are_files,
+    "exact": lambda value: isinstance(value, bool),
+    "run": lambda value: isinstance(value, dict),
+    "best": _is_rule,
+}
+
+
+def damaged(path: Path, why: str) -> DamagedError:
+    """What to tell a person of a damaged file."""
+    return DamagedError(
+        f"{path}: {why}; go on from another checkpoint (checkpoint('latest') takes the last whole one)"
+    )

@@ -1,0 +1,450 @@
+"""The checkpoints of a run: a folder of immutable files in which a checkpoint exists or does not.
+
+    model-3.h5  optim-3.h5  scheduler-3.h5      what they are, in a recorder's format
+    state-3.h5                                  everything else, and size and digest of its siblings
+
+`state-3` *is* the commit. A save writes all files under temporary names, waits until their bytes are on
+the disk, then gives them their names, `state-3` last. From the moment when the temporary `.state-3...tmp`
+is whole, the checkpoint can be had: should the process die among the renames, readers find the rest under
+the temporary names, and the next owner finishes the renames. Deleting goes the other way round.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, DamagedError, StateError
+from ..store import durable, files
+from .commit import FORMAT, SCHEMA, checked, damaged
+from .formats import is_known, recorder_for
+from .info import LABEL, PARTS, CheckpointInfo, info_of
+from .recorder import Lossy, Recorder
+from .strategy import KeepBest, best_of
+
+_COMMIT = re.compile(rf"state-({LABEL.pattern})\.([A-Za-z0-9.]+)")
+_PART = re.compile(rf"(?:{'|'.join(PARTS)})(-[0-9].*)")
+_TEMPORARY = re.compile(r"\.(.+)\.([0-9a-f]{8})\.tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """A commit file: what it says, and where."""
+
+    info: CheckpointInfo
+    siblings: Mapping[str, tuple[Path, int, str]]
+    """Path, size and digest of each part."""
+    state: Path
+    recorder: Recorder
+
+
+class CheckpointFolder:
+    """Lists, reads, writes, checks and deletes the checkpoints in a folder.
+
+    >>> import tempfile
+    >>> folder = CheckpointFolder(Path(tempfile.mkdtemp()) / "checkpoint")
+    >>> folder.find(3)
+    Traceback (most recent call last):
+        ...
+    notebook_learner.errors.StateError: there is no checkpoint 3; there is none yet
+    """
+
+    def __init__(self, path: Path, recorder: Recorder | None = None) -> None:
+        self.path = path
+        self.recorder = recorder
+        """The format to write; what is read tells its own."""
+        self._failed: list[str] = []
+        self._undeleted: set[Path] = set()
+        """Parts of checkpoints whose deletion has failed half way."""
+        self._made = False
+
+    # Look --------------------------------------------------------------------------------------------
+
+    def list(self) -> Sequence[CheckpointInfo]:
+        """All of them in the order they were saved, also damaged ones, which say what is wrong."""
+        found = [commit.info for commit in self._commits()]
+        # One that cannot be read comes last: as far as anybody knows it is the newest.
+        return sorted(found, key=lambda info: (info.sequence or 1 << 62, info.iteration))
+
+    def find(self, which: int | str, best: KeepBest | None = None) -> CheckpointInfo:
+        """A checkpoint by epoch, by label ("3-117"), or the "latest" or "best" one that is complete.
+
+        Raises:
+            StateError: there is none; the message lists what there is.
+        """
+        known = self.list()
+        whole = [info for info in known if not info.damage]
+        found = None
+        if which == "latest":
+            found = whole[-1] if whole else None
+        elif which == "best":
+            found = self.best(known, best)
+        else:
+            found = next((info for info in known if info.label == str(which)), None)
+        if found is None:
+            why = "".join(f"\n  - {info.damage}" for info in known if info.damage)
+            raise StateError(f"there is no checkpoint {which}; {_listed(known)}{why}")
+        return found
+
+    def best(self, known: Sequence[CheckpointInfo], rule: KeepBest | None = None) -> CheckpointInfo | None:
+        """The best complete one of the run that saved last; None where no epoch of it has a value."""
+        whole = [info for info in known if not info.damage]
+        mine = [info for info in whole if info.ends_epoch and info.run == whole[-1].run]
+        if not mine:
+            return None
+        rule = rule or self._rule(whole)
+        return best_of(mine, rule) or best_of(mine, replace(rule, split="train"))
+
+    def verify(self, info: CheckpointInfo) -> Sequence[str]:
+        """Read every byte of a checkpoint; what is wrong, in a line each."""
+        if info.damage:
+            return [info.damage]
+        problems = []
+        for part in (*info.files,):
+            try:
+                self.read(info, part)
+            except (DamagedError, OSError) as error:
+                problems.append(str(error))
+        return problems
+
+    def read(self, info: CheckpointInfo, part: str) -> Any:
+        """What a part ("model", "optim", "scheduler", "state") holds, every byte of it checked."""
+        commit = self._commit_of(info)
+        if part == "state":
+            with _opened(commit.state) as file:
+                return checked(commit.recorder.decode(file), commit.state)
+        if part not in commit.siblings:
+            raise StateError(f"checkpoint {info.label} has no {part}; it has {', '.join(info.files)}")
+        path, size, digest = commit.siblings[part]
+        with _opened(path) as file:
+            if file.size != size:
+                raise damaged(path, f"it has {file.size} bytes, its commit file says {size}")
+            decoded = commit.recorder.decode(file)
+        if decoded.digest != digest:
+            raise damaged(path, "it is not the file that its commit file speaks of")
+        return decoded.value
+
+    def lost(self, info: CheckpointInfo) -> str:
+        """What a checkpoint that is not exact has lost of its model, as far as its format tells."""
+        commit = self._commit_of(info)
+        if not isinstance(commit.recorder, Lossy):
+            return ""
+        with _opened(commit.siblings["model"][0]) as file:
+            return commit.recorder.lost(file)
+
+    def recorder_of(self, info: CheckpointInfo) -> Recorder:
+        """The format of a checkpoint's files."""
+        return self._commit_of(info).recorder
+
+    def leftovers(self) -> Sequence[Path]:
+        """Files that belong to no checkpoint: of a save that was cut off, or of a deletion."""
+        commits = list(self._commits())
+        used = {path for commit in commits for path in (commit.state, *_paths(commit))}
+        # The parts beside a commit file that cannot be read may be all that is left of somebody's work.
+        kept = {commit.state.name.removeprefix("state") for commit in commits}
+        found = []
+        for name in files.names_in(self.path):
+            part = _PART.fullmatch(name)
+            if self.path / name not in used and (
+                _TEMPORARY.fullmatch(name) or (part and part[1] not in kept)
+            ):
+                found.append(self.path / name)
+        return found
+
+    # Write -------------------------------------------------------------------------------------------
+
+    def commit(self, label: str, parts: Mapping[str, Any], about: Mapping[str, Any]) -> CheckpointInfo:
+        """Save a checkpoint; when this returns it is on the disk.
+
+        Raises:
+            CheckpointError: it could not be written, or it holds what a file cannot. Earlier checkpoints
+                are as they were.
+        """
+        recorder = self.recorder
+        assert recorder is not None, "a folder that was opened to read"
+        token = os.urandom(4).hex()
+        try:
+            self._finish_failed()
+            self._make_folder()
+            self._finish_deleting()
+            return self._commit(recorder, token, label, parts, about)
+        except BaseException as error:
+            self._failed.append(token)
+            with suppress(OSError):
+                self._finish_failed()
+            if isinstance(error, OSError):
+                raise CheckpointError(not_written(label, self.path, error)) from error
+            raise
+
+    def delete(self, info: CheckpointInfo) -> None:
+        """Delete a checkpoint: the commit first, so that none is ever seen without its parts."""
+        commit = self._commit_of(info)
+        parts = _paths(commit)
+        self._undeleted.update(parts)
+        files.unlink(commit.state)
+        files.sync_directory(self.path)
+        for path in parts:
+            files.unlink(path)
+            self._undeleted.discard(path)
+
+    def repair(self) -> Sequence[str]:
+        """Finish what a dead process left half done: complete saves get their names, pieces of others go.
+        What it did, in a line each. Call it only where no process saves here."""
+        done = []
+        for commit in list(self._commits()):
+            if _token(commit.state) and not commit.info.damage:
+                self._finish(commit)
+                done.append(f"checkpoint {commit.info.label} was whole but not named yet; it is now")
+        for path in self.leftovers():
+            files.unlink(path)
+            done.append(f"{path.name} belonged to no checkpoint and was deleted")
+        return done
+
+    def _commit(
+        self, recorder: Recorder, token: str, label: str, parts: Mapping[str, Any], about: Mapping[str, Any]
+    ) -> CheckpointInfo:
+        entries: dict[str, dict[str, Any]] = {}
+        paths = []
+        for part, value in parts.items():
+            path = self.path / f"{part}-{label}.{recorder.suffix}"
+            encoded = recorder.encode(value, part)
+            durable.write_new(durable.temporary_name(path, token), encoded.pieces, encoded.size)
+            entries[part] = {"name": path.name, "size": encoded.size, "digest": encoded.digest}
+            paths.append(path)
+        state = self.path / f"state-{label}.{recorder.suffix}"
+        commit = {"format": FORMAT, "schema": SCHEMA, "label": label, "saved_at": time.time()}
+        commit |= {"exact": recorder.exact, **about, "files": entries}
+        encoded = recorder.encode(commit, "state")
+        durable.write_new(durable.temporary_name(state, token), encoded.pieces, encoded.size)
+        self._give_names(durable.temporary_name(state, token), paths, token)
+        return info_of(commit, sum(entry["size"] for entry in entries.values()) + encoded.size)
+
+    def _make_way(self, state: Path) -> None:
+        """A checkpoint of this label that is there already: from here on the new one, whole under its
+        temporary names, stands for it."""
+        label = _commit_label(state.name)
+        known = [name for name in files.names_in(self.path) if _commit_label(name) == label]
+        if known:
+            files.sync_directory(self.path)
+            for name in known:
+                files.unlink(self.path / name)
+            files.sync_directory(self.path)
+
+    def _give_names(self, state: Path, paths: Iterable[Path], token: str) -> None:
+        """All bytes are on the disk: the names follow, the commit's last."""
+        final = self.path / _final_name(state.name)
+        self._make_way(final)
+        for path in paths:
+            files.rename(durable.temporary_name(path, token), path)
+        files.sync_directory(self.path)
+        files.rename(state, final)
+        files.sync_directory(self.path)
+
+    def _finish(self, commit: _Commit) -> None:
+        """Name what a save, whole but cut off among its renames, has not named yet."""
+        token = _token(commit.state)
+        unnamed = [self.path / _final_name(path.name) for path in _paths(commit) if _token(path) == token]
+        self._give_names(commit.state, unnamed, token)
+
+    def _finish_failed(self) -> None:
+        """After a save of this process has failed: finish it where it was whole, else take it back."""
+        if not self._failed:
+            return
+        for commit in list(self._commits()):
+            if _token(commit.state) in self._failed and not commit.info.damage:
+                self._finish(commit)
+        for name in files.names_in(self.path):
+            if _token(self.path / name) in self._failed:
+                files.unlink(self.path / name)
+        self._failed.clear()
+
+    def _finish_deleting(self) -> None:
+        """What an error has kept from being deleted goes now, unless a checkpoint still needs it."""
+        if not self._undeleted:
+            return
+        with suppress(OSError):  # it is tried again
+            files.sync_directory(self.path)
+            for path in self._undeleted.intersection(self.leftovers()):
+                files.unlink(path)
+            self._undeleted.clear()
+
+    def _make_folder(self) -> None:
+        """The folder, and the names that lead to it, on the disk."""
+        missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        if self._made and missing:
+            self._made = False
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "the folder was moved or removed while the run wrote to it; put it back, or go on without "
+                "the checkpoints that were in it",
+            )
+        files.make_directory(self.path)
+        if not self._made:
+            _sync_names_above(self.path)
+        self._made = True
+
+    # Commits -----------------------------------------------------------------------------------------
+
+    def _commits(self, label: str | None = None) -> Iterator[_Commit]:
+        """Every commit file (or only those of a label), named or still under its temporary name; of two
+        with one label the named one, unless only the other is complete."""
+        if _leaves(self.path):
+            raise DamagedError(
+                f"{self.path} is a link that leads out of its run's directory; checkpoints are read only "
+                "from inside it"
+            )
+        names = files.names_in(self.path)
+        found: dict[str, _Commit] = {}
+        for name in sorted(names, key=lambda name: name.startswith(".")):
+            match = _COMMIT.fullmatch(_final_name(name))
+            if match is None or not is_known(match[2], self.recorder) or label not in (None, match[1]):
+                continue
+            commit = self._look(self.path / name, match[1], match[2], set(names))
+            if name.startswith(".") and (commit.info.damage or _is_whole(found.get(match[1]))):
+                continue  # the pieces of a save that was cut off, or about to be
+            found[match[1]] = commit
+        yield from found.values()
+
+    def _look(self, path: Path, label: str, suffix: str, names: set[str]) -> _Commit:
+        recorder = recorder_for(suffix, self.recorder)
+        try:
+            with _opened(path) as file:
+                # Without its name it may be half written, the outline before the tensors: all of it is read.
+                commit = checked((recorder.decode if _token(path) else recorder.outline)(file), path)
+                size = file.size
+            if commit["label"] != label:
+                raise damaged(path, f"it says that it is the commit of checkpoint {commit['label']}")
+            info = info_of(commit, size + sum(entry["size"] for entry in commit["files"].values()))
+            siblings = dict(self._siblings(commit, path, suffix, names))
+        except (DamagedError, OSError) as error:
+            return _Commit(_unreadable(label, str(error), path), {}, path, recorder)
+        damage = next((wrong for entry in siblings.values() if (wrong := _wrong_size(*entry))), "")
+        used = {part: entry[0].name for part, entry in siblings.items()} | {"state": path.name}
+        return _Commit(replace(info, damage=damage, files=used), siblings, path, recorder)
+
+    def _siblings(
+        self, commit: Mapping[str, Any], path: Path, suffix: str, names: set[str]
+    ) -> Iterator[tuple[str, tuple[Path, int, str]]]:
+        """Where each part lies; its name is computed, not taken from a stranger's file."""
+        token = _token(path)
+        for part, entry in commit["files"].items():
+            if part not in PARTS:
+                raise damaged(path, f"it speaks of a part {part!r}, which no checkpoint has")
+            where = self.path / f"{part}-{commit['label']}.{suffix}"
+            if token and (unnamed := durable.temporary_name(where, token)).name in names:
+                where = unnamed
+            yield part, (where, entry["size"], entry["digest"])
+
+    def _commit_of(self, info: CheckpointInfo) -> _Commit:
+        for commit in self._commits(info.label):
+            if commit.info.damage:
+                raise DamagedError(commit.info.damage)
+            return commit
+        raise StateError(f"there is no checkpoint {info.label} any more; {_listed(self.list())}")
+
+    def _rule(self, whole: Sequence[CheckpointInfo]) -> KeepBest:
+        """What "best" means to this run, as its newest commit says."""
+        for info in reversed(whole):
+            commit = self._commit_of(info)
+            with _opened(commit.state) as file:
+                rule = commit.recorder.outline(file).value.get("best")
+            if rule:
+                return KeepBest(rule["metric"], rule["split"], rule["mode"])
+        return KeepBest()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[durable.Reader]:
+    try:
+        with durable.opened(path) as file:
+            yield file
+    except FileNotFoundError:
+        raise damaged(path, "it is missing") from None
+    except OSError as error:
+        if error.filename is None:  # a failed read knows no name
+            error.filename = str(path)
+        raise
+
+
+def _wrong_size(path: Path, size: int, digest: str) -> str:
+    try:
+        there = os.stat(path, follow_symlinks=False).st_size
+    except FileNotFoundError:
+        return str(damaged(path, "it is missing"))
+    return "" if there == size else str(damaged(path, f"it has {there} bytes instead of {size}"))
+
+
+def _unreadable(label: str, damage: str, path: Path) -> CheckpointInfo:
+    """What is known of a checkpoint by its name alone."""
+    epoch, *rest = label.split("-")
+    return CheckpointInfo(
+        label,
+        int(epoch),
+        int(rest[-1]) if rest else 0,
+        0,
+        split="valid" if "valid" in rest else "train",
+        kind="manual" if rest else "epoch",
+        files={"state": path.name},
+        damage=damage,
+    )
+
+
+def not_written(label: str, path: Path, error: OSError) -> str:
+    """What to tell a person whose disk refuses a checkpoint."""
+    return (
+        f"checkpoint {label} could not be written to {path}: {error.strerror or error}. Training stands at a "
+        "step boundary with everything in memory, and earlier checkpoints are as they were. Remove the cause "
+        "(free some space, say) and call fit() again: it writes the checkpoint first, then goes on"
+    )
+
+
+def _listed(known: Sequence[CheckpointInfo]) -> str:
+    if not known:
+        return "there is none yet"
+    names = ", ".join(f"{info.label} (damaged)" if info.damage else info.label for info in known)
+    return f"there are: {names}"
+
+
+def _is_whole(commit: _Commit | None) -> bool:
+    return commit is not None and not commit.info.damage
+
+
+def _paths(commit: _Commit) -> list[Path]:
+    return [path for path, _, _ in commit.siblings.values()]
+
+
+def _token(path: Path) -> str:
+    """What tells the temporary files of one save from another's; empty for a file with its final name."""
+    match = _TEMPORARY.fullmatch(path.name)
+    return match[2] if match else ""
+
+
+def _final_name(name: str) -> str:
+    match = _TEMPORARY.fullmatch(name)
+    return match[1] if match else name
+
+
+def _commit_label(name: str) -> str | None:
+    match = _COMMIT.fullmatch(name)
+    return match[1] if match else None
+
+
+def _sync_names_above(path: Path) -> None:
+    """The names that lead to a folder, on the disk. Which of them are new nobody knows: the logs made the
+    run's directory, and perhaps those above it, long before the first checkpoint."""
+    for above in path.absolute().parents:
+        with suppress(PermissionError):  # one that we may not look into we have not made
+            files.sync_directory(above)
+        if os.path.ismount(above):
+            return
+
+
+def _leaves(path: Path) -> bool:
+    return path.is_symlink() and not path.resolve().is_relative_to(path.parent.resolve())
