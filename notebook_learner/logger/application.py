@@ -9,9 +9,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ..event.values import (
+    CheckpointSaved,
     EpochEnded,
+    Evaluated,
     Event,
     Level,
+    Marked,
     Notice,
     Rewound,
     RunOpened,
@@ -21,6 +24,7 @@ from ..event.values import (
 )
 from ..store.appender import LineAppender
 from ..store.log_lines import format_number, format_text
+from .evaluation import evaluated_text
 
 _SHORT: Mapping[Level, str] = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
 
@@ -92,6 +96,14 @@ def describe(event: Event) -> tuple[Level, str] | None:
     if isinstance(event, Rewound):
         place = f"epoch {event.epoch}, {event.split}, step {event.step}"
         return "info", _because(f"rewound to {place}", event.reason)
+    if isinstance(event, Marked):
+        place = f"epoch {event.epoch}, {event.split}, step {event.step}"
+        return "info", _because(f"{event.kind} at {place}", event.text)
+    if isinstance(event, Evaluated):
+        place = f"epoch {event.epoch}, {event.split}, step {event.step}"
+        return "info", _because(f"evaluated at {place}", evaluated_text(event))
+    if isinstance(event, CheckpointSaved):
+        return "info", f"checkpoint {event.label} saved, {event.size} bytes"
     if isinstance(event, Notice):
         return event.level, event.text
     if isinstance(event, RunOpened):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..event.values import (
     Column,
+    Evaluated,
     Event,
     MetricBlock,
     Rewound,
@@ -18,10 +19,12 @@ from ..event.values import (
     SplitRecord,
     SplitStarted,
 )
+from ..store import files
 from ..store.appender import LineAppender
 from ..store.layout import RunLayout
 from ..store.log_lines import format_final, format_rows, format_text
 from .blocks import last_step, text_runs
+from .evaluation import delete_evaluations, write_evaluation
 
 _Pass = tuple[Split, int]
 
@@ -63,12 +66,15 @@ class FileMetricLogger:
         self._ended: list[tuple[_Pass, LineAppender]] = []
         """Files of passes that are over, until the disk took their last lines."""
         self._directory_made = False
+        self._half_rebuilt = False
+        self._evaluated: set[str] = set()
+        """Sets that this run measured, before it began even: they are none of an earlier run's."""
         self._fresh = True
         """Nothing was handed in yet: a first pass that is the run's first begins a new run."""
 
     def handle(self, event: Event, /) -> None:
         """Take one event and write it down, after whatever still waits."""
-        if isinstance(event, MetricBlock | SplitStarted | SplitEnded | Rewound):
+        if isinstance(event, MetricBlock | SplitStarted | SplitEnded | Rewound | Evaluated):
             self._backlog.append(event)
         self.flush()
 
@@ -93,6 +99,10 @@ class FileMetricLogger:
     # ------------------------------------------------------------------------- taking (in memory)
 
     def _apply(self, event: Event) -> None:
+        if isinstance(event, Evaluated):  # it begins no run
+            write_evaluation(self.layout, event)
+            self._evaluated.add(event.name)
+            return
         if isinstance(event, MetricBlock):
             self._enter((event.split, event.epoch))
             self._take(event)
@@ -100,6 +110,7 @@ class FileMetricLogger:
             if self._fresh and event.epoch == 1 and event.split == "train":
                 # Later epochs of an earlier run in this directory would pass for this one's.
                 self._delete_all_but(set())
+                delete_evaluations(self.layout, self._evaluated)
             self._begin((event.split, event.epoch))
         elif isinstance(event, SplitEnded):
             self._enter((event.split, event.epoch))
@@ -209,7 +220,8 @@ class FileMetricLogger:
         for number, past in enumerate(record[event.kept_splits :]):
             self._rebuild(past, 0 if number else event.kept_steps)
             self._write_out()
-        if record and record[-1].finals is None and self._current != _key(record[-1]):
+        ready = record and self._current == _key(record[-1]) and not self._half_rebuilt
+        if record and record[-1].finals is None and not ready:
             self._rebuild(record[-1], last_step(record[-1]))
 
     def _delete_all_but(self, passes: set[_Pass]) -> None:
@@ -219,6 +231,7 @@ class FileMetricLogger:
 
     def _rebuild(self, past: SplitRecord, keep: int) -> None:
         """Open a pass again with its first `keep` lines as they are and the rest from the record."""
+        self._half_rebuilt = True  # until the end: a disk that fails in between has it done again
         self._begin(_key(past))
         names = _lines_upto(past, keep)
         folder = self.layout.split_dir(past.split, past.epoch)
@@ -231,6 +244,7 @@ class FileMetricLogger:
             self._take(block)
         if past.finals is not None:
             self._end(past.finals.items())
+        self._half_rebuilt = False
 
 
 def _close(files: Iterable[LineAppender]) -> None:
@@ -274,9 +288,9 @@ def _delete_logs(folder: Path, keep: Iterable[str]) -> None:
         return
     for path in tuple(folder.glob("*.log")):
         if path.name not in kept:
-            path.unlink(missing_ok=True)
+            files.unlink(path)
     for empty in (folder, folder.parent):
         try:
-            empty.rmdir()
+            files.remove_directory(empty)
         except OSError:
             return  # not empty: somebody's files, or other epochs

@@ -10,8 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..event.values import (
+    Evaluated,
     Event,
     Floats,
+    Marked,
+    MetricAdded,
     MetricBlock,
     MetricInfo,
     Record,
@@ -23,7 +26,8 @@ from ..event.values import (
     SplitStarted,
     StatusChanged,
 )
-from .blocks import common_steps, same_pass
+from ..store.layout import TEST
+from .blocks import common_steps, same_pass, text_runs
 from .open_pass import OpenPass
 
 SPLITS: tuple[Split, ...] = ("train", "valid")
@@ -39,7 +43,7 @@ class Best(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Something that happened at a place: paused, failed, stopped or rewound."""
+    """Something that happened at a place: paused, failed, stopped, rewound, breakpoint, edited or forked."""
 
     kind: str
     epoch: int
@@ -73,6 +77,7 @@ class History:
         self._open: OpenPass | None = None
         self._restored: Record | None = None
         self._marks: list[Mark] = []
+        self._evaluated: dict[str, Evaluated] = {}
         self._lock = threading.RLock()
 
     # --------------------------------------------------------------------------------- listening
@@ -87,12 +92,28 @@ class History:
             elif isinstance(event, SplitEnded):
                 self._end(event)
             elif isinstance(event, StatusChanged):
-                if event.status in _MARKED:
+                if event.status in _MARKED and not self._marked_by_breakpoint(event):
                     self._marks.append(Mark(event.status, event.epoch, event.split, event.step, event.reason))
             elif isinstance(event, Rewound):
                 self._rewind(event)
             elif isinstance(event, RunOpened):
                 self._infos = {(info.split, info.name): info for info in event.metrics}
+            elif isinstance(event, MetricAdded):
+                self._infos[event.info.split, event.info.name] = event.info
+            elif isinstance(event, Evaluated):
+                self._evaluated[event.name] = event
+            elif isinstance(event, Marked):
+                self._marks.append(Mark(event.kind, event.epoch, event.split, event.step, event.text))
+
+    def _marked_by_breakpoint(self, event: StatusChanged) -> bool:
+        """Whether the pause is that of the breakpoint just marked."""
+        last = self._marks[-1] if self._marks else None
+        return (
+            last is not None
+            and last.kind == "breakpoint"
+            and last.text == event.reason
+            and (last.epoch, last.split, last.step) == (event.epoch, event.split, event.step)
+        )
 
     def snapshot(self) -> Record:
         """All of it as an immutable value: a tuple of references, whatever the run's length."""
@@ -153,15 +174,29 @@ class History:
 
     # ----------------------------------------------------------------------------------- steps
 
-    def values(self, name: str, split: Split, epoch: int | None = None) -> Floats:
+    def values(self, name: str, split: Split | str, epoch: int | None = None) -> Floats:
         """A metric's value at every step; NaN at steps where it had none."""
         return self._column(name, split, epoch, weights=False)
 
-    def weights(self, name: str, split: Split, epoch: int | None = None) -> Floats:
+    def weights(self, name: str, split: Split | str, epoch: int | None = None) -> Floats:
         """What stands behind each value (samples, tokens, ...); 1 for unweighted readings."""
         return self._column(name, split, epoch, weights=True)
 
-    def steps(self, split: Split, epoch: int | None = None) -> NDArray[np.void]:
+    def texts(self, name: str, split: Split, epoch: int | None = None) -> list[str]:
+        """A text metric's line at every step; empty at steps where it had none. Steps that were read
+        together, in a tenth of a second, share a line."""
+        info = self._infos.get((split, name))
+        blocks = list(self._blocks(split, epoch))
+        if (info is None or info.kind != "text") and not any(name in block.texts for block in blocks):
+            told = {
+                known for (where, known), info in self._infos.items() if (where, info.kind) == (split, "text")
+            }
+            there = ", ".join(sorted(told)) or "none"
+            raise KeyError(f"no text metric {name!r} in {split}; there are: {there}")
+        runs = [text_runs(block, name) if name in block.texts else ((block.count, ""),) for block in blocks]
+        return [text for block in runs for count, text in block for _ in range(count)]
+
+    def steps(self, split: Split | str, epoch: int | None = None) -> NDArray[np.void]:
         """Where the values belong: a structured array with the fields `epoch` and `step`."""
         blocks = list(self._blocks(split, epoch))
         positions = np.empty(sum(block.count for block in blocks), STEPS)
@@ -173,7 +208,7 @@ class History:
             start += block.count
         return positions
 
-    def iterations(self, split: Split, epoch: int | None = None) -> NDArray[np.int64]:
+    def iterations(self, split: Split | str, epoch: int | None = None) -> NDArray[np.int64]:
         """How many training steps the run had taken at each step."""
         return _concatenated(
             [
@@ -185,7 +220,7 @@ class History:
             np.int64,
         )
 
-    def __getitem__(self, key: tuple[Split, str] | tuple[Split, str, int]) -> Floats:
+    def __getitem__(self, key: tuple[Split | str, str] | tuple[Split | str, str, int]) -> Floats:
         """`history["train", "Loss"]`, or one epoch of it: `history["train", "Loss", 3]`."""
         if not isinstance(key, tuple) or len(key) not in (2, 3):
             raise KeyError(
@@ -195,17 +230,17 @@ class History:
 
     # ---------------------------------------------------------------------------------- epochs
 
-    def epoch_numbers(self, split: Split) -> NDArray[np.int64]:
+    def epoch_numbers(self, split: Split | str) -> NDArray[np.int64]:
         """The epochs that have ended, one for each value of `epochs`."""
         return np.array([past.epoch for past in self._ended(split)], dtype=np.int64)
 
-    def epochs(self, name: str, split: Split) -> Floats:
+    def epochs(self, name: str, split: Split | str) -> Floats:
         """A metric's value of every epoch that has ended; NaN where it had none."""
         self._require(name, split)
         finals = [past.finals or {} for past in self._ended(split)]
         return np.array([values.get(name, np.nan) for values in finals], dtype=np.float64)
 
-    def final(self, name: str, split: Split, epoch: int | None = None) -> float:
+    def final(self, name: str, split: Split | str, epoch: int | None = None) -> float:
         """A metric's value of one epoch; without a number, of the last one that has ended."""
         self._require(name, split)
         for past in reversed(self._ended(split)):
@@ -216,7 +251,7 @@ class History:
             raise KeyError(f"no epoch has a final value of {name!r} in {split} yet; ended epochs: {ended}")
         raise KeyError(f"epoch {epoch} has no final value of {name!r} in {split}; ended epochs: {ended}")
 
-    def best(self, name: str, split: Split, mode: Literal["min", "max"] | None = None) -> Best | None:
+    def best(self, name: str, split: Split | str, mode: Literal["min", "max"] | None = None) -> Best | None:
         """The best epoch of a metric, the first of equals. NaN never wins; None before there is any.
 
         Which way is better comes from the metric; `mode` overrides it.
@@ -230,7 +265,7 @@ class History:
         at = known[(np.argmax if higher else np.argmin)(values[known])]
         return Best(int(numbers[at]), float(values[at]))
 
-    def running(self, name: str, split: Split) -> float | None:
+    def running(self, name: str, split: Split | str) -> float | None:
         """A metric's weighted mean over the pass that is running; None while there is nothing to average."""
         with self._lock:
             self._require(name, split)
@@ -241,21 +276,27 @@ class History:
     # ------------------------------------------------------------------------------------ all
 
     @property
+    def evaluated(self) -> dict[str, Evaluated]:
+        """The sets that were evaluated, by name. "test/" and the name stand for a split:
+        `history["test/clean", "Loss"]`."""
+        with self._lock:
+            return dict(self._evaluated)
+
+    @property
     def infos(self) -> tuple[MetricInfo, ...]:
         """What the run's opening told of its metrics: units, directions, kinds."""
         return tuple(self._infos.values())
 
-    def metrics(self, split: Split) -> tuple[str, ...]:
+    def metrics(self, split: Split | str) -> tuple[str, ...]:
         """The names of the numeric metrics of a split."""
-        _check_split(split)
+        passes = self._passes(split)
         names = {
             info.name: None for info in self._infos.values() if info.split == split and info.kind == "numeric"
         }
-        for past in self.snapshot():
-            if past.split == split:
-                for block in past.blocks:
-                    names.update(dict.fromkeys(block.columns))
-                names.update(dict.fromkeys(past.finals or ()))
+        for past in passes:
+            for block in past.blocks:
+                names.update(dict.fromkeys(block.columns))
+            names.update(dict.fromkeys(past.finals or ()))
         return tuple(names)
 
     @property
@@ -286,9 +327,19 @@ class History:
 
     # -------------------------------------------------------------------------------- finding
 
-    def _blocks(self, split: Split, epoch: int | None) -> Iterator[MetricBlock]:
-        _check_split(split)
-        passes = [past for past in self.snapshot() if past.split == split]
+    def _passes(self, split: Split | str) -> list[SplitRecord]:
+        """The passes over a split, or the one over a set that was evaluated."""
+        if split in SPLITS:
+            return [past for past in self.snapshot() if past.split == split]
+        known = self.evaluated
+        place, _, name = split.partition("/")
+        if place != TEST or name not in known:
+            there = ", ".join([*SPLITS, *(f"{TEST}/{each}" for each in known)])
+            raise KeyError(f"no split {split!r}; there are: {there}")
+        return [known[name].record]
+
+    def _blocks(self, split: Split | str, epoch: int | None) -> Iterator[MetricBlock]:
+        passes = self._passes(split)
         if epoch is not None:
             known = [past.epoch for past in passes]
             passes = [past for past in passes if past.epoch == epoch]
@@ -296,7 +347,7 @@ class History:
                 raise KeyError(f"no epoch {epoch} in {split}; there are: {_listed(known)}")
         return (block for past in passes for block in past.blocks)
 
-    def _column(self, name: str, split: Split, epoch: int | None, *, weights: bool) -> Floats:
+    def _column(self, name: str, split: Split | str, epoch: int | None, *, weights: bool) -> Floats:
         self._require(name, split)
         parts: list[Floats] = []
         for block in self._blocks(split, epoch):
@@ -309,17 +360,16 @@ class History:
                 parts.append(column.values)
         return _concatenated(parts, np.float64)
 
-    def _ended(self, split: Split) -> list[SplitRecord]:
-        _check_split(split)
-        return [past for past in self.snapshot() if past.split == split and past.finals is not None]
+    def _ended(self, split: Split | str) -> list[SplitRecord]:
+        return [past for past in self._passes(split) if past.finals is not None]
 
-    def _require(self, name: str, split: Split) -> None:
+    def _require(self, name: str, split: Split | str) -> None:
         info = self._infos.get((split, name))
         if (info is None or info.kind == "text") and name not in self.metrics(split):
             there = ", ".join(sorted(self.metrics(split))) or "none yet"
             raise KeyError(f"no metric {name!r} in {split}; there are: {there}")
 
-    def _higher_is_better(self, name: str, split: Split, mode: Literal["min", "max"] | None) -> bool:
+    def _higher_is_better(self, name: str, split: Split | str, mode: Literal["min", "max"] | None) -> bool:
         if mode is not None:
             if mode not in ("min", "max"):
                 raise ValueError(f"mode is {mode!r}; it must be 'min' or 'max'")
@@ -341,11 +391,6 @@ def _kept(ours: Record, theirs: Record) -> tuple[int, int]:
     if splits == min(len(ours), len(theirs)):
         return splits, 0
     return splits, common_steps(ours[splits], theirs[splits])
-
-
-def _check_split(split: str) -> None:
-    if split not in SPLITS:
-        raise KeyError(f"no split {split!r}; there are: train, valid")
 
 
 def _concatenated(parts: list[NDArray[Any]], dtype: type) -> NDArray[Any]:

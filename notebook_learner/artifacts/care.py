@@ -1,0 +1,215 @@
+"""Is every byte of a run right, and what can be made right again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..checkpoint.folder import CheckpointFolder
+from ..checkpoint.lock import FolderLock
+from ..errors import DamagedError, StoreError
+from ..event.values import MetricInfo
+from ..store import durable, files
+from ..store.layout import RunLayout
+from .claims import Claims
+from .index import read_header
+from .live import FILE
+from .page import Table, plain
+from .place import is_recent, logs_in
+from .reading import read_evaluations, read_record
+from .run import RunInfo
+from .timeline import read_timeline
+
+_SUPERBLOCK = b"\x89HDF\r\n\x1a\n"
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What was found, or done, in a line each. True where nothing is wrong (any more).
+
+    >>> report = Report("verify", "runs/digits", ("3 checkpoints",), ("Loss.log: half a line",))
+    >>> print(report)
+    verify runs/digits: 1 problem
+      3 checkpoints
+      ! Loss.log: half a line
+    >>> bool(report)
+    False
+    """
+
+    what: str
+    directory: str
+    notes: tuple[str, ...] = ()
+    """What was looked at, or done."""
+    problems: tuple[str, ...] = ()
+    """What is wrong: the file, and what to do."""
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        return "\n".join([self._head(), *(f"  {line}" for line in self._lines())])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return Table(
+            self._head(), ("",), [(line,) for line in self._lines()], (False,), "nothing to do"
+        ).html()
+
+    def _head(self) -> str:
+        count = len(self.problems)
+        found = "clean" if not count else f"{count} problem{'' if count == 1 else 's'}"
+        return plain(f"{self.what} {self.directory}: {found}")
+
+    def _lines(self) -> list[str]:
+        return [*map(plain, self.notes), *(f"! {plain(problem)}" for problem in self.problems)]
+
+
+def verify(directory: Path, infos: Iterable[MetricInfo]) -> Report:
+    """See `Artifacts.verify`."""
+    notes: list[str] = []
+    problems = [
+        *_strange_links(directory),
+        *_bad_checkpoints(directory, notes),
+        *_bad_logs(directory, infos, notes),
+        *_bad_index(directory / FILE),
+    ]
+    return Report("verify", str(directory), tuple(notes), tuple(dict.fromkeys(problems)))
+
+
+def repair(directory: Path, infos: Iterable[MetricInfo], rebuild: Callable[[], None]) -> Report:
+    """See `Artifacts.repair`. `rebuild` writes artifacts.h5."""
+    infos = tuple(infos)
+    checkpoint = RunLayout(directory).checkpoint
+    lock = FolderLock(checkpoint)
+    if not _at_rest(directory, lock):
+        raise StoreError(
+            f"{str(directory)!r} is being written to by a run that lives; pause and end it before repair()"
+        )
+    done: list[str] = []
+    try:
+        done += [f"cut half a line off the end of {path}" for path in _cut_logs(directory)]
+        if checkpoint.is_dir() and not checkpoint.is_symlink():
+            done += CheckpointFolder(checkpoint).repair()
+        if list(_bad_index(directory / FILE)):
+            rebuild()
+            done.append("artifacts.h5 was made anew from logs and checkpoints")
+    finally:
+        lock.release()
+    return Report("repair", str(directory), tuple(done), verify(directory, infos).problems)
+
+
+def _at_rest(directory: Path, lock: FolderLock) -> bool:
+    """Whether no run lives here. A learner that keeps checkpoints holds their folder; one that only logs
+    holds nothing, so for it the logs must have been still for a minute or its end be written down."""
+    if lock.path.is_dir():
+        return lock.alone()
+    marks = read_timeline(RunLayout(directory).experiment_log)
+    told = [mark.kind for mark in marks if mark.kind != "evaluated"]
+    return bool(told and told[-1] in ("finished", "stopped", "failed")) or not is_recent(directory)
+
+
+def _strange_links(directory: Path) -> Iterator[str]:
+    home = os.path.realpath(directory)
+    for here, folders, names in os.walk(directory):
+        for name in (*folders, *names):
+            path = os.path.join(here, name)
+            if os.path.islink(path) and os.path.commonpath([os.path.realpath(path), home]) != home:
+                yield f"{path} is a link that leads out of the run's directory and is not read; remove it"
+
+
+def _bad_checkpoints(directory: Path, notes: list[str]) -> Iterator[str]:
+    folder = CheckpointFolder(RunLayout(directory).checkpoint)
+    try:
+        known = folder.list()
+        leftovers = folder.leftovers()
+    except (DamagedError, OSError) as error:
+        yield str(error)
+        return
+    whole = 0
+    for info in known:
+        problems = folder.verify(info)
+        whole += not problems
+        yield from problems
+    notes.append(f"{whole} of {len(known)} checkpoints complete" if known else "no checkpoints")
+    for path in leftovers:
+        if not is_recent_file(path):
+            yield f"{path} belongs to no checkpoint; repair() deletes it"
+
+
+def _bad_logs(directory: Path, infos: Iterable[MetricInfo], notes: list[str]) -> Iterator[str]:
+    problems: list[str] = []
+    infos = tuple(infos)
+    record = read_record(directory, infos, problems)
+    sets = read_evaluations(directory, infos, problems)
+    yield from problems
+    steps = sum(past.steps for past in record if past.split == "train")
+    notes.append(f"{len({past.epoch for past in record})} epochs and {steps} training steps in the logs")
+    if sets:
+        notes.append(f"{len(sets)} evaluated set{'' if len(sets) == 1 else 's'} in the logs")
+    for path in logs_in(directory):
+        if not is_recent_file(path) and _whole_lines(path) is not None:
+            yield f"{path} ends in half a line, which is not read; repair() cuts it off"
+
+
+def is_recent_file(path: Path) -> bool:
+    """Whether somebody may be in the middle of writing it."""
+    try:
+        return time.time() - path.lstat().st_mtime < 2.0
+    except OSError:
+        return True
+
+
+def _cut_logs(directory: Path) -> Iterator[Path]:
+    for path in logs_in(directory):
+        size = _whole_lines(path)
+        if size is not None:
+            files.truncate(path, size)
+            yield path
+
+
+def _whole_lines(path: Path) -> int | None:
+    """The size of the file's whole lines, where it ends otherwise than with one."""
+    try:
+        with durable.opened(path) as file:
+            place = file.size
+            if not place or file.read(place - 1, 1) == b"\n":
+                return None
+            while place:
+                start = max(0, place - (1 << 16))
+                found = bytes(file.read(start, place - start)).rfind(b"\n")
+                if found >= 0:
+                    return start + found + 1
+                place = start
+    except (OSError, DamagedError):
+        return None
+    return 0
+
+
+def _bad_index(path: Path) -> Iterator[str]:
+    """artifacts.h5: its header to the byte; of the rest, that it is there to the end."""
+    if not path.exists():
+        yield f"{path} is missing; repair() makes it from logs and checkpoints"
+        return
+    try:
+        RunInfo.from_json(Claims(read_header(path), str(path)).member("run"))
+        with durable.opened(path) as file:
+            start = 512
+            while start < file.size and file.read(start, min(8, file.size - start)) != _SUPERBLOCK:
+                start *= 2
+            if start + 48 > file.size or _end_of(bytes(file.read(start, 48))) != file.size:
+                yield f"{path} was cut short or damaged; repair() makes it anew"
+    except DamagedError as error:
+        yield str(error) if "artifacts.h5" in str(error) else f"{path}: {error}"
+    except OSError as error:
+        yield f"{path} cannot be read: {error.strerror or error}"
+
+
+def _end_of(superblock: bytes) -> int:
+    """The size the file should have: the end of file address of a superblock of version 2 or 3."""
+    if superblock[8] not in (2, 3):
+        return -1
+    return int.from_bytes(superblock[28:36], "little")

@@ -1,0 +1,125 @@
+"""When each step was taken: a few points of every pass, and straight lines between them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..event.values import Floats, MetricBlock, Split
+from .claims import LARGEST, Claims
+
+MOST = 64
+"""Points of one pass."""
+
+_Pass = tuple[int, Split]
+_Knot = tuple[int, float]
+_ORDER = {"train": 0, "valid": 1}
+
+
+class Clock:
+    """The wall time of steps, from when their metric blocks arrived.
+
+    >>> clock = Clock()
+    >>> clock.add(MetricBlock(1, "train", 1, 11, 11, {}, {}, seconds=11.0), now=1011.0)
+    >>> clock.times(1, "train", np.array([1, 6, 11, 12]))
+    array([1001., 1006., 1011.,   nan])
+    """
+
+    def __init__(self) -> None:
+        self._knots: dict[_Pass, list[_Knot]] = {}
+
+    def begin(self, epoch: int, split: Split) -> None:
+        """A pass starts, or starts over."""
+        self._knots.pop((epoch, split), None)
+
+    def add(self, block: MetricBlock, now: float) -> None:
+        """A block arrived: its last step ended now, its first one when its own time began."""
+        knots = self._knots.setdefault((block.epoch, block.split), [])
+        if knots and knots[-1][0] >= block.first:
+            _cut(knots, block.first - 1)
+        if block.count > 1:
+            # A point of its own: what passed before the block (a pause of an hour) is not the steps'.
+            since = max(0.0, block.seconds) * (block.count - 1) / block.count
+            knots.append((block.first, now - since))
+        knots.append((block.last, now))
+        while len(knots) > MOST:
+            knots[:] = [*knots[:-1:2], knots[-1]]
+
+    def times(self, epoch: int, split: Split, steps: NDArray[Any]) -> Floats:
+        """When steps ended, in seconds since 1970; NaN where that is not known."""
+        knots = self._knots.get((epoch, split))
+        if not knots:
+            return np.full(len(steps), np.nan)
+        places, times = zip(*knots, strict=True)
+        found: Floats = np.interp(steps, places, times, left=np.nan, right=np.nan)
+        return found
+
+    def cut(self, epoch: int, split: Split, step: int) -> None:
+        """Forget what came after a position."""
+        here = (epoch, _ORDER[split])
+        for key in list(self._knots):
+            place = (key[0], _ORDER[key[1]])
+            if place > here or (place == here and step == 0):
+                del self._knots[key]
+            elif place == here:
+                _cut(self._knots[key], step)
+
+    def copy(self) -> Clock:
+        """One that stays as it is."""
+        other = Clock()
+        other._knots = {key: list(knots) for key, knots in self._knots.items()}
+        return other
+
+    def to_json(self) -> list[Any]:
+        """Plain JSON values: `[epoch, split, start, [steps], [milliseconds after the start]]` of each
+        pass. Whole numbers, because 64,000 floats as text take longer than all the rest of a file."""
+        return [
+            [
+                epoch,
+                split,
+                knots[0][1],
+                [step for step, _ in knots],
+                [round(1000 * (time - knots[0][1])) for _, time in knots],
+            ]
+            for (epoch, split), knots in self._knots.items()
+            if knots
+        ]
+
+    @classmethod
+    def from_json(cls, value: object) -> Clock:
+        """The clock that `to_json` wrote.
+
+        Raises:
+            DamagedError: it cannot have written this.
+        """
+        clock = cls()
+        for each in Claims({"clock": value}, "an artifacts.h5").items("clock"):
+            row = each if isinstance(each, list) and len(each) == 5 else [None] * 5
+            names = ("epoch", "split", "start", "steps", "after")
+            told = Claims(dict(zip(names, row, strict=True)), "a clock of an artifacts.h5")
+            steps, after, start = told.items("steps"), told.items("after"), told.number("start")
+            if not 0 < len(steps) == len(after) <= MOST:
+                told.refuse("steps", f"a list of 1 to {MOST} numbers, as many as there are times")
+            places = [Claims({"step": step}, told.what).whole("step", 1) for step in steps]
+            if any(a >= b for a, b in pairwise(places)):
+                told.refuse("steps", "a list of ascending numbers")
+            times = [start + told.finite("after", time) / 1000 for time in after]
+            key = (told.whole("epoch", 1, LARGEST), told.split("split"))
+            clock._knots[key] = list(zip(places, times, strict=True))
+        return clock
+
+
+def _cut(knots: list[_Knot], step: int) -> None:
+    """Drop the points after a step, and put one at the step itself where it lay between two."""
+    behind = next((i for i, knot in enumerate(knots) if knot[0] > step), None)
+    if behind is None:
+        return
+    after = knots[behind]
+    del knots[behind:]
+    if knots and knots[-1][0] < step:
+        before = knots[-1]
+        share = (step - before[0]) / (after[0] - before[0])
+        knots.append((step, before[1] + share * (after[1] - before[1])))

@@ -1,0 +1,188 @@
+"""Several runs side by side."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..errors import StoreError
+from ..event.values import Split
+from .page import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .artifacts import Artifacts
+
+_PARTED = re.compile(r"(.+) at epoch (\d{1,18}), (?:train|valid), step .*, training step (\d{1,18})")
+
+
+class Fork(NamedTuple):
+    """Where a run parted from its parent."""
+
+    epoch: int
+    """The first epoch that is not, or not wholly, the parent's."""
+    iteration: int
+
+
+_SPLITS: tuple[Split, ...] = ("train", "valid")
+
+
+class Comparison:
+    """What several runs reached, and what they did differently. Prints as a table.
+
+    `table` has a row (a dict) a run: run, epochs, "valid Loss best", "valid Loss last", ..., and every
+    setting that is not the same in all of them.
+    """
+
+    def __init__(self, runs: Sequence[Artifacts]) -> None:
+        if not runs:
+            raise StoreError("compare() needs runs: Artifacts.compare(['runs/a', 'runs/b'])")
+        self.runs = tuple(runs)
+        self.names = _short_names([os.fspath(run.directory) for run in runs])
+        self.table: list[dict[str, Any]] = self._rows()
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas DataFrame."""
+        from importlib import import_module
+
+        return import_module("pandas").DataFrame(self.table)
+
+    def plot(self, name: str = "Loss", split: Split = "valid") -> Figure:
+        """One metric of all runs in one figure: epoch by epoch where there are epoch values, else step by
+        step. A run that was forked from another one here is drawn from where they parted. Runs that do not
+        have the metric are left out; where none has it, it is a KeyError."""
+        from ..renderer.drawing import NotebookFigure
+
+        curves = []
+        for label, run in zip(self.names, self.runs, strict=True):
+            if name in run.metrics(split):
+                curves.append((label, *_curve(run, name, split, self._fork_of(run))))
+        if not curves:
+            known = sorted({each for run in self.runs for each in run.metrics(split)})
+            raise KeyError(
+                f"no metric {name!r} in {split} of these runs; there are: {', '.join(known) or 'none'}"
+            )
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        figure = NotebookFigure(figsize=(7, 4), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        by_epoch = all(each[3] for each in curves)
+        for label, x, y, _ in curves:
+            axes.plot(
+                x, y, marker="o" if by_epoch and len(x) < 25 else None, markersize=3, label=_safe(label)
+            )
+        axes.set_xlabel("epoch" if by_epoch else "training step")
+        axes.set_ylabel(_safe(f"{name} ({split})"))
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        return figure
+
+    def _fork_of(self, run: Artifacts) -> Fork | None:
+        """Where a run parted from another one of these; None for one that did not."""
+        told = None if run.run is None else _PARTED.fullmatch(run.run.settings.get("forked from", ""))
+        if told is None:
+            return None
+        others = [os.fspath(each.directory) for each in self.runs if each is not run]
+        known = {os.path.abspath(each) for each in others} | {os.path.basename(each) for each in others}
+        # By name where the runs were moved since.
+        is_here = os.path.abspath(told[1]) in known or os.path.basename(told[1]) in known
+        return Fork(int(told[2]), int(told[3])) if is_here else None
+
+    def _rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = [
+            {"run": label, "epochs": run.epochs_done, "status": run.status}
+            for label, run in zip(self.names, self.runs, strict=True)
+        ]
+        for split in reversed(_SPLITS):
+            for name in dict.fromkeys(name for run in self.runs for name in run.metrics(split)):
+                for row, run in zip(rows, self.runs, strict=True):
+                    best, last = _best_and_last(run, name, split)
+                    row[f"{split} {name} best"], row[f"{split} {name} last"] = best, last
+        for key, values in self._different_settings().items():
+            for row, value in zip(rows, values, strict=True):
+                row[key] = value
+        return rows
+
+    def _different_settings(self) -> dict[str, list[str | None]]:
+        settings = []
+        for run in self.runs:
+            told = run.run
+            own = dict(told.settings) if told is not None else {}
+            if told is not None:
+                own = {"model": told.model, "parameters": str(told.parameters), **own}
+            settings.append(own)
+        keys = dict.fromkeys(key for each in settings for key in each)
+        found = {key: [each.get(key) for each in settings] for key in keys}
+        taken = {"run", "epochs", "status"}
+        return {
+            (f"setting {key}" if key in taken else key): values
+            for key, values in found.items()
+            if len(set(values)) > 1
+        }
+
+    def _shown(self) -> Table:
+        from ..renderer.numbers import number
+
+        def shown(value: Any) -> str:
+            if isinstance(value, float):
+                return number(value)
+            return "-" if value is None else str(value)
+
+        headings = list(self.table[0])
+        rows = [[shown(row[key]) for key in headings] for row in self.table]
+        right = [any(isinstance(row[key], (int, float)) for row in self.table) for key in headings]
+        return Table("", headings, rows, right)
+
+    def __str__(self) -> str:
+        return self._shown().text()
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self._shown().html()
+
+
+def _best_and_last(run: Artifacts, name: str, split: Split) -> tuple[float | None, float | None]:
+    if name not in run.metrics(split):
+        return None, None
+    values = run.epochs(name, split)
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return None, None
+    try:
+        best = run.history.best(name, split, "min" if name == "Loss" else None)
+    except ValueError:  # the metric does not say which way is better
+        return None, float(known[-1])
+    return (None if best is None else best.value), float(known[-1])
+
+
+def _curve(run: Artifacts, name: str, split: Split, fork: Fork | None) -> tuple[Any, Any, bool]:
+    values = run.epochs(name, split)
+    if len(values):
+        x, begin, by_epoch = run.history.epoch_numbers(split), fork and fork.epoch, True
+    else:
+        series = run.series(name, split)
+        x, values, by_epoch = series.iteration, series.value, False
+        begin = fork and fork.iteration + 1
+    own = slice(None) if begin is None else x >= begin
+    return x[own], values[own], by_epoch
+
+
+def _safe(text: str) -> str:
+    """Dollar signs would be read as a formula, a leading underscore would hide a label."""
+    return "\u200b" * text.startswith("_") + text.replace("$", r"\$")
+
+
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """The paths without what they share."""
+    whole = [os.path.abspath(path) for path in paths]
+    if len(set(whole)) < 2:
+        return [os.path.basename(path) for path in whole]
+    shared = os.path.commonpath(whole)
+    return [os.path.relpath(path, shared) if path != shared else os.path.basename(path) for path in whole]

@@ -1,0 +1,221 @@
+"""The run that a directory holds when a new one begins there: kept beside it, or deleted.
+
+What belongs to a run is known by name; everything else is the user's and is never moved or deleted. So a
+directory with nothing else in it is kept by renaming it, which is one step for whoever looks; in one that
+holds the user's files, too, the run's own are gathered in a folder inside first, and that is renamed. A
+process that is killed meanwhile leaves either the run as it was, or that folder, and `keep_beside` or
+`put_together` finish what it began.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ..checkpoint.info import LABEL, PARTS
+from ..errors import StoreError
+from ..store import files
+from ..store.layout import SPLITS, TEST, RunLayout
+from .live import FILE
+
+GATHERED = ".earlier-run"
+"""The folder inside, while the files of a run are on their way out of a directory with other files."""
+
+_INDEX_PIECE = re.compile(rf"\.{re.escape(FILE)}\..+\.tmp")
+_CHECKPOINT = re.compile(rf"\.?(?:state|{'|'.join(PARTS)})-{LABEL.pattern}\..+")
+_EPOCH = re.compile(r"epoch-[1-9][0-9]*")
+_SET = re.compile(r".+")
+"""Any name; with a dot before and `.tmp` behind while its logs are written."""
+
+
+def holds_run(directory: Path) -> bool:
+    """Whether something would be lost: values or checkpoints, or a part of them that was on its way out when
+    a process died. A run that has taken no step (its first one failed, say) has left no more than lines in
+    experiment.log, to which those of the next one are added; it needs no directory of its own."""
+    return (directory / GATHERED).is_dir() or any(
+        not _lies_at_the_top(path.name) for path in own_files(directory)
+    )
+
+
+def keep_beside(directory: Path) -> Path:
+    """Move the run to the next free sibling (`digits-1`, `digits-2`, ...); where it is now.
+
+    Raises:
+        StoreError: it cannot be moved. Everything is where it was, or `put_together` brings it there.
+    """
+    try:
+        return _kept_beside(directory)
+    except OSError as error:
+        raise StoreError(
+            f"{str(directory)!r} holds a run, which cannot be kept in a directory beside it "
+            f"({error.strerror or error}). To go on with it add .resume() to the builder, to delete it "
+            ".overwrite(), or give another directory"
+        ) from error
+
+
+def put_together(directory: Path) -> None:
+    """Bring back what a dead process had gathered: somebody goes on with that run."""
+    gathered = directory / GATHERED
+    if not gathered.is_dir():
+        return
+    try:
+        _move(list(own_files(gathered)), gathered, directory)
+        for folder, _, _ in os.walk(gathered, topdown=False):  # one may have been made for a file that stayed
+            _remove_if_empty(Path(folder))
+    except OSError as error:
+        raise StoreError(
+            f"a part of the run in {str(directory)!r} lies in {GATHERED} and cannot be brought back: "
+            f"{error.strerror or error}"
+        ) from error
+
+
+def drop(directory: Path) -> None:
+    """Delete the run's own files, a checkpoint's commit first; folders go when they are empty.
+
+    Raises:
+        StoreError: a file cannot be deleted.
+    """
+    try:
+        put_together(directory)
+        found = list(own_files(directory))
+        for path in found:
+            files.unlink(path)
+        _remove_folders(found, directory)
+    except OSError as error:
+        raise StoreError(
+            f"the run in {str(directory)!r} cannot be deleted, as overwrite() asks: {error.strerror or error}"
+        ) from error
+
+
+def own_files(directory: Path) -> Iterator[Path]:
+    """What a run has made here, commit files first. A link is taken for a file: it is moved or deleted
+    itself, and never what it leads to."""
+    if not directory.is_dir():
+        return
+    layout = RunLayout(directory)
+    checkpoints = list(_of_checkpoints(layout.checkpoint))
+    yield from sorted(checkpoints, key=lambda path: not path.name.lstrip(".").startswith("state-"))
+    for path in (directory / name for name in files.names_in(directory)):
+        if _lies_at_the_top(path.name):
+            yield path
+        elif path.name in (*SPLITS, TEST):
+            yield from _of_passes(path, _EPOCH if path.name in SPLITS else _SET)
+
+
+def _lies_at_the_top(name: str) -> bool:
+    return name in (FILE, "experiment.log") or _INDEX_PIECE.fullmatch(name) is not None
+
+
+def _of_checkpoints(folder: Path) -> Iterator[Path]:
+    if folder.is_symlink():
+        yield folder
+        return
+    yield from (folder / name for name in files.names_in(folder) if _CHECKPOINT.fullmatch(name))
+
+
+def _of_passes(above: Path, folder_name: re.Pattern[str]) -> Iterator[Path]:
+    """The logs in a split's epochs, or in the sets that were evaluated."""
+    if above.is_symlink():
+        yield above
+        return
+    for folder in (above / name for name in _names_if_folder(above) if folder_name.fullmatch(name)):
+        if folder.is_symlink():
+            yield folder
+        else:
+            yield from (folder / name for name in _names_if_folder(folder) if name.endswith(".log"))
+
+
+def _names_if_folder(path: Path) -> list[str]:
+    return files.names_in(path) if path.is_dir() else []
+
+
+# Moving ----------------------------------------------------------------------------------------------
+
+
+def _kept_beside(directory: Path) -> Path:
+    real = directory.resolve()  # where a link leads to: that it is one must stay so for the next run, too
+    source = real
+    if not _may_be_renamed(real):
+        source = real / GATHERED
+        _refuse_other_device(real)
+        files.make_directory(source)
+        found = list(own_files(real))
+        _move(found, real, source)
+        _remove_folders(found, real)
+    target = _free_sibling(real)
+    files.rename(source, target)
+    files.sync_directory(real.parent)
+    return _as_it_was_given(target, directory, real)
+
+
+def _may_be_renamed(real: Path) -> bool:
+    """Whether nothing is there but the run. Neither is a directory renamed that somebody works in: the
+    process's own relative paths would lead elsewhere from then on."""
+    return not _works_in(real) and not os.path.ismount(real) and not _has_others_files(real)
+
+
+def _works_in(real: Path) -> bool:
+    try:
+        return Path.cwd().is_relative_to(real)
+    except FileNotFoundError:  # it was deleted
+        return False
+
+
+def _has_others_files(real: Path) -> bool:
+    own = set(own_files(real))
+    own_folders = {above for path in own for above in path.parents}
+    own_folders.add(RunLayout(real).checkpoint)  # made before its first file is
+    return any(path not in own and path not in own_folders for path in _below(real, own_folders))
+
+
+def _below(folder: Path, entered: set[Path]) -> Iterator[Path]:
+    """Everything in the folders that are entered; whatever else there is, is named once."""
+    for name in files.names_in(folder):
+        path = folder / name
+        yield path
+        if path in entered and path.is_dir() and not path.is_symlink():
+            yield from _below(path, entered)
+
+
+def _refuse_other_device(real: Path) -> None:
+    """Before anything is moved: a rename cannot leave a file system."""
+    if os.stat(real).st_dev != os.stat(real.parent).st_dev:
+        raise OSError(f"{str(real.parent)!r} is on another disk")
+
+
+def _move(found: list[Path], source: Path, target: Path) -> None:
+    for path in found:
+        place = target / path.relative_to(source)
+        files.make_directory(place.parent)
+        files.rename(path, place)
+    _remove_folders(found, source)
+
+
+def _remove_folders(found: list[Path], top: Path) -> None:
+    """The folders that are empty now, from the inside out, but not the directory itself."""
+    above = {folder for path in found for folder in path.parents}
+    folders = [folder for folder in above if folder != top and folder.is_relative_to(top)]
+    for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
+        _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        files.remove_directory(folder)
+
+
+def _free_sibling(real: Path) -> Path:
+    """One number past the highest: the larger it is the younger is the run, whatever was deleted since."""
+    numbered = re.compile(rf"{re.escape(real.name)}-([1-9][0-9]*)")
+    matches = (numbered.fullmatch(name) for name in files.names_in(real.parent))
+    highest = max((int(match[1]) for match in matches if match), default=0)
+    return real.with_name(f"{real.name}-{highest + 1}")
+
+
+def _as_it_was_given(target: Path, directory: Path, real: Path) -> Path:
+    """As the user writes the directory (relative, most often), where that leads to the same place."""
+    beside = directory.with_name(target.name) if directory.name else target
+    return beside if beside.parent.resolve() == real.parent else target

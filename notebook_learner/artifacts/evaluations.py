@@ -1,0 +1,118 @@
+"""What sets were measured to be: a value for each, and a table of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ..event.values import Evaluated, Split
+from .page import Table
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation(Mapping[str, float]):
+    """The values of one set, by metric, and the weights they are of. Prints as a table.
+
+    >>> clean = Evaluation("clean", {"Loss": 0.25, "Accuracy": 91.25}, 20, (3, "train", 7), {"Accuracy": "%"})
+    >>> clean["Loss"], len(clean), dict(clean)
+    (0.25, 2, {'Loss': 0.25, 'Accuracy': 91.25})
+    >>> clean
+    clean: 20 batches, with the weights of epoch 3, train, step 7
+    <BLANKLINE>
+    metric      value
+    --------  -------
+    Loss       0.2500
+    Accuracy  91.25 %
+    """
+
+    name: str
+    finals: Mapping[str, float]
+    """The values of the whole set; a Mapping itself, the evaluation gives them by metric."""
+    batches: int
+    place: tuple[int, Split, int] | None = None
+    """Epoch, split and step at which the training stood; None where that is not known."""
+    units: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, event: Evaluated) -> Evaluation:
+        """What an event told."""
+        units = {info.name: info.unit for info in event.metrics if info.unit}
+        place = (event.epoch, event.split, event.step) if event.epoch else None
+        return cls(event.name, dict(event.record.finals or {}), event.record.steps, place, units)
+
+    def __getitem__(self, metric: str) -> float:
+        if metric not in self.finals:
+            raise KeyError(
+                f"no value of {metric!r} for {self.name!r}; there are: {', '.join(self) or 'none'}"
+            )
+        return self.finals[metric]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.finals)
+
+    def __len__(self) -> int:
+        return len(self.finals)
+
+    def __bool__(self) -> bool:
+        return True  # also where no metric was asked for
+
+    @property
+    def where(self) -> str:
+        """The place, in words."""
+        return "" if self.place is None else "epoch {}, {}, step {}".format(*self.place)
+
+    def shown(self, metric: str) -> str:
+        """A value as people read it; nothing where there is none."""
+        from ..renderer.numbers import number  # the renderers are loaded for whoever looks
+
+        return number(self.finals[metric], self.units.get(metric, "")) if metric in self.finals else ""
+
+    def _table(self) -> Table:
+        batches = "1 batch" if self.batches == 1 else f"{self.batches:,} batches"
+        weights = f", with the weights of {self.where}" if self.place else ""
+        rows = [(metric, self.shown(metric)) for metric in self]
+        title = f"{self.name}: {batches}{weights}"
+        return Table(title, ("metric", "value"), rows, (False, True), "no metrics")
+
+    def __repr__(self) -> str:
+        return self._table().text()
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+
+class Evaluations(dict[str, Evaluation]):
+    """Sets by name, in the order they were evaluated. Prints as one table.
+
+    >>> clean, noisy = Evaluation("clean", {"Loss": 0.25}, 20), Evaluation("noisy", {"Loss": 1.5}, 20)
+    >>> print(Evaluations.of([clean, noisy]))
+    set      Loss  batches  weights of
+    -----  ------  -------  ----------
+    clean  0.2500       20
+    noisy   1.500       20
+    """
+
+    @classmethod
+    def of(cls, evaluations: Iterable[Evaluation]) -> Evaluations:
+        """These, by their names."""
+        return cls({each.name: each for each in evaluations})
+
+    def _table(self) -> Table:
+        metrics = list(dict.fromkeys(metric for each in self.values() for metric in each))
+        rows = [
+            (each.name, *(each.shown(metric) for metric in metrics), f"{each.batches:,}", each.where)
+            for each in self.values()
+        ]
+        headings = ("set", *metrics, "batches", "weights of")
+        right = (False, *(True for _ in metrics), True, False)
+        return Table("", headings, rows, right, "nothing was evaluated")
+
+    def __repr__(self) -> str:
+        return self._table().text()
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return self._table().html()

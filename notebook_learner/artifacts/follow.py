@@ -1,0 +1,275 @@
+"""The values of a run as they come, from whichever process: by looking at its text logs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ..errors import DamagedError
+from ..event.values import Column, MetricInfo, Split
+from ..store.layout import RunLayout, check_metric_name, file_name
+from .claims import Claims
+from .index import read_header
+from .live import FILE
+from .place import RECENT, is_inside, last_marks
+from .run import RunInfo
+from .tail import Tail
+from .timeline import Mark
+
+PATIENCE = 1.0
+"""Seconds to wait for the log of a metric that the run has announced and that does not come."""
+MOMENT = 0.05
+"""Seconds within which a run that has announced nothing makes the logs of all metrics."""
+AFTERWARDS = 2.0
+"""Seconds after its end within which a run's logs may still be written."""
+_ORDER = {"train": 0, "valid": 1}
+_OVER = ("finished", "stopped")
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """New steps of one pass, with every metric."""
+
+    split: Split
+    epoch: int
+    first: int
+    """The step of the first row, from 1."""
+    count: int
+    columns: Mapping[str, Column]
+    texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EpochValues:
+    """A pass has ended with these values."""
+
+    split: Split
+    epoch: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TakenBack:
+    """Forget every step after this one, and all later passes: the run went back, or started over.
+
+    What it measures from there on follows.
+    """
+
+    epoch: int
+    split: Split
+    step: int
+
+
+News = Block | EpochValues | TakenBack
+
+
+def follow(
+    directory: Path,
+    poll: float = 0.1,
+    timeout: float | None = None,
+    since: Literal["start", "now"] = "start",
+    enough: Callable[[], bool] = lambda: False,
+) -> Iterator[News]:
+    """See `Artifacts.follow`; it also ends where `enough` says so and there is no news."""
+    if since not in ("start", "now"):
+        raise ValueError(f"follow(since={since!r}): it must be 'start' or 'now'")
+    if poll <= 0:
+        raise ValueError(f"follow(poll={poll}): seconds between two looks, more than 0")
+    return _follow(_Follower(directory), poll, timeout, since, enough)
+
+
+def _follow(
+    follower: _Follower, poll: float, timeout: float | None, since: str, enough: Callable[[], bool]
+) -> Iterator[News]:
+    if since == "now":
+        for _ in range(3):  # more than once: a look ends early where logs change under it
+            for _ in follower.look(hurried=True):
+                pass
+    heard = time.monotonic()
+    while True:
+        over = follower.over()  # asked first: what is read after it is all there is
+        news = False
+        for each in follower.look(hurried=over):
+            news = True
+            yield each
+        if news:
+            heard = time.monotonic()
+        elif over or enough() or (timeout is not None and time.monotonic() - heard >= timeout):
+            return
+        else:
+            time.sleep(poll)
+
+
+class _Pass:
+    """One pass of one epoch."""
+
+    def __init__(self, epoch: int, split: Split, folder: Path) -> None:
+        self.epoch, self.split, self.folder = epoch, split, folder
+        self.tails: dict[str, Tail] = {}
+        self.told = 0
+        """Rows that were handed out."""
+        self.ended = False
+        self._settled = False
+        self._names: frozenset[str] = frozenset()
+        self._since = 0.0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.epoch, _ORDER[self.split]
+
+    @property
+    def anything_told(self) -> bool:
+        return self.told > 0 or self.ended
+
+    def restart(self, step: int) -> None:
+        """Read everything anew, and hand out what comes after a step."""
+        self.tails, self.told, self.ended, self._settled = {}, step, False, False
+        self._names = frozenset()
+
+    def read(self, infos: Mapping[str, MetricInfo]) -> bool:
+        """Take in what was written; False where the logs changed meanwhile, so that they do not fit."""
+        self._read_all(infos)
+        if any(tail.final is not None for tail in self.tails.values()):
+            # The pass ended after some log was read, perhaps: by now all of its lines are there.
+            self._read_all(infos)
+        # Each log now says what it said before the last of them was read: so they belong together.
+        return not any(tail.changed() for tail in self.tails.values())
+
+    def _read_all(self, infos: Mapping[str, MetricInfo]) -> None:
+        for path in sorted(self.folder.glob("*.log")):
+            if path.name not in self.tails:
+                tail = Tail(path, infos.get(path.name))
+                if tail.usable:
+                    self.tails[path.name] = tail
+        for tail in self.tails.values():
+            while tail.read():
+                pass
+
+    def news(self, infos: Mapping[str, MetricInfo], closed: bool, hurried: bool) -> Iterator[News]:
+        """What is new in all of the pass's logs."""
+        if not (closed or hurried or self._is_settled(infos)):
+            return
+        logs = [tail for tail in self.tails.values() if tail.rows or tail.final is not None]
+        weighted = [tail for tail in logs if tail.weighted or tail.final is not None]
+        ended = bool(weighted) and all(tail.final is not None for tail in weighted)
+        rows = [tail.rows for tail in logs if tail.rows]
+        last = (max if ended or closed else min)(rows, default=0)
+        if last > self.told:
+            first, self.told = self.told + 1, last
+            yield self._block([tail for tail in logs if tail.rows], first, last)
+        if ended and not self.ended:
+            self.ended = True
+            for tail in logs:
+                tail.settle()
+            finals = {tail.name: tail.final for tail in logs if tail.final is not None}
+            yield EpochValues(self.split, self.epoch, finals)
+
+    def _block(self, logs: list[Tail], first: int, last: int) -> Block:
+        columns = {tail.name: tail.column(first, last) for tail in logs if not tail.is_text}
+        texts = {tail.name: tail.text(first, last) for tail in logs if tail.is_text}
+        return Block(self.split, self.epoch, first, last - first + 1, columns, texts)
+
+    def _is_settled(self, infos: Mapping[str, MetricInfo]) -> bool:
+        """Whether the logs of all metrics are there: those announced, or the same for a while."""
+        if self._settled:
+            return True
+        # A file is there a moment before its first line is.
+        names = frozenset(name for name, tail in self.tails.items() if tail.rows or tail.final is not None)
+        same, self._names = names == self._names and bool(names), names
+        if not same:
+            self._since = time.monotonic()
+        still = time.monotonic() - self._since
+        self._settled = same and still >= (PATIENCE if infos else MOMENT)
+        if infos and infos.keys() <= names:
+            self._settled = True
+        return self._settled
+
+
+class _Follower:
+    """All passes of a run, as far as they were handed out."""
+
+    def __init__(self, directory: Path) -> None:
+        self.layout = RunLayout(directory)
+        self._passes: list[_Pass] = []
+        self._infos: dict[Split, dict[str, MetricInfo]] = {"train": {}, "valid": {}}
+        self._marks: list[Mark] = []
+        self._header_seen: tuple[int, int] | None = None
+
+    def over(self) -> bool:
+        """Whether the run says that it has ended."""
+        self._look_at_header()
+        marks = sorted([*self._marks, *last_marks(self.layout.directory)], key=lambda mark: mark.when)
+        told = [mark for mark in marks if mark.kind != "checkpoint"]
+        return bool(told) and told[-1].kind in _OVER and not self._goes_on(told[-1].when)
+
+    def _goes_on(self, ended: float) -> bool:
+        """Whether logs grow although the run had ended: another process goes on with it."""
+        written = max(
+            (tail.written_at for past in self._passes[-1:] for tail in past.tails.values()), default=0.0
+        )
+        return written > ended + AFTERWARDS and time.time() - written < RECENT
+
+    def look(self, hurried: bool) -> Iterator[News]:
+        """What is new since the last look."""
+        self._look_at_header()
+        back = self._taken_back()
+        if back is not None:
+            yield back
+        self._find_passes()
+        for place, past in enumerate(self._passes):
+            if past.ended:
+                continue
+            infos = self._infos[past.split]
+            closed = place + 1 < len(self._passes)
+            if not past.read(infos):
+                return  # the next look says what was taken back
+            yield from past.news(infos, closed, hurried)
+
+    def _find_passes(self) -> None:
+        known = {past.key for past in self._passes}
+        last = max(known, default=(0, 0))
+        for split, epoch, folder in self.layout.passes():
+            key = (epoch, _ORDER[split])
+            if key > last and is_inside(folder, self.layout.directory) and any(folder.glob("*.log")):
+                self._passes.append(_Pass(epoch, split, folder))
+        self._passes.sort(key=lambda past: past.key)
+
+    def _taken_back(self) -> TakenBack | None:
+        for place, past in enumerate(self._passes):
+            changed = [tail for tail in past.tails.values() if tail.changed()]
+            if not changed:
+                continue
+            right = [tail.still_right() for tail in changed]
+            if all(whole for _, whole in right):  # another file with the same beginning
+                for tail in changed:
+                    tail.adopt()
+                continue
+            told = past.anything_told or any(each.anything_told for each in self._passes[place + 1 :])
+            step = min(past.told, *(rows for rows, _ in right))
+            past.restart(step)
+            del self._passes[place + (step > 0) :]
+            if told:
+                return TakenBack(past.epoch, past.split, step)
+            return None
+        return None
+
+    def _look_at_header(self) -> None:
+        path = self.layout.directory / FILE
+        try:
+            there = path.stat()
+            seen = (there.st_mtime_ns, there.st_ino)
+            if seen == self._header_seen:
+                return
+            header = Claims(read_header(path), "an artifacts.h5")
+            run = RunInfo.from_json(header.member("run"))
+            self._marks = [Mark.from_json(mark) for mark in header.items("timeline")]
+        except (OSError, DamagedError):
+            return
+        self._header_seen = seen
+        self._infos = {"train": {}, "valid": {}}
+        for info in run.metrics:
+            if check_metric_name(info.name) is None:
+                self._infos[info.split][file_name(info.name)] = info

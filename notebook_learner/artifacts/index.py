@@ -1,0 +1,383 @@
+"""`artifacts.h5`: a run as one HDF5 file, for viewers (h5web, HDFView, h5py) and for nobody else.
+
+It is derived: from the metric logs, the checkpoints' names and what a run tells of itself. Nothing reads
+it back but its header, and nothing is lost with it. As NeXus (NX_class), so that h5web plots at a click:
+
+    /                       schema, written_by, default: the path of the loss
+    /run                    attributes: model, parameters, device, started, ...
+    /run/settings           attributes: what the run was told; /run/versions: of torch, numpy, ...
+    /series/train/Loss      value, weight, epoch, step, iteration, time: a row a step. A reading has no
+                            weight; NaN where a step has no value, or its time is not known
+    /series/train/GPU       of a text metric: text, epoch, step, iteration, time; a row a change
+    /epochs/valid/Loss      value, epoch: a row an epoch that has ended
+    /series/test/clean/Loss, /epochs/test/clean/Loss    the same of the evaluated set "clean"; epoch and
+                            iteration are those of the weights
+    /checkpoints/3-117      attributes; links "model", "optim", ... to the checkpoint's own files
+    /timeline               kind, epoch, split, step, time, text: pauses, rewinds, checkpoints, ...
+
+Times are seconds since 1970. epoch, step, iteration and time exist once for a split and are linked into
+each metric. In names "/" is "%2F". With plain h5py:
+
+    >>> import h5py, io
+    >>> file = h5py.File(io.BytesIO(_example()), "r")
+    >>> loss = file["series/train/Loss"]
+    >>> loss["value"][:], loss["epoch"][:], loss["step"][:]
+    (array([0.75, 0.25]), array([1, 1]), array([1, 2]))
+    >>> file["epochs/train/Loss/value"][-1], file["run"].attrs["model"]
+    (np.float64(0.5), 'Net')
+
+The first bytes, the user block of the HDF5 file, hold what a resumed run goes on from (when steps were
+taken, what happened) as JSON with a checksum. `read_header` reads them without any HDF5 library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checkpoint.info import CheckpointInfo
+from ..errors import DamagedError
+from ..event.values import (
+    Column,
+    Evaluated,
+    Floats,
+    MetricBlock,
+    MetricInfo,
+    Record,
+    RunOpened,
+    Split,
+    SplitRecord,
+)
+from ..store import durable
+from ..store.digest import digest_of
+from ..store.json_text import parse, to_text
+from ..store.layout import SPLITS, TEST
+from .clock import Clock
+from .hdf5 import Group, file_bytes
+from .run import RunInfo
+from .timeline import Mark
+
+SCHEMA = 1
+MAGIC = b"NBLINDEX"
+_FIXED = struct.Struct("<8sIQ32s")
+_LARGEST_TEXTS = 1 << 24
+"""Bytes that the texts of one metric may take: all have the room of the longest, which is cut for it."""
+_SHARED = ("epoch", "step", "iteration", "time")
+
+
+def encode_index(
+    run: RunInfo,
+    record: Record,
+    clock: Clock,
+    timeline: Sequence[Mark],
+    checkpoints: Sequence[CheckpointInfo],
+    written_at: float | None = None,
+    evaluated: Sequence[Evaluated] = (),
+) -> bytes:
+    """The whole file, made in memory: HDF5 never touches the disk of a training process."""
+    header = _header(run, clock, timeline, time.time() if written_at is None else written_at)
+
+    def fill(root: Group) -> None:
+        root.attributes(
+            {
+                "NX_class": "NXroot",
+                "schema": SCHEMA,
+                "written_by": f"notebook_learner {run.versions.get('notebook_learner', '')}".strip(),
+                "default": _default(record),
+            }
+        )
+        _write_run(root.group("run"), run)
+        series, epochs = root.group("series", "NXentry"), root.group("epochs", "NXentry")
+        _write_series(series, run, record, clock)
+        _write_epochs(epochs, run, record)
+        if evaluated:
+            _write_evaluated(series.group(TEST), epochs.group(TEST), evaluated)
+        _write_checkpoints(root.group("checkpoints"), checkpoints)
+        _write_timeline(root.group("timeline"), timeline)
+
+    return file_bytes(header, fill)
+
+
+# The header ------------------------------------------------------------------------------------------
+
+
+def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `artifacts.h5` says of its run, from its first bytes, without an HDF5 library.
+
+    The values under "run", "clock" and "timeline" are for `RunInfo.from_json`, `Clock.from_json` and
+    `Mark.from_json`, which check them.
+
+    Raises:
+        OSError: there is no such file, or it is a link, a pipe, a folder.
+        DamagedError: it is damaged, or not one of ours.
+    """
+    place = Path(path)
+    text, digest, beside = _read_text(place)
+    if digest_of(text).encode() != digest:
+        raise DamagedError(f"{place}: the header does not fit its checksum; delete the file, it is rebuilt")
+    try:
+        header = parse(text, beside)
+    except ValueError:
+        header = None
+    if not isinstance(header, dict):
+        raise DamagedError(f"{place}: the header is no JSON object; delete the file, it is rebuilt")
+    if not isinstance(header.get("run"), dict):
+        raise DamagedError(f"{place}: the header tells of no run; delete the file, it is rebuilt")
+    return header
+
+
+def _read_text(place: Path) -> tuple[bytearray, bytes, int]:
+    """The header's JSON, the checksum that it should have, and how many bytes there are beside it."""
+    with durable.opened(place) as file:
+        if file.size < _FIXED.size:
+            raise DamagedError(f"{place}: {file.size} bytes are too few for an artifacts.h5; delete the file")
+        magic, schema, length, digest = _FIXED.unpack(file.read(0, _FIXED.size))
+        if magic != MAGIC or not schema:
+            raise DamagedError(f"{place} does not begin as an artifacts.h5 does; delete the file, or move it")
+        if schema > SCHEMA:
+            raise DamagedError(
+                f"{place} has schema {schema}, and this version reads up to {SCHEMA}; update notebook_learner"
+            )
+        return file.read(_FIXED.size, length), digest, file.size - length
+
+
+def _header(run: RunInfo, clock: Clock, timeline: Sequence[Mark], written_at: float) -> bytes:
+    told = {
+        "schema": SCHEMA,
+        "run": run.to_json(),
+        "clock": clock.to_json(),
+        "timeline": [mark.to_json() for mark in timeline],
+        "written_at": written_at,
+    }
+    text = to_text(told).encode()
+    return _FIXED.pack(MAGIC, SCHEMA, len(text), digest_of(text).encode()) + text
+
+
+# Run, checkpoints, timeline --------------------------------------------------------------------------
+
+
+def _write_run(group: Group, run: RunInfo) -> None:
+    told = run.to_json()
+    nested = {name: told.pop(name) for name in ("settings", "versions")}
+    told["metrics"] = json.dumps(told["metrics"])
+    group.attributes(told)
+    for name, values in nested.items():
+        group.group(name).attributes(values)
+
+
+def _write_checkpoints(group: Group, checkpoints: Sequence[CheckpointInfo]) -> None:
+    for info in checkpoints:
+        each = group.group(info.label)
+        each.attributes(
+            {
+                "epoch": info.epoch,
+                "split": info.split,
+                "step": info.step,
+                "iteration": info.iteration,
+                "kind": info.kind,
+                "saved_at": info.saved_at,
+                "size": info.size,
+                "metrics": json.dumps({split: dict(values) for split, values in info.metrics.items()}),
+            }
+        )
+        for part, name in info.files.items():
+            if name.endswith(".h5") and os.path.basename(name) == name and not name.startswith("."):
+                each.external_link(part, f"checkpoint/{name}")
+            else:
+                each.attributes({part: name})
+
+
+def _write_timeline(group: Group, timeline: Sequence[Mark]) -> None:
+    group.texts("kind", [mark.kind for mark in timeline])
+    group.dataset("epoch", np.array([mark.epoch for mark in timeline], np.int64))
+    group.texts("split", [mark.split for mark in timeline])
+    group.dataset("step", np.array([mark.step for mark in timeline], np.int64))
+    group.dataset("time", np.array([mark.when for mark in timeline], np.float64))
+    group.texts("text", [mark.text for mark in timeline], _LARGEST_TEXTS)
+
+
+def _default(record: Record) -> str:
+    """The curve that a viewer shows first: the loss, of validation and by epoch where there is one."""
+    for split in reversed(SPLITS):
+        if any(past.split == split and "Loss" in (past.finals or ()) for past in record):
+            return f"/epochs/{split}/Loss"
+    for split in reversed(SPLITS):
+        if any(past.split == split and "Loss" in block.columns for past in record for block in past.blocks):
+            return f"/series/{split}/Loss"
+    return "/run"
+
+
+# Measurements ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Steps:
+    """The blocks of a split, and where each of their rows belongs."""
+
+    blocks: Sequence[MetricBlock]
+    shared: dict[str, NDArray[Any]]
+
+    @property
+    def count(self) -> int:
+        return len(self.shared["step"])
+
+
+def _write_series(group: Group, run: RunInfo, record: Record, clock: Clock) -> None:
+    for split in SPLITS:
+        steps = _steps(record, split, clock)
+        if not steps.count:
+            continue
+        infos = {info.name: info for info in run.metrics if info.split == split}
+        _write_steps(group.group(split, "NXsubentry"), steps, infos, "iteration")
+
+
+def _write_steps(home: Group, steps: _Steps, infos: Mapping[str, MetricInfo], axis: str) -> None:
+    positions = {name: home.unnamed(values) for name, values in steps.shared.items()}
+    known: list[tuple[list[int], Any]] = []
+    for name in _names(steps.blocks, "columns"):
+        each = home.plot(name, "value", axis)
+        value = each.dataset("value", _values(steps, name))
+        value.attributes(_labels(name, infos.get(name)))
+        _write_weights(each, steps, name, known)
+        for position, dataset in positions.items():
+            each.link(position, dataset)
+    for name in _names(steps.blocks, "texts"):
+        _write_texts(home.group(name), steps, name)
+
+
+def _write_evaluated(series: Group, epochs: Group, evaluated: Sequence[Evaluated]) -> None:
+    for each in evaluated:
+        infos = {info.name: info for info in each.metrics}
+        if each.record.blocks:
+            steps = _steps((each.record,), "valid", Clock())
+            _write_steps(series.group(each.name, "NXsubentry"), steps, infos, "step")
+        if each.record.finals:
+            _write_finals(epochs.group(each.name, "NXsubentry"), (each.record,), infos)
+
+
+def _write_weights(group: Group, steps: _Steps, name: str, known: list[tuple[list[int], Any]]) -> None:
+    """Most metrics weigh by the same samples, in the same arrays: those are written once."""
+    columns = [block.columns.get(name) for block in steps.blocks]
+    if all(column is None or column.weights is None for column in columns):
+        return
+    arrays = [0 if column is None else id(column.weights) for column in columns]
+    for same, dataset in known:
+        if same == arrays:
+            group.link("weight", dataset)
+            return
+    known.append((arrays, group.dataset("weight", _weights(steps, columns))))
+
+
+def _write_texts(group: Group, steps: _Steps, name: str) -> None:
+    rows, texts = _changes(steps.blocks, name)
+    group.texts("text", texts, _LARGEST_TEXTS)
+    for position, values in steps.shared.items():
+        group.dataset(position, values[rows])
+
+
+def _write_epochs(group: Group, run: RunInfo, record: Record) -> None:
+    for split in SPLITS:
+        ended = [past for past in record if past.split == split and past.finals is not None]
+        if not ended:
+            continue
+        infos = {info.name: info for info in run.metrics if info.split == split}
+        _write_finals(group.group(split, "NXsubentry"), ended, infos)
+
+
+def _write_finals(home: Group, ended: Sequence[SplitRecord], infos: Mapping[str, MetricInfo]) -> None:
+    epochs = home.unnamed(np.array([past.epoch for past in ended], np.int64))
+    for name in dict.fromkeys(name for past in ended for name in past.finals or ()):
+        each = home.plot(name, "value", "epoch")
+        values = [(past.finals or {}).get(name, np.nan) for past in ended]
+        each.dataset("value", np.array(values, np.float64)).attributes(_labels(name, infos.get(name)))
+        each.link("epoch", epochs)
+
+
+def _labels(name: str, info: MetricInfo | None) -> dict[str, str]:
+    return {"long_name": name, "units": info.unit} if info is not None and info.unit else {"long_name": name}
+
+
+def _steps(record: Record, split: Split, clock: Clock) -> _Steps:
+    passes = [past for past in record if past.split == split and past.blocks]
+    blocks = [block for past in passes for block in past.blocks]
+    counts = np.array([block.count for block in blocks], np.int64)
+    starts = np.cumsum(counts) - counts
+    inside = np.arange(counts.sum()) - np.repeat(starts, counts)
+    step = inside + np.repeat(_numbers(block.first for block in blocks), counts)
+    ends = np.repeat(_numbers(block.iteration for block in blocks), counts)
+    iteration = ends - np.repeat(counts, counts) + 1 + inside if split == "train" else ends
+    times = [clock.times(past.epoch, split, _steps_of(past)) for past in passes]
+    return _Steps(
+        blocks,
+        {
+            "epoch": np.repeat(_numbers(block.epoch for block in blocks), counts),
+            "step": step,
+            "iteration": iteration,
+            "time": np.concatenate(times) if times else np.empty(0),
+        },
+    )
+
+
+def _numbers(numbers: Any) -> NDArray[np.int64]:
+    return np.fromiter(numbers, np.int64)
+
+
+def _steps_of(past: SplitRecord) -> NDArray[np.int64]:
+    return np.concatenate([np.arange(block.first, block.last + 1) for block in past.blocks])
+
+
+def _names(blocks: Sequence[MetricBlock], what: str) -> list[str]:
+    return list(dict.fromkeys(name for block in blocks for name in getattr(block, what)))
+
+
+def _values(steps: _Steps, name: str) -> Floats:
+    parts = []
+    for block in steps.blocks:
+        column = block.columns.get(name)
+        parts.append(np.full(block.count, np.nan) if column is None else column.values)
+    return np.concatenate(parts)
+
+
+def _weights(steps: _Steps, columns: Sequence[Column | None]) -> Floats:
+    parts = []
+    for block, column in zip(steps.blocks, columns, strict=True):
+        if column is None or column.weights is None:
+            parts.append(np.full(block.count, 0.0 if column is None else 1.0))
+        else:
+            parts.append(column.weights)
+    return np.concatenate(parts)
+
+
+def _changes(blocks: Sequence[MetricBlock], name: str) -> tuple[list[int], list[str]]:
+    """The rows at which a text metric says something else than before, and what."""
+    rows: list[int] = []
+    texts: list[str] = []
+    row = 0
+    for block in blocks:
+        here = row
+        if name in block.texts:
+            for count, text in block.text_runs.get(name) or ((block.count, block.texts[name]),):
+                if not texts or texts[-1] != text:
+                    rows.append(here)
+                    texts.append(text)
+                here += count
+        row += block.count
+    return rows, texts
+
+
+def _example() -> bytes:
+    """A run of two steps, for the text above."""
+    opened = RunOpened("runs/digits", "Net", 1290, 1, (MetricInfo("Loss", "train"),))
+    loss = Column(np.array([0.75, 0.25]), np.array([32.0, 32.0]))
+    block = MetricBlock(1, "train", 1, 2, 2, {"Loss": loss}, {}, 0.1)
+    record = (SplitRecord(1, "train", (block,), {"Loss": 0.5}),)
+    return encode_index(RunInfo.of(opened, 0.0), record, Clock(), (), ())

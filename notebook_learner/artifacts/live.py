@@ -1,0 +1,231 @@
+"""Keeping `artifacts.h5` next to a run that is going on."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.info import CheckpointInfo
+from ..errors import DamagedError
+from ..event.values import (
+    EpochEnded,
+    Evaluated,
+    Event,
+    MetricAdded,
+    MetricBlock,
+    Record,
+    Rewound,
+    RunOpened,
+    SplitStarted,
+    StatusChanged,
+)
+from ..store import durable, files
+from .claims import Claims
+from .clock import Clock
+from .evaluated import evaluated_in
+from .index import encode_index, read_header
+from .run import RunInfo
+from .timeline import Mark, mark_of, mark_of_checkpoint
+
+FILE = "artifacts.h5"
+REST = 100
+"""An epoch's end writes no file before so many times what the last one took: one percent of the time."""
+
+_ENDED = ("failed", "stopped", "finished")
+
+
+class LiveIndex:
+    """A sink that keeps `artifacts.h5` up to date: at an epoch's end, a pause, a rewind and the end.
+
+    On the training thread it only takes notes. The file is made by jobs that it hands to `submit`, which
+    runs each of them, one after the other and elsewhere, and deals with what they raise (an OSError where
+    the disk is full). `record` and `checkpoints` are asked by the job, so they must be safe to call there.
+
+    A process that goes on with a run takes over from the file of before when it began, when its steps
+    were taken and what happened to it. A new run in the directory starts afresh, as the logs do.
+
+    >>> import tempfile
+    >>> from notebook_learner.event import RunOpened
+    >>> run = tempfile.TemporaryDirectory()
+    >>> index = LiveIndex(run.name, record=tuple, checkpoints=tuple, submit=lambda job: job())
+    >>> index.handle(RunOpened(run.name, "Net", 1290, 10, ()))
+    >>> read_header(index.path)["run"]["model"]
+    'Net'
+    >>> run.cleanup()
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        record: Callable[[], Record],
+        checkpoints: Callable[[], Sequence[CheckpointInfo]],
+        submit: Callable[[Callable[[], None]], None],
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.path = Path(directory) / FILE
+        self._record, self._checkpoints, self._submit, self._now = record, checkpoints, submit, now
+        self._notes = threading.Lock()
+        self._run: RunInfo | None = None
+        self._opened = 0.0
+        self._clock = Clock()
+        self._timeline: list[Mark] = []
+        self._fresh = True
+        """Nothing was trained or restored yet: a first pass that is the run's first begins a new run."""
+        self._evaluated: dict[str, Evaluated] = {}
+        self._waiting = 0
+        self._building = threading.Lock()
+        self._directory_made = False
+        self._cost = 0.0
+        self._built_at = 0.0
+
+    def handle(self, event: Event, /) -> None:
+        """Take one event."""
+        with self._notes:
+            wanted = self._take(event, self._now()) and self._run is not None
+            self._waiting += wanted
+        if wanted:
+            try:
+                self._submit(self._job)
+            except BaseException:
+                with self._notes:
+                    self._waiting -= 1
+                raise
+
+    def refresh(self) -> None:
+        """A checkpoint was written: have the file made again, as at an epoch's end. From any thread."""
+        with self._notes:
+            wanted = self._run is not None and self._rested
+            self._waiting += wanted
+        if wanted:
+            self._submit(self._job)
+
+    def about(self) -> dict[str, Any]:
+        """What is known of the run, as plain JSON values, to be kept with each checkpoint as well."""
+        with self._notes:
+            if self._run is None:
+                return {}
+            return {**self._run.to_json(), "clock": self._clock.to_json()}
+
+    def __repr__(self) -> str:
+        return f"LiveIndex({os.fspath(self.path)!r})"
+
+    @property
+    def _rested(self) -> bool:
+        return not self._waiting and time.monotonic() >= self._built_at + REST * self._cost
+
+    # ------------------------------------------------------------------------------- taking notes
+
+    def _take(self, event: Event, now: float) -> bool:
+        """Note an event; whether the file should be written for it."""
+        if isinstance(event, MetricBlock):
+            self._clock.add(event, now)
+            self._fresh = False
+            return False
+        if isinstance(event, SplitStarted):
+            return self._begin(event)
+        if isinstance(event, EpochEnded):
+            return self._rested
+        if isinstance(event, RunOpened):
+            return self._open(event, now)
+        if isinstance(event, MetricAdded):
+            self._add_metric(event)
+        if isinstance(event, Rewound):
+            self._clock.cut(event.epoch, event.split, event.step)
+            self._fresh = False
+        elif isinstance(event, StatusChanged):
+            self._note_status(event, now)
+        elif isinstance(event, Evaluated):
+            self._evaluated[event.name] = event
+        mark = mark_of(event, now)
+        if mark is not None:
+            self._timeline.append(mark)
+        return mark is not None
+
+    def _open(self, event: RunOpened, now: float) -> bool:
+        """Whether there is nothing of an earlier run. A file that there is stays until something happens:
+        building a learner in a directory has not measured anything, and shall not empty its face."""
+        self._run, self._opened = RunInfo.of(event, now), now
+        mark = Mark("opened", 1, "train", 0, now, event.model)
+        self._timeline.append(mark)
+        with suppress(OSError, DamagedError):  # it is only an index: what cannot be read is made anew
+            header = Claims(read_header(self.path), "an artifacts.h5")
+            before = RunInfo.from_json(header.member("run"))
+            clock = Clock.from_json(header.member("clock"))
+            timeline = [Mark.from_json(mark) for mark in header.items("timeline")]
+            self._run = replace(self._run, started=before.started)
+            self._clock, self._timeline = clock, [*timeline, mark]
+            return False
+        return True
+
+    def _begin(self, event: SplitStarted) -> bool:
+        """Whether what an earlier run left has to go now."""
+        afresh = False
+        if self._fresh and event.epoch == 1 and event.split == "train":
+            afresh = any(mark.when < self._opened for mark in self._timeline)
+            self._clock = Clock()
+            self._timeline = [mark for mark in self._timeline if mark.when >= self._opened]
+            if self._run is not None:
+                self._run = replace(self._run, started=self._opened)
+        self._clock.begin(event.epoch, event.split)
+        self._fresh = False
+        return afresh
+
+    def _add_metric(self, event: MetricAdded) -> None:
+        if self._run is not None:
+            self._run = replace(self._run, metrics=(*self._run.metrics, event.info))
+
+    def _note_status(self, event: StatusChanged, now: float) -> None:
+        if self._run is not None:
+            self._run = replace(self._run, ended=now if event.status in _ENDED else None)
+
+    # -------------------------------------------------------------------------- writing, elsewhere
+
+    def _job(self) -> None:
+        with self._notes:
+            self._waiting = 0  # an epoch that ends from here on may be too late for this file
+        with self._building:
+            began = time.monotonic()
+            try:
+                self._write()
+            finally:
+                with self._notes:
+                    self._built_at = time.monotonic()
+                    self._cost = self._built_at - began
+
+    def _write(self) -> None:
+        checkpoints = self._checkpoints()
+        with self._notes:
+            self._note_checkpoints(checkpoints)
+            run, clock, timeline = self._run, self._clock.copy(), tuple(self._timeline)
+            evaluated = dict(self._evaluated)
+        assert run is not None, "no job is handed in before the run was opened"
+        record = self._record()
+        # The logs come first: another process may have evaluated since.
+        logged = evaluated_in(self.path.parent, run.metrics, timeline, record)
+        evaluated.update({each.name: each for each in logged})
+        data = encode_index(run, record, clock, timeline, checkpoints, evaluated=tuple(evaluated.values()))
+        if not self._directory_made:  # later on, a directory that has gone is an error
+            files.make_directory(self.path.parent)
+            self._directory_made = True
+            self._clear_away()
+        durable.replace(self.path, [data], len(data))
+
+    def _clear_away(self) -> None:
+        """What a process that was killed in the middle of writing this file has left."""
+        for name in files.names_in(self.path.parent):
+            if name.startswith(f".{self.path.name}.") and name.endswith(".tmp"):
+                files.unlink(self.path.with_name(name))
+
+    def _note_checkpoints(self, checkpoints: Sequence[CheckpointInfo]) -> None:
+        """Checkpoints come and go; that they were saved stays on the timeline."""
+        marks = map(mark_of_checkpoint, checkpoints)
+        noted = {(mark.text, mark.when) for mark in self._timeline if mark.kind == "checkpoint"}
+        self._timeline += [mark for mark in marks if (mark.text, mark.when) not in noted]
+        self._timeline.sort(key=lambda mark: mark.when)

@@ -1,0 +1,134 @@
+"""Whether a directory holds a run, and how that run stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from ..errors import StoreError
+from ..store import durable
+from ..store.layout import RunLayout
+from .live import FILE
+from .timeline import Mark, parse_timeline
+
+Standing = Literal["running", "paused", "failed", "stopped", "finished", "unfinished"]
+
+RECENT = 60.0
+"""Seconds within which a run that was not said to have ended is taken to be running."""
+_STATUS = re.compile(r"^\S+Z  ?(?:INFO|WARN|ERROR) +(running|paused|failed|stopped|finished) at epoch ")
+_LAST = 1 << 16
+"""Bytes of an application log that are looked at for how the run stands."""
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a run was ever written here."""
+    layout = RunLayout(directory)
+    if (directory / FILE).is_file() or layout.experiment_log.is_file():
+        return True
+    if any(True for _ in layout.passes()):
+        return True
+    return layout.checkpoint.is_dir() and any(layout.checkpoint.glob("*state-*"))
+
+
+def require_run(directory: Path) -> None:
+    """Say what is missing where there is no run."""
+    if not directory.exists():
+        raise StoreError(f"there is no directory {str(directory)!r}; give the directory that a run wrote to")
+    if not directory.is_dir():
+        raise StoreError(f"{str(directory)!r} is a file; give the directory that a run wrote to")
+    if not is_run(directory):
+        raise StoreError(
+            f"{str(directory)!r} holds no run: a run has experiment.log, artifacts.h5, checkpoint/state-..., "
+            "or train/epoch-1/ with logs. `notebook-learner ls` finds the runs below a directory"
+        )
+
+
+def runs_below(root: Path) -> Iterator[Path]:
+    """The directories that hold a run, `root` itself among them; links are not followed."""
+    for here, folders, _ in os.walk(root):
+        folders.sort()
+        if is_run(Path(here)):
+            folders[:] = [name for name in folders if name not in ("train", "valid", "checkpoint", "test")]
+            yield Path(here)
+
+
+def logs_in(directory: Path) -> Iterator[Path]:
+    """The metric logs, plain files only."""
+    for _, _, folder in RunLayout(directory).passes():
+        if is_inside(folder, directory):
+            yield from (path for path in sorted(folder.glob("*.log")) if not path.is_symlink())
+
+
+def test_logs_in(directory: Path) -> Iterator[Path]:
+    """The logs of evaluated sets, plain files only."""
+    for _, folder in RunLayout(directory).tests():
+        if is_inside(folder, directory):
+            yield from (path for path in sorted(folder.glob("*.log")) if not path.is_symlink())
+
+
+def is_inside(path: Path, directory: Path) -> bool:
+    """Whether a path leads to something in the directory, links followed."""
+    return path.resolve().is_relative_to(directory.resolve())
+
+
+def last_marks(directory: Path) -> list[Mark]:
+    """What the end of the application log tells."""
+    return parse_timeline(last_lines(directory))
+
+
+def last_lines(directory: Path, most: int = _LAST) -> list[str]:
+    """The end of the application log, in whole lines but for the first."""
+    try:
+        with durable.opened(RunLayout(directory).experiment_log) as file:
+            size = min(file.size, most)
+            data = bytes(file.read(file.size - size, size))
+    except OSError:
+        return []
+    return [line.decode(errors="replace") for line in data.split(b"\n")[:-1]]
+
+
+def standing(directory: Path, marks: Sequence[Mark]) -> Standing:
+    """How a run stands. A killed process says nothing: what is still for a while is "unfinished"."""
+    told = [mark.kind for mark in marks if mark.kind not in ("checkpoint", "evaluated")]
+    last = _last_said(directory) or (told[-1] if told else "")
+    if last in ("paused", "failed", "stopped", "finished"):
+        return last  # type: ignore[return-value]
+    return "running" if is_recent(directory) else "unfinished"
+
+
+def _last_said(directory: Path) -> str:
+    """The last status in the application log, running again after a pause included, which is no mark."""
+    for line in reversed(last_lines(directory)):
+        said = _STATUS.search(line)
+        if said is not None:
+            return said[1]
+    return ""
+
+
+def is_recent(directory: Path) -> bool:
+    """Whether something was written to the run a moment ago."""
+    layout = RunLayout(directory)
+    newest = 0.0
+    for path in (layout.experiment_log, directory / FILE, *logs_in(directory)):
+        try:
+            newest = max(newest, path.lstat().st_mtime)
+        except OSError:
+            continue
+    return time.time() - newest < RECENT
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of all plain files below."""
+    total = 0
+    for here, _, names in os.walk(directory):
+        for name in names:
+            try:
+                path = os.lstat(os.path.join(here, name))
+            except OSError:
+                continue
+            total += path.st_size
+    return total

@@ -1,0 +1,334 @@
+"""From a directory of metric logs back to the record of the run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DamagedError
+from ..event.values import Column, Floats, MetricBlock, MetricInfo, Record, Split, SplitRecord
+from ..store import durable, files
+from ..store.layout import SPLITS, TEST, check_metric_name, check_set_name, file_name
+from ..store.log_lines import LogFile, parse_log
+
+_EPOCH = re.compile(r"epoch-([1-9][0-9]{0,17})")
+_SUFFIX = ".log"
+_CHUNK = 1 << 20
+"""Bytes parsed at once: a parsed line takes up to 30 times its bytes for a moment."""
+_FEW = 4096
+"""Different texts that are kept once, however often a log alternates between them."""
+
+Runs = list[tuple[int, str]]
+
+
+class _Skipped(Exception):
+    """Why a file is passed over."""
+
+
+@dataclass
+class _Log:
+    """One metric of one pass."""
+
+    values: Floats = field(default_factory=lambda: np.empty(0))
+    weights: Floats | None = None
+    final: float | None = None
+    runs: Runs | None = None
+    """The lines of a text metric."""
+
+    def __len__(self) -> int:
+        return len(self.values) if self.runs is None else sum(rows for rows, _ in self.runs)
+
+    @property
+    def is_weighted(self) -> bool:
+        return self.weights is not None or self.final is not None
+
+
+def read_record(
+    directory: str | os.PathLike[str],
+    infos: Iterable[MetricInfo] = (),
+    problems: list[str] | None = None,
+    *,
+    strict: bool = False,
+) -> Record:
+    """What the metric logs below `directory` say, pass by pass, whether or not the run is still going.
+
+    `infos` give the metrics their names back (a log's name has `_` for a space) and tell texts that look
+    like numbers from numbers. A pass that has not ended has as many steps as its shortest log, because a
+    process that is killed between two writes leaves the others longer; in one that has ended, a metric
+    that was not measured to the end has no value at its last steps. What is no log, cannot be read or
+    leads out of the directory is passed over, and said in `problems`. With `strict` a log that is there and
+    cannot be read raises its OSError: who is about to cut the logs must not take it for one that is lost.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> run = tempfile.TemporaryDirectory()
+    >>> folder = Path(run.name, "train", "epoch-1")
+    >>> folder.mkdir(parents=True)
+    >>> _ = (folder / "Loss.log").write_text("0.75,32\\n0.25,32\\n0.5,final\\n")
+    >>> (past,) = read_record(run.name)
+    >>> past.epoch, past.split, past.steps, past.finals
+    (1, 'train', 2, {'Loss': 0.5})
+    >>> past.blocks[0].columns["Loss"].values
+    array([0.75, 0.25])
+    >>> run.cleanup()
+    """
+    reader = _Reader(Path(directory), infos, [] if problems is None else problems, strict)
+    return tuple(reader.passes())
+
+
+def read_evaluations(
+    directory: str | os.PathLike[str],
+    infos: Iterable[MetricInfo] = (),
+    problems: list[str] | None = None,
+) -> dict[str, SplitRecord]:
+    """What the logs below `test` say, set by set, each as a pass over "valid" of an epoch 0: the logs do not
+    tell which weights were measured."""
+    reader = _Reader(Path(directory), infos, [] if problems is None else problems)
+    return dict(reader.evaluations())
+
+
+class _Reader:
+    def __init__(
+        self, directory: Path, infos: Iterable[MetricInfo], problems: list[str], strict: bool = False
+    ) -> None:
+        self.directory = directory
+        self.problems = problems
+        self.strict = strict
+        self._home = os.path.realpath(directory)
+        self._infos: dict[Split, dict[str, MetricInfo]] = {"train": {}, "valid": {}}
+        for info in infos:
+            if check_metric_name(info.name) is None:
+                self._infos[info.split][file_name(info.name)] = info
+
+    def passes(self) -> Iterator[SplitRecord]:
+        folders = {split: self._epochs(split) for split in SPLITS}
+        epochs = sorted({epoch for found in folders.values() for epoch in found})
+        trained = 0
+        self._report_gaps(epochs)
+        for epoch in epochs:
+            for split in SPLITS:
+                folder = folders[split].get(epoch)
+                logs = {} if folder is None else self._logs(folder, split)
+                if logs:
+                    past = _pass(epoch, split, logs, trained)
+                    trained += past.steps if split == "train" else 0
+                    yield past
+
+    def evaluations(self) -> Iterator[tuple[str, SplitRecord]]:
+        root = self.directory / TEST
+        for name in self._names(root):
+            if name.startswith(".") and name.endswith(".tmp"):
+                continue  # being written, or left by a process that was killed
+            if check_set_name(name) is not None:
+                self._report(root / name, "is no folder of a set")
+            elif logs := self._logs(root / name, "valid"):
+                yield name, _pass(0, "valid", logs, 0)
+
+    def _report_gaps(self, epochs: Sequence[int]) -> None:
+        for before, after in pairwise([0, *epochs]):
+            if after != before + 1:
+                self._report(self.directory, f"has no logs of epochs {before + 1} to {after - 1}")
+
+    def _epochs(self, split: Split) -> dict[int, Path]:
+        found = {}
+        root = self.directory / split
+        for name in self._names(root):
+            match = _EPOCH.fullmatch(name)
+            if match is None:
+                self._report(root / name, "is no folder of an epoch")
+            else:
+                found[int(match[1])] = root / name
+        return found
+
+    def _logs(self, folder: Path, split: Split) -> dict[str, _Log]:
+        """The pass's logs by metric name, those that were announced first."""
+        known = self._infos[split]
+        names = self._names(folder)
+        logs = {}
+        for name in [each for each in known if each in names] + [each for each in names if each not in known]:
+            info = known.get(name)
+            metric = info.name if info is not None else name[: -len(_SUFFIX)]
+            try:
+                if not name.endswith(_SUFFIX) or check_metric_name(metric) is not None:
+                    raise _Skipped("is no metric log")
+                log = _parsed(self._bytes(folder / name), info)
+            except _Skipped as reason:
+                self._report(folder / name, str(reason))
+                continue
+            if len(log) or log.final is not None:  # one that was only just opened says nothing
+                logs[metric] = log
+        return logs
+
+    def _names(self, folder: Path) -> list[str]:
+        try:
+            return files.names_in(self._inside(folder))
+        except _Skipped as reason:
+            self._report(folder, str(reason))
+        except OSError as error:
+            self._refuse_if_strict(error)
+            self._report(folder, error.strerror or str(error))
+        return []
+
+    def _refuse_if_strict(self, error: OSError) -> None:
+        if self.strict and error.errno in (errno.EIO, errno.EINTR, errno.EACCES, errno.EPERM, errno.ENOMEM):
+            raise error
+
+    def _bytes(self, path: Path) -> bytearray:
+        """The file's bytes up to the first NUL: after a power cut a file may end in blocks of them."""
+        try:
+            with durable.opened(self._inside(path)) as file:
+                data = file.read(0, file.size)
+        except OSError as error:
+            self._refuse_if_strict(error)
+            raise _Skipped(error.strerror or str(error)) from None
+        except DamagedError:
+            raise _Skipped("was cut while it was read") from None
+        end = data.find(b"\0")
+        if end >= 0:
+            self._report(path, f"has NUL bytes from byte {end} on, as a power cut leaves them")
+            del data[end:]
+        del data[data.rfind(b"\n") + 1 :]
+        return data
+
+    def _inside(self, path: Path) -> Path:
+        """The path without links, which must not lead out of the run's directory."""
+        real = os.path.realpath(path)
+        if os.path.commonpath([real, self._home]) != self._home:
+            raise _Skipped("is a link that leads out of the run's directory")
+        return Path(real)
+
+    def _report(self, path: Path, what: str) -> None:
+        self.problems.append(f"{os.fspath(path)!r} {what}")
+
+
+# One log ---------------------------------------------------------------------------------------------
+
+
+def _parsed(data: bytearray, info: MetricInfo | None) -> _Log:
+    """What a log's whole lines say."""
+    if info is None or info.kind == "numeric":
+        log = _numbers(data)
+        if log is not None:
+            return log
+        if info is not None:
+            raise _Skipped("holds lines that are no numbers")
+    return _Log(runs=_text_runs(data))
+
+
+def _numbers(data: bytearray) -> _Log | None:
+    """The values of a numeric log; None where the lines are no numbers of one shape."""
+    parts: list[LogFile] = []
+    for chunk in _chunks(data):
+        part = parse_log(chunk)
+        if part.texts is not None or (parts and parts[-1].final is not None):
+            return None
+        parts.append(part)
+    with_rows = [part for part in parts if len(part)]
+    weights = [part.weights for part in with_rows if part.weights is not None]
+    if weights and len(weights) != len(with_rows):
+        return None
+    return _Log(
+        _joined([part.values for part in with_rows]),
+        _joined(weights) if weights else None,
+        parts[-1].final if parts else None,
+    )
+
+
+def _text_runs(data: bytearray) -> Runs:
+    """The lines, as (rows, text) with equal neighbours taken together."""
+    runs: Runs = []
+    kept: dict[tuple[int, str], tuple[int, str]] = {}
+    text, rows = "", 0
+    for chunk in _chunks(data):
+        try:
+            lines = chunk.decode().split("\n")[:-1]
+        except UnicodeDecodeError:
+            raise _Skipped("is no text in UTF-8") from None
+        for line in lines:
+            if line != text and rows:
+                _keep(runs, kept, (rows, text))
+                rows = 0
+            text, rows = line, rows + 1
+    if rows:
+        _keep(runs, kept, (rows, text))
+    return runs
+
+
+def _keep(runs: Runs, kept: dict[tuple[int, str], tuple[int, str]], run: tuple[int, str]) -> None:
+    if len(kept) < _FEW:
+        run = kept.setdefault(run, run)
+    runs.append(kept.get(run, run))
+
+
+def _chunks(data: bytearray) -> Iterator[bytes]:
+    """The whole lines of a log, about so many bytes at a time."""
+    start = 0
+    while start < len(data):
+        end = len(data) if start + _CHUNK >= len(data) else data.find(b"\n", start + _CHUNK) + 1
+        yield bytes(memoryview(data)[start:end])
+        start = end
+
+
+def _joined(parts: Sequence[Floats]) -> Floats:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+# One pass --------------------------------------------------------------------------------------------
+
+
+def _pass(epoch: int, split: Split, logs: Mapping[str, _Log], trained: int) -> SplitRecord:
+    weighted = [log for log in logs.values() if log.is_weighted]
+    ended = bool(weighted) and all(log.final is not None for log in weighted)
+    lengths = [len(log) for log in logs.values() if len(log)]
+    count = (max if ended else min)(lengths, default=0)
+    finals = {name: log.final for name, log in logs.items() if log.final is not None} if ended else None
+    blocks = (_block(epoch, split, logs, count, trained),) if count else ()
+    return SplitRecord(epoch, split, blocks, finals)
+
+
+def _block(epoch: int, split: Split, logs: Mapping[str, _Log], count: int, trained: int) -> MetricBlock:
+    with_rows = {name: log for name, log in logs.items() if len(log)}
+    texts = {name: _of_length(log.runs, count) for name, log in with_rows.items() if log.runs is not None}
+    return MetricBlock(
+        epoch=epoch,
+        split=split,
+        first=1,
+        count=count,
+        iteration=trained + (count if split == "train" else 0),
+        columns={name: _column(log, count) for name, log in with_rows.items() if log.runs is None},
+        texts={name: runs[-1][1] for name, runs in texts.items()},
+        seconds=0.0,
+        text_runs={name: tuple(runs) for name, runs in texts.items() if len(runs) > 1},
+    )
+
+
+def _column(log: _Log, count: int) -> Column:
+    weights = None if log.weights is None else _padded(log.weights, count, 0.0)
+    return Column(_padded(log.values, count, np.nan), weights)
+
+
+def _padded(values: Floats, count: int, blank: float) -> Floats:
+    if len(values) >= count:
+        return values[:count]
+    return np.concatenate([values, np.full(count - len(values), blank)])
+
+
+def _of_length(runs: Runs, count: int) -> Runs:
+    """The runs cut, or lengthened by empty lines."""
+    kept: Runs = []
+    left = count
+    for run in runs:
+        if not left:
+            break
+        kept.append(run if run[0] <= left else (left, run[1]))
+        left -= kept[-1][0]
+    return [*kept, (left, "")] if left else kept

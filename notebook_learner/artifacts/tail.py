@@ -1,0 +1,191 @@
+"""One metric log, read as it grows, without ever believing half a line."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import DamagedError
+from ..event.values import Column, Floats, MetricInfo
+from ..store import durable
+from ..store.layout import check_metric_name
+from ..store.log_lines import parse_log
+
+LOOK_BACK = 4096
+"""Bytes before the place read last, compared at every look: a log that was rewritten differs there."""
+_AT_ONCE = 1 << 22
+_MOST_PLACES = 256
+_FEW_PLACES = 8
+
+
+class Tail:
+    """Reads the complete lines that were added since the last time."""
+
+    def __init__(self, path: Path, info: MetricInfo | None) -> None:
+        self.path = path
+        self.name = info.name if info is not None else path.name.removesuffix(".log")
+        self.is_text = None if info is None else info.kind == "text"
+        """None until the first lines tell."""
+        self.rows = 0
+        """Rows read so far."""
+        self.final: float | None = None
+        self.weighted = False
+        self._first = 1
+        """The number of the first row at hand."""
+        self._values: list[Floats] = []
+        self._weights: list[Floats] = []
+        self._texts: list[str] = []
+        self._offset = 0
+        self._before = b""
+        self._identity: tuple[int, int] | None = None
+        self._seen: tuple[int, int] | None = None
+        self._hash: Any = None
+        self._places: list[tuple[int, int, str]] = []
+        """(offset, rows, digest of all before): where the log can be found to be the same again."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether its name can be a metric's."""
+        return check_metric_name(self.name) is None
+
+    @property
+    def written_at(self) -> float:
+        """When the file was written last, as far as it was read."""
+        return self._seen[0] / 1e9 if self._seen else 0.0
+
+    def adopt(self) -> None:
+        """Go on with another file of this name, which begins as the one before did."""
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+        except OSError:
+            return
+        self._identity, self._seen = (there.st_dev, there.st_ino), None
+
+    def read(self) -> bool:
+        """Take what was added; whether there was something."""
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+            if not stat.S_ISREG(there.st_mode):
+                return False
+            start = self._offset - len(self._before)
+            with durable.opened(self.path) as file:
+                data = bytes(file.read(start, min(file.size - start, _AT_ONCE)))
+        except (OSError, DamagedError):
+            return False
+        if not data.startswith(self._before):
+            return False  # `changed` finds out
+        self._identity = (there.st_dev, there.st_ino)
+        self._seen = (there.st_mtime_ns, there.st_size)
+        new = data[len(self._before) :].partition(b"\0")[0]
+        new = new[: new.rfind(b"\n") + 1]
+        if new:
+            self._take(new)
+        return bool(new)
+
+    def changed(self) -> bool:
+        """Whether what was read is no longer what the file says."""
+        if self._identity is None:
+            return False
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+            if (there.st_dev, there.st_ino) != self._identity or there.st_size < self._offset:
+                return True
+            if (there.st_mtime_ns, there.st_size) == self._seen:
+                return False
+            with durable.opened(self.path) as file:
+                start = self._offset - len(self._before)
+                same = bytes(file.read(start, len(self._before))) == self._before
+        except (OSError, DamagedError):
+            return True
+        return not same
+
+    def still_right(self) -> tuple[int, bool]:
+        """How many of the rows read the file surely still has, and whether it has all that was read."""
+        from xxhash import xxh3_128
+
+        state, reached, rows = xxh3_128(), 0, 0
+        try:
+            with durable.opened(self.path) as file:
+                for offset, count, digest in self._places:
+                    while reached < offset:
+                        size = min(offset - reached, _AT_ONCE)
+                        state.update(file.read(reached, size))
+                        reached += size
+                    if state.hexdigest() != digest:
+                        return rows, False
+                    rows = count
+        except (OSError, DamagedError):
+            return rows, False
+        return self.rows, True
+
+    def column(self, first: int, last: int) -> Column:
+        """The values of rows first..last, which are let go of; NaN where there are none."""
+        values, weights = _joined(self._values), _joined(self._weights)
+        chosen = self._chosen(values, first, last, np.nan)
+        weight = self._chosen(weights, first, last, 0.0) if self.weighted else None
+        drop = max(0, last + 1 - self._first)
+        self._values, self._weights = [values[drop:]], [weights[drop:]]
+        self._first = max(self._first, min(last, self.rows) + 1)
+        return Column(chosen, weight)
+
+    def text(self, first: int, last: int) -> tuple[str, ...]:
+        """The lines first..last, which are let go of; empty ones where there are none."""
+        lines = self._texts[max(0, first - self._first) : max(0, last + 1 - self._first)]
+        del self._texts[: max(0, last + 1 - self._first)]
+        self._first = max(self._first, min(last, self.rows) + 1)
+        return (*lines, *[""] * (last - first + 1 - len(lines)))
+
+    def settle(self) -> None:
+        """The pass is over: remember fewer places."""
+        self._places = self._places[-_FEW_PLACES:]
+
+    def _chosen(self, values: Floats, first: int, last: int, blank: float) -> Floats:
+        found = values[max(0, first - self._first) : max(0, last + 1 - self._first)]
+        missing = last - first + 1 - len(found)
+        return np.concatenate([found, np.full(missing, blank)]) if missing else found.copy()
+
+    def _take(self, new: bytes) -> None:
+        from xxhash import xxh3_128
+
+        if self._hash is None:
+            self._hash = xxh3_128()
+        self._hash.update(new)
+        self._offset += len(new)
+        self._before = (self._before + new)[-LOOK_BACK:]
+        self._parse(new)
+        self._places.append((self._offset, self.rows, self._hash.hexdigest()))
+        if len(self._places) > _MOST_PLACES:
+            self._places = [*self._places[:-1:2], self._places[-1]]
+
+    def _parse(self, new: bytes) -> None:
+        log = parse_log(new)
+        if self.is_text is None:
+            self.is_text = log.texts is not None
+        if self.is_text:
+            lines = new.decode(errors="replace").split("\n")[:-1]
+            self._texts += lines
+            self.rows += len(lines)
+        elif log.texts is None:
+            self._add(log.values, log.weights, log.final)
+        else:
+            for line in new.split(b"\n")[:-1]:  # lines of two shapes, or one that is no number
+                one = parse_log(line + b"\n")
+                if one.texts is None:
+                    self._add(one.values, one.weights, one.final)
+                else:
+                    self._add(np.full(1, np.nan), np.zeros(1), None)
+
+    def _add(self, values: Floats, weights: Floats | None, final: float | None) -> None:
+        self._values.append(values)
+        self._weights.append(np.ones(len(values)) if weights is None else weights)
+        self.weighted |= weights is not None
+        self.rows += len(values)
+        self.final = self.final if final is None else final
+
+
+def _joined(parts: list[Floats]) -> Floats:
+    return np.concatenate(parts) if parts else np.empty(0)

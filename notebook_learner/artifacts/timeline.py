@@ -1,0 +1,165 @@
+"""What happened to a run, and when: pauses, failures, rewinds, checkpoints, breakpoints, edits, forks,
+evaluations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.info import CheckpointInfo
+from ..event.values import Evaluated, Event, Marked, Rewound, RunOpened, Split, StatusChanged
+from ..logger.evaluation import evaluated_text
+from ..store import durable
+from .claims import LARGEST, Claims
+
+KINDS = (
+    "opened",
+    "paused",
+    "failed",
+    "stopped",
+    "finished",
+    "rewound",
+    "checkpoint",
+    "breakpoint",
+    "edited",
+    "forked",
+    "evaluated",
+)
+
+_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?)Z  ?(?:INFO|WARN|ERROR) +(.*)")
+_PLACE = re.compile(
+    r"(?:(paused|failed|stopped|finished|breakpoint|edited|forked|evaluated) at|(rewound) to) "
+    r"epoch (\d{1,18}), (train|valid), step (\d{1,18})(?: of \d+)?(?:: (.*))?"
+)
+_OPENED = re.compile(r"run opened in .*?; (.*?) with \d+ parameters; .*")
+_SAVED = re.compile(r"checkpoint (\d{1,18})(?:-(valid)-(\d{1,18})|-(\d{1,18}))? (?:was )?saved\b.*", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at a place, at a time.
+
+    >>> Mark("paused", 3, "train", 117, when=1795241581.0, text="asked to").to_json()
+    ['paused', 3, 'train', 117, 1795241581.0, 'asked to']
+    """
+
+    kind: str
+    """One of `KINDS`."""
+    epoch: int
+    split: Split
+    step: int
+    when: float
+    """Seconds since 1970."""
+    text: str = ""
+    """The reason; the label of a checkpoint; the model of a run that opened; an evaluated set's values."""
+
+    def to_json(self) -> list[Any]:
+        """The same as plain JSON values."""
+        return [self.kind, self.epoch, self.split, self.step, self.when, self.text]
+
+    @classmethod
+    def from_json(cls, value: object) -> Mark:
+        """The mark that `to_json` wrote.
+
+        Raises:
+            DamagedError: it cannot have written this.
+        """
+        row = value if isinstance(value, list) and len(value) == 6 else [None] * 6
+        names = ("kind", "epoch", "split", "step", "when", "text")
+        told = Claims(dict(zip(names, row, strict=True)), "a mark of an artifacts.h5")
+        if told.text("kind") not in KINDS:
+            told.refuse("kind", f"one of {', '.join(KINDS)}")
+        return cls(
+            told.text("kind"),
+            told.whole("epoch", 0, LARGEST),
+            told.split("split"),
+            told.whole("step"),
+            told.number("when"),
+            told.text("text"),
+        )
+
+
+def mark_of(event: Event, now: float) -> Mark | None:
+    """What an event leaves on the timeline; None for most."""
+    if isinstance(event, StatusChanged) and event.status in KINDS:
+        return Mark(event.status, event.epoch, event.split, event.step, now, event.reason)
+    if isinstance(event, Rewound):
+        return Mark("rewound", event.epoch, event.split, event.step, now, event.reason)
+    if isinstance(event, Marked):
+        return Mark(event.kind, event.epoch, event.split, event.step, now, event.text)
+    if isinstance(event, Evaluated):
+        return Mark("evaluated", event.epoch, event.split, event.step, now, evaluated_text(event))
+    if isinstance(event, RunOpened):
+        return Mark("opened", 1, "train", 0, now, event.model)
+    return None
+
+
+def mark_of_checkpoint(info: CheckpointInfo) -> Mark:
+    """A checkpoint on the timeline."""
+    return Mark("checkpoint", info.epoch, info.split, info.step, info.saved_at, info.label)
+
+
+def read_timeline(experiment_log: Path, problems: list[str] | None = None) -> list[Mark]:
+    """The marks of a run from its application log; what cannot be read is passed over and reported."""
+    try:
+        with durable.opened(experiment_log) as file:
+            data = file.read(0, file.size)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        if problems is not None:
+            problems.append(f"{experiment_log}: {error.strerror or error}")
+        return []
+    return parse_timeline(bytes(line).decode(errors="replace") for line in data.split(b"\n")[:-1])
+
+
+def parse_timeline(lines: Iterable[str]) -> list[Mark]:
+    """The marks among the lines of an application log; all other lines are passed over.
+
+    >>> parse_timeline(["2026-11-21T05:47:00.123Z  INFO  paused at epoch 3, train, step 117: asked to"])
+    [Mark(kind='paused', epoch=3, split='train', step=117, when=1795240020.123, text='asked to')]
+    """
+    marks = []
+    for line in lines:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            continue
+        with suppress(ValueError):  # the 31st of February
+            when = datetime.fromisoformat(_to_microseconds(match[1])).replace(tzinfo=timezone.utc)
+            mark = _mark(match[2], when.timestamp())
+            if mark is not None:
+                marks.append(mark)
+    return marks
+
+
+def _mark(text: str, when: float) -> Mark | None:
+    place = _PLACE.fullmatch(text)
+    if place is not None:
+        split: Split = "train" if place[4] == "train" else "valid"
+        return Mark(place[1] or place[2], int(place[3]), split, int(place[5]), when, place[6] or "")
+    opened = _OPENED.fullmatch(text)
+    if opened is not None:
+        return Mark("opened", 1, "train", 0, when, opened[1])
+    saved = _SAVED.fullmatch(text)
+    if saved is None:
+        return None
+    label = "-".join(part for part in saved.groups() if part)
+    return Mark(
+        "checkpoint",
+        int(saved[1]),
+        "valid" if saved[2] else "train",
+        int(saved[3] or saved[4] or 0),
+        when,
+        label,
+    )
+
+
+def _to_microseconds(time: str) -> str:
+    """Python 3.10 reads three digits after the point, or six, and no other number of them."""
+    whole, _, rest = time.partition(".")
+    return f"{whole}.{rest:0<6}"

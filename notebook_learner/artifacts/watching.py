@@ -1,0 +1,176 @@
+"""The panel of a run that another process trains, or trained: the same page, without buttons."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..event import (
+    EpochEnded,
+    MetricBlock,
+    MetricInfo,
+    Rewound,
+    RunOpened,
+    Split,
+    SplitEnded,
+    Status,
+    StatusChanged,
+    cut,
+)
+from ..store.layout import SPLITS
+from .follow import Block, EpochValues, News, TakenBack, follow
+from .place import Standing, last_lines
+
+if TYPE_CHECKING:
+    from ..event.values import Record
+    from ..widget.panel import Panel
+    from .artifacts import Artifacts
+
+POLL = 0.5
+"""Seconds between two looks at the files."""
+_TAIL = 1 << 14
+"""Bytes of the application log that the panel shows the last lines of."""
+_GONE = "the process that trained it is gone; .checkpoint('latest') goes on from its last checkpoint"
+
+
+class Watching:
+    """Tells a panel what a run's files tell, from its beginning on, as long as the panel is wanted."""
+
+    def __init__(self, run: Artifacts, panel: Panel) -> None:
+        self.panel = panel
+        self._run = run
+        self._over = threading.Event()
+        self._before: dict[int, int] = {}
+        """Training steps before each epoch."""
+        self._trained = 0
+        self._at: tuple[int, Split, int] = (1, "train", 0)
+        self._told: Any = None
+        self._known: RunOpened | None = None
+
+    def start(self) -> None:
+        """Tell what there is, and go on in the background: the run may grow, whatever it says of itself."""
+        self._show_files()
+        self._open()
+        self._again(self._run.history.snapshot())
+        self._stand()
+        threading.Thread(target=self._watch, name="notebook_learner watcher", daemon=True).start()
+
+    def stop(self) -> None:
+        """Nobody wants to know any more."""
+        self._over.set()
+
+    def _watch(self) -> None:
+        seen = None if self._run.status == "running" else self._run.signature()
+        while not self._over.is_set():
+            now = self._run.signature()
+            if now == seen:
+                self._over.wait(POLL)
+                continue
+            seen = now
+            self._follow()
+
+    def _follow(self) -> None:
+        self._open()
+        self._again(())  # from the beginning: what came meanwhile is not missed
+        if self._run.status == "running":
+            self._stand()
+        for news in follow(self._run.directory, POLL, enough=self._enough):
+            self._take(news)
+        self._stand()
+
+    def _enough(self) -> bool:
+        self._stand()  # once all values are told: the log is ahead of them
+        if self._over.is_set() or self._run.status not in ("running", "paused"):
+            return True
+        return (
+            self._opened() != self._known
+        )  # its metrics are told by a file that came after the first values
+
+    def _take(self, news: News) -> None:
+        match news:
+            case Block():
+                self._block(news)
+            case EpochValues():
+                steps = self._at[2]
+                self._tell(SplitEnded(news.epoch, news.split, steps, news.values))
+            case TakenBack():
+                # Only up to there: what follows is told again, step by step.
+                record = self._run.history.snapshot()
+                self._again(cut(record, news.epoch, news.split, news.step))
+
+    def _block(self, block: Block) -> None:
+        last = block.first + block.count - 1
+        if block.epoch > self._at[0] and self._known is not None:
+            self._tell(EpochEnded(self._at[0], self._known.num_epochs))  # no file says when
+        if block.split == "train":
+            before = self._before.setdefault(block.epoch, self._trained)
+            self._trained = before + last
+        texts = {name: told[-1] for name, told in block.texts.items() if told}
+        self._at = (block.epoch, block.split, last)
+        self._tell(
+            MetricBlock(
+                block.epoch, block.split, block.first, block.count, self._trained, block.columns, texts, 0.0
+            )
+        )
+
+    def _again(self, record: Record) -> None:
+        """Everything anew, from what was measured."""
+        self._before, self._trained = {}, 0
+        self._at = (1, "train", 0)
+        for past in record:
+            self._at = (past.epoch, past.split, past.steps)
+            if past.split == "train":
+                self._before[past.epoch] = self._trained
+                self._trained += past.steps
+        self._tell(Rewound(*self._at, record, 0, 0))
+
+    def _stand(self) -> None:
+        standing = self._run.status
+        status, reason = _shown(standing)
+        if (status, self._at) == self._told:
+            return
+        self._told = (status, self._at)
+        self._show_files()
+        self._tell(StatusChanged(status, *self._at, None, reason))
+
+    def _show_files(self) -> None:
+        self.panel.show_files(self._run.checkpoints, last_lines(self._run.directory, _TAIL)[-100:])
+
+    def _open(self) -> None:
+        self._known, self._told = self._opened(), None
+        self._tell(self._known)
+
+    def _opened(self) -> RunOpened:
+        run = self._run.run
+        directory = os.fspath(self._run.directory)
+        if run is None:
+            found = [MetricInfo(name, split) for split in SPLITS for name in self._run.metrics(split)]
+            return RunOpened(directory, "an unknown model", 0, 0, tuple(found))
+        return RunOpened(directory, run.model, run.parameters, run.num_epochs, run.metrics, run.settings)
+
+    def _tell(self, event: Any) -> None:
+        self.panel.handle(event)
+
+
+def watched(run: Artifacts) -> Panel:
+    """The panel of a run, which is told what comes for as long as somebody holds the run."""
+    from ..widget.panel import Panel
+    from ..widget.view import View
+
+    panel = Panel(View)
+    watching = Watching(type(run)(run.directory), panel)
+    watching.start()
+    weakref.finalize(run, _end, watching.stop, panel.close)
+    return panel
+
+
+def _end(*endings: Callable[[], None]) -> None:
+    for ending in endings:
+        ending()
+
+
+def _shown(standing: Standing) -> tuple[Status, str]:
+    return ("stopped", _GONE) if standing == "unfinished" else (standing, "")

@@ -1,0 +1,106 @@
+"""The logs of a set that was evaluated: `test/<name>/Loss.log`, in Burn's lines, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..event.values import Evaluated, MetricBlock
+from ..store import durable, files
+from ..store.layout import RunLayout, file_name
+from ..store.log_lines import format_final, format_number, format_rows, format_text
+from .blocks import text_runs
+
+
+def write_evaluation(layout: RunLayout, event: Evaluated) -> None:
+    """Put the logs of an evaluation in the place of those of an earlier one of that name.
+
+    They are written next to them and on the disk before the earlier ones go: a full disk leaves those, and
+    a process that is killed while they change places leaves fewer logs, never some of each.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from notebook_learner.event import Column, SplitRecord
+    >>> run = tempfile.TemporaryDirectory()
+    >>> loss = Column(np.array([0.75, 0.25]), np.array([32.0, 32.0]))
+    >>> block = MetricBlock(3, "valid", 1, 2, 40, {"Loss": loss}, {}, 0.1)
+    >>> record = SplitRecord(3, "valid", (block,), {"Loss": 0.5})
+    >>> write_evaluation(RunLayout(run.name), Evaluated("clean", 3, "train", 7, record))
+    >>> print((RunLayout(run.name).test_dir("clean") / "Loss.log").read_text(), end="")
+    0.75,32
+    0.25,32
+    0.5,final
+    >>> run.cleanup()
+    """
+    folder = layout.test_dir(event.name)
+    ready = folder.with_name(f".{folder.name}.tmp")
+    _remove_logs(ready)  # of a process that was killed
+    files.make_directory(ready)
+    for name, text in _logs(event).items():
+        data = text.encode(errors="backslashreplace")
+        durable.write_new(ready / file_name(name), [data], len(data))
+    files.make_directory(folder)
+    for log in _logs_in(folder):
+        files.unlink(log)
+    for log in _logs_in(ready):
+        files.rename(log, folder / log.name)
+    files.remove_directory(ready)
+    files.sync_directory(folder)
+    files.sync_directory(folder.parent)
+
+
+def delete_evaluations(layout: RunLayout, keep: Iterable[str]) -> None:
+    """Remove the logs of all sets but some; files that are no logs stay."""
+    kept = set(keep)
+    for name, folder in tuple(layout.tests()):
+        if name not in kept:
+            _remove_logs(folder)
+
+
+def evaluated_text(event: Evaluated) -> str:
+    """The set and its values, in a line: `clean: Loss 0.5, Accuracy 91.25`."""
+    finals = event.record.finals or {}
+    values = ", ".join(f"{name} {format_number(value)}" for name, value in finals.items())
+    return f"{event.name}: {values or 'no values'}"
+
+
+def _logs(event: Evaluated) -> dict[str, str]:
+    """The text of every metric's log; a metric that came late has blank lines before."""
+    logs: dict[str, _Log] = {}
+    for block in event.record.blocks:
+        for name, column in block.columns.items():
+            blank = "NaN\n" if column.weights is None else "NaN,0\n"
+            logs.setdefault(name, _Log(blank)).add(block, format_rows(column))
+        for name in block.texts:
+            rows = "".join(format_text(text) * count for count, text in text_runs(block, name))
+            logs.setdefault(name, _Log("\n")).add(block, rows)
+    for name, value in (event.record.finals or {}).items():
+        logs.setdefault(name, _Log("")).parts.append(format_final(value))
+    return {name: "".join(log.parts) for name, log in logs.items()}
+
+
+@dataclass
+class _Log:
+    blank: str
+    parts: list[str] = field(default_factory=list)
+    lines: int = 0
+
+    def add(self, block: MetricBlock, rows: str) -> None:
+        self.parts += [self.blank * (block.first - 1 - self.lines), rows]
+        self.lines = block.last
+
+
+def _logs_in(folder: Path) -> list[Path]:
+    return [folder / name for name in files.names_in(folder) if name.endswith(".log")]
+
+
+def _remove_logs(folder: Path) -> None:
+    """The logs of one set, and its folder and the one of all sets where nothing else is left in them."""
+    logs = _logs_in(folder)
+    for log in logs:
+        files.unlink(log)
+    for empty in (folder, folder.parent):
+        if not empty.is_dir() or files.names_in(empty):
+            return  # somebody's files, or other sets
+        files.remove_directory(empty)
