@@ -1,31 +1,80 @@
 """Metrics: one file each. Write your own by subclassing `Metric` (see `base.py`)."""
 
 from .accuracy import Accuracy
-from .base import AnyMetric, Metric, Ratio, Reading, StepContext, TextMetric
-from .cpu import CpuMemory, CpuUse
-from .cuda import CudaMetric
+from .auc_pr import AUCPR
+from .auroc import AUROC
+from .base import AccumulatedText, AnyMetric, Counted, Metric, Ratio, Reading, StepContext, TextMetric
+from .bleu import BleuScore
+from .confusion_matrix import ConfusionMatrix
+from .cpu import CpuMemory, CpuTemperature, CpuUse
+from .cuda import CudaMetric, GpuReading
+from .dice import Dice
+from .error_rates import CharErrorRate, WordErrorRate
+from .fbeta_score import FBetaScore
 from .grad_norm import GradNorm
 from .group import MetricGroup
+from .hamming_score import HammingScore
 from .iteration_speed import IterationSpeed
 from .learning_rate import LearningRate
 from .loss import Loss
+from .mean_absolute_error import MeanAbsoluteError
+from .mean_squared_error import RMSE, MeanSquaredError
+from .perplexity import Perplexity
+from .precision import Precision
+from .prediction import Prediction
+from .psnr import PSNR
+from .r2 import R2
+from .recall import Recall
+from .rouge import RougeLScore
+from .samples_per_second import SamplesPerSecond
+from .sequences import SequenceMetric
+from .ssim import MSSSIM, SSIM
 from .top_k_accuracy import TopKAccuracy
+from .torch_metric import TorchMetric
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - in plain order, as the test of public names wants it
+    "AUCPR",
+    "AUROC",
+    "AccumulatedText",
     "Accuracy",
     "AnyMetric",
+    "BleuScore",
+    "CharErrorRate",
+    "ConfusionMatrix",
+    "Counted",
     "CpuMemory",
+    "CpuTemperature",
     "CpuUse",
     "CudaMetric",
+    "Dice",
+    "FBetaScore",
+    "GpuReading",
     "GradNorm",
+    "HammingScore",
     "IterationSpeed",
     "LearningRate",
     "Loss",
+    "MSSSIM",
+    "MeanAbsoluteError",
+    "MeanSquaredError",
     "Metric",
     "MetricGroup",
+    "PSNR",
+    "Perplexity",
+    "Precision",
+    "Prediction",
+    "R2",
+    "RMSE",
     "Ratio",
     "Reading",
+    "Recall",
+    "RougeLScore",
+    "SSIM",
+    "SamplesPerSecond",
+    "SequenceMetric",
     "StepContext",
     "TextMetric",
     "TopKAccuracy",
+    "TorchMetric",
+    "WordErrorRate",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..errors import OutputError
+from .base import Input
 from .classes import RightAnswers
 
 
@@ -13,11 +14,13 @@ class Accuracy(RightAnswers):
 
     `output` has a score per class (`[batch, classes]`, `[batch, classes, ...]` or
     `[batch, ..., classes]`) and `targets` the class indices. Targets equal to `pad_token` are left
-    out. An output with one score per answer (binary, multi-label) needs a `threshold`: 0.0 where the
-    scores are logits, 0.5 where they are probabilities. The metric does not guess which.
+    out, by default those equal to the `ignore_index` of an output that has one. An output with one score
+    per answer (binary, multi-label) needs a `threshold`: 0.0 where the scores are logits, 0.5 where they
+    are probabilities. The metric does not guess which.
 
     >>> Accuracy(pad_token=0).name
     'Accuracy'
+    >>> accuracy = Accuracy(input=lambda item: (item.logits, item.labels))
     """
 
     name = "Accuracy"
@@ -28,8 +31,9 @@ class Accuracy(RightAnswers):
         *,
         threshold: float | None = None,
         class_dim: int | None = None,
+        input: Input | None = None,
     ) -> None:
-        super().__init__(pad_token, class_dim)
+        super().__init__(pad_token, class_dim, input=input)
         self.threshold = threshold
 
     def hits(self, output: Tensor, targets: Tensor, dim: int) -> Tensor:

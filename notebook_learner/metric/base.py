@@ -7,8 +7,8 @@ host (`values`, `totals`, `mean`) is vectorised over a block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from torch import Tensor
 
 Floats = NDArray[np.float64]
 Scalar = Tensor | float | int
+Input = Callable[[Any], Any]
+"""From what a step returned to what a metric needs: see `Metric`."""
 
 
 class StepContext(Protocol):
@@ -37,6 +39,10 @@ class StepContext(Protocol):
     def steps_per_second(self) -> float:
         """The rate of the block that is being read."""
 
+    @property
+    def output(self) -> Any:
+        """What the last finished step returned; None where there is none."""
+
 
 class Metric:
     """A number per step, and one per epoch.
@@ -54,6 +60,14 @@ class Metric:
     ...     def update(self, item):
     ...         error = (item.output - item.targets).abs().mean()
     ...         return error, len(item.targets)
+
+    Where the step's output names things otherwise, `input` takes out what the metric `needs`: a tuple in
+    that order, or an object or dict with those fields.
+
+    >>> metric = MeanAbsoluteError(input=lambda item: (item.depth, item.wanted))
+
+    Args:
+        input: by default the output is used as it is.
     """
 
     name: str
@@ -66,6 +80,13 @@ class Metric:
     """False: the values are readings, logged without weights and without a final line."""
     context: StepContext
     """Set by the learner before the first step."""
+    input: Input | None = None
+    by_reference: ClassVar[tuple[str, ...]] = ("input",)
+    """Attributes that a copy shares: each split has a metric of its own, but the user's functions, and
+    what they hold (a model, a tokenizer), are not copied along."""
+
+    def __init__(self, *, input: Input | None = None) -> None:
+        self.input = input
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
         """Take one step's output (gradients are off); return its value and weight.
@@ -123,10 +144,80 @@ class Ratio(Metric):
         return self.scale * total / weight if weight else float("nan")
 
 
+class Counted(Metric):
+    """A metric that counts on the host, as texts need it: once a block, and never in a step.
+
+    `keep` runs at every step and returns what is needed later; tensors may stay on the device. `count`
+    is given a block of these, and returns the counts of each step. The epoch's counts are their sum, and
+    `score` makes the number of either.
+    """
+
+    def __init__(self, *, input: Input | None = None) -> None:
+        super().__init__(input=input)
+        self._sums: Floats | None = None
+
+    def keep(self, item: Any) -> Any:
+        """Take one step's output; return what `count` will want of it."""
+        raise NotImplementedError(f"{type(self).__name__} must define keep(item)")
+
+    def count(self, kept: Sequence[Any]) -> Floats:
+        """The counts of each step, a row a step. May be asked again for the same steps."""
+        raise NotImplementedError(f"{type(self).__name__} must define count(kept) -> counts")
+
+    def score(self, counts: Floats) -> Floats:
+        """The number that counts (in the last dimension) amount to."""
+        raise NotImplementedError(f"{type(self).__name__} must define score(counts)")
+
+    def weights(self, counts: Floats) -> Floats:
+        """What stands behind each step's number."""
+        raise NotImplementedError(f"{type(self).__name__} must define weights(counts)")
+
+    def update(self, item: Any) -> tuple[Scalar, Scalar]:
+        """Set the step aside. The group knows that this is no number yet."""
+        return cast(Scalar, self.keep(item)), 0
+
+    def values(self, raw: Floats, weights: Floats) -> Floats:
+        """Each step's number."""
+        return self.score(raw)
+
+    def totals(self, raw: Floats, weights: Floats) -> Floats:
+        """Nothing: the epoch's value is that of the summed counts."""
+        return np.zeros(len(raw))
+
+    def add(self, counts: Floats) -> None:
+        """Steps were read: they belong to the epoch from now on."""
+        rows = counts if self._sums is None else np.vstack([self._sums, counts])
+        # Row by row, so that the sum does not depend on where the blocks were cut.
+        self._sums = np.add.accumulate(rows, axis=0)[-1]
+
+    def compute(self) -> Scalar | None:
+        """The number of the epoch's counts."""
+        if self._sums is None:
+            return None
+        with np.errstate(all="ignore"):
+            return float(self.score(self._sums))
+
+    def reset(self) -> None:
+        """Forget the epoch's counts."""
+        self._sums = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch's counts."""
+        return {"counts": None if self._sums is None else self._sums.tolist()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        counts = state["counts"]
+        self._sums = None if counts is None else np.array(counts, dtype=np.float64)
+
+
 class Reading(Metric):
     """A number sampled on the host once a block (CPU use, speed): it stands for the block's steps."""
 
     weighted: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()  # no `input`: it looks at no output
 
     def sample(self) -> float:
         """Read it now."""
@@ -137,11 +228,35 @@ class TextMetric:
     """A line of text sampled on the host once a block: logged and shown, never plotted."""
 
     name: str
+    needs: tuple[str, ...] = ()
     context: StepContext
+    input: Input | None = None
+    by_reference: ClassVar[tuple[str, ...]] = ("input",)
 
     def text(self) -> str:
         """Read it now."""
         raise NotImplementedError(f"{type(self).__name__} must define text() -> str")
+
+
+class AccumulatedText(TextMetric):
+    """A text about all steps of the epoch so far: `update` sees each of them, `text` is asked once a block.
+
+    Its `update` runs as that of `Metric` does, and must not wait for the device either.
+    """
+
+    def update(self, item: Any) -> None:
+        """Take one step's output (gradients are off)."""
+        raise NotImplementedError(f"{type(self).__name__} must define update(item)")
+
+    def reset(self) -> None:
+        """Forget the epoch. Called before each split."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `update` accumulated, as for `Metric.state_dict`."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
 
 
 AnyMetric = Metric | TextMetric

@@ -11,17 +11,26 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import OutputError, StepError
-from .base import Metric, Scalar
+from .adaptor import as_fields
+from .base import AnyMetric, Counted, Metric, Scalar
 
-_OUTPUTS = "ClassificationOutput, RegressionOutput, MultiLabelClassificationOutput and SequenceOutput"
-_THEIR_FIELDS = {"loss", "output", "targets"}
+_COMMON = frozenset({"loss", "output", "targets", "weight"})
+OUTPUTS = {
+    "ClassificationOutput": _COMMON,
+    "RegressionOutput": _COMMON,
+    "MultiLabelClassificationOutput": _COMMON,
+    "SequenceOutput": _COMMON | {"logits", "predictions", "ignore_index"},
+}
+"""The package's outputs and what a metric finds in them. Metrics do not know the classes themselves."""
 
 
 def checked(metric: Metric, pair: Any) -> tuple[Scalar, Scalar]:
     """Return what `update` gave if it is a pair of scalars; looks at no device value."""
     checked_type(metric, pair)
     value, weight = pair
-    for role, scalar in (("value", value), ("weight", weight)):
+    # What a counted metric set aside is its own affair until it is counted.
+    roles = (("weight", weight),) if isinstance(metric, Counted) else (("value", value), ("weight", weight))
+    for role, scalar in roles:
         if not _is_scalar(scalar):
             raise StepError(
                 f"{metric.name}.update returned as its {role} {_said(scalar)}; it must be one real number "
@@ -54,25 +63,59 @@ def _said(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def require_fields(metrics: Sequence[Metric], item: Any) -> None:
+def require_fields(metrics: Sequence[AnyMetric], item: Any) -> None:
     """Raise where the output lacks a field that some metric reads; name both, and who has it."""
-    missing = {metric.name: [need for need in metric.needs if not hasattr(item, need)] for metric in metrics}
+    for metric in metrics:
+        if metric.input is not None:
+            _require_taken(metric, item)
+    plain = [metric for metric in metrics if metric.input is None]
+    missing = {metric.name: [need for need in metric.needs if not hasattr(item, need)] for metric in plain}
     lacks = {name: needs for name, needs in missing.items() if needs}
     if not lacks:
         return
     wishes = "; ".join(f"{name} needs {_listed(needs)}" for name, needs in lacks.items())
-    has = _fields(item)
-    raise OutputError(
-        f"{wishes}; but the step returned a {type(item).__name__} with "
-        f"{_listed(has) if has else 'no fields'}. {_advice(lacks, item)}"
-    )
+    raise OutputError(f"{wishes}; but the step returned {_described(item)}. {_advice(lacks, item)}")
+
+
+def _require_taken(metric: AnyMetric, item: Any) -> None:
+    """Raise where a metric's input function does not find what it looks for, or gives too little."""
+    assert metric.input is not None
+    try:
+        taken = metric.input(item)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise OutputError(
+            f"the input function of {metric.name} raised {type(error).__name__}: {error}; the step returned "
+            f"{_described(item)}: take one of these, or leave the metric out"
+        ) from error
+    given = as_fields(metric.name, metric.needs, taken)
+    if lacking := [need for need in metric.needs if not hasattr(given, need)]:
+        raise OutputError(
+            f"{metric.name} needs {_listed(lacking)}; but its input function returned {_described(given)}: "
+            f"let it return {', '.join(metric.needs)} as a tuple in this order"
+        )
 
 
 def _advice(lacks: Mapping[str, Sequence[str]], item: Any) -> str:
-    ours = all(set(needs) <= _THEIR_FIELDS for needs in lacks.values())
-    where = f"{_OUTPUTS} have `loss`, `output` and `targets`: return one of them, " if ours else "Return "
+    if told := getattr(type(item), "_advice", None):  # its maker knows better: it is no function that returns
+        return str(told)
+    wanted = {need for needs in lacks.values() for need in needs}
+    if having := [name for name, fields_of in OUTPUTS.items() if wanted <= fields_of]:
+        theirs = _listed([field for field in _ORDER if field in wanted | {"loss", "output", "targets"}])
+        have = f"{_joined(having)} {'have' if len(having) > 1 else 'has'} {theirs}"
+        where = f"{have}: return {'one of them' if len(having) > 1 else 'it'}, or an output"
+    else:
+        where = "Return an output"
     keys = " (keys of a dict are no fields: types.SimpleNamespace(**it) has them)" if _is_dict(item) else ""
-    return f"{where}{'or ' if ours else ''}an output with these fields{keys}, or leave the metric out"
+    found = ", or name others with the metric's input=lambda item: ..." if _fields(item) else ""
+    return f"{where} with these fields{keys}{found}, or leave the metric out"
+
+
+_ORDER = ("loss", "output", "targets", "logits", "predictions", "ignore_index", "weight")
+
+
+def _described(item: Any) -> str:
+    has = _fields(item)
+    return f"a {type(item).__name__} with {_listed(has) if has else 'no fields'}"
 
 
 def _is_dict(item: Any) -> bool:
@@ -80,8 +123,11 @@ def _is_dict(item: Any) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    quoted = [f"`{name}`" for name in names]
-    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+    return _joined([f"`{name}`" for name in names])
+
+
+def _joined(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _fields(item: Any) -> list[str]:

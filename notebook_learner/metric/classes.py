@@ -9,7 +9,7 @@ import torch
 from torch import Size, Tensor
 
 from ..errors import OutputError
-from .base import Ratio, Scalar
+from .base import Input, Ratio, Scalar
 
 
 class RightAnswers(Ratio):
@@ -17,7 +17,8 @@ class RightAnswers(Ratio):
 
     `output` holds a score per class and `targets` class indices. The classes lie where
     `cross_entropy` wants them, in dimension 1, or in the last one; the shapes tell which, and
-    `class_dim` where both fit. Targets equal to `pad_token` are not counted.
+    `class_dim` where both fit. Targets equal to `pad_token` are not counted; without one, those equal to
+    the output's `ignore_index` are not, if it has that.
     """
 
     unit = "%"
@@ -25,11 +26,15 @@ class RightAnswers(Ratio):
     needs = ("output", "targets")
     scale: ClassVar[float] = 100.0
 
-    def __init__(self, pad_token: int | None = None, class_dim: int | None = None) -> None:
+    def __init__(
+        self, pad_token: int | None = None, class_dim: int | None = None, *, input: Input | None = None
+    ) -> None:
+        super().__init__(input=input)
         self.pad_token = pad_token
         self.class_dim = class_dim
         self._shapes: tuple[Size, Size] | None = None
         self._dim = 1
+        self._pad = pad_token
         self._count: Callable[[Tensor], Tensor] = torch.sum
 
     def hits(self, output: Tensor, targets: Tensor, dim: int) -> Tensor:
@@ -44,18 +49,29 @@ class RightAnswers(Ratio):
         """Count the right answers on the device; nothing waits for the result."""
         output, targets = item.output, item.targets
         if (output.shape, targets.shape) != self._shapes:
-            self._remember(output, targets)
+            self._remember(output, targets, item)
         right = self.hits(output, targets, self._dim)
-        if self.pad_token is None:
+        if self._pad is None:
             return self._count(right), targets.numel()
-        real = targets != self.pad_token
+        real = targets != self._pad
         return self._count(right & real), self._count(real)
 
-    def _remember(self, output: Tensor, targets: Tensor) -> None:
+    def _remember(self, output: Tensor, targets: Tensor, item: Any) -> None:
         self._dim = self.look(output, targets)
+        self._pad = padding(self.pad_token, item)
         # 3.3 us instead of 4.3 for 32 booleans on the CPU; on a GPU it launches a kernel more.
         self._count = torch.count_nonzero if output.is_cpu else torch.sum
         self._shapes = (output.shape, targets.shape)
+
+
+def padding(pad_token: int | None, item: Any) -> int | None:
+    """The token that is not counted: the one a metric was given, or the one the output names.
+
+    >>> from types import SimpleNamespace
+    >>> padding(None, SimpleNamespace(ignore_index=-100)), padding(0, SimpleNamespace(ignore_index=-100))
+    (-100, 0)
+    """
+    return getattr(item, "ignore_index", None) if pad_token is None else pad_token
 
 
 def class_dimension(metric: str, output: Tensor, targets: Tensor, wanted: int | None) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from .base import Reading
 
@@ -68,3 +71,66 @@ class CpuMemory(Reading):
         import psutil
 
         return float(psutil.virtual_memory().used) * 1e-9
+
+
+Sensors = Callable[[], Mapping[str, Sequence[Any]]]
+"""As `psutil.sensors_temperatures`: by chip, readings with a temperature `current`."""
+
+CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal")
+"""Linux's names of the sensors in processors: Intel, AMD, AMD by another driver, ARM."""
+
+
+class CpuTemperature(Reading):
+    """The hottest sensor of the processors, in degrees Celsius, at most five readings a second.
+
+    Where the machine tells none (many virtual machines and containers, macOS, Windows) the values are
+    NaN, and a warning of the logger "notebook_learner" says so once.
+
+    Args:
+        sensors: where to ask, by default `psutil.sensors_temperatures`.
+
+    >>> CpuTemperature().unit
+    '°C'
+    """
+
+    name = "CPU Temperature"
+    unit = "°C"
+    higher_is_better = False
+
+    def __init__(self, sensors: Sensors | None = None) -> None:
+        super().__init__()
+        self._sensors = sensors
+        self._since = float("-inf")
+        self._last = float("nan")
+        self._told = False
+
+    def sample(self) -> float:
+        """Ask the sensors, which takes the kernel up to milliseconds, hence not more often."""
+        if time.monotonic() - self._since >= REFRESH:
+            self._since = time.monotonic()
+            self._last = self._read()
+        return self._last
+
+    def _read(self) -> float:
+        chips = self._ask()
+        found = [reading.current for chip in CPU_CHIPS for reading in chips.get(chip, ())]
+        known = [float(current) for current in found if current is not None]
+        if known:
+            return max(known)
+        if not self._told:
+            self._told = True
+            logging.getLogger("notebook_learner").warning(
+                "CPU Temperature: this machine tells no temperature of its processors (its sensors: %s); the "
+                "values are NaN",
+                ", ".join(chips) or "none",
+            )
+        return float("nan")
+
+    def _ask(self) -> Mapping[str, Sequence[Any]]:
+        if self._sensors is not None:
+            return self._sensors()
+        import psutil
+
+        # psutil has the function on Linux and FreeBSD only.
+        sensors: Sensors = getattr(psutil, "sensors_temperatures", dict)
+        return sensors()

@@ -15,6 +15,9 @@ class GradNorm(Metric):
 
     name = "Gradient Norm"
 
+    def __init__(self) -> None:
+        super().__init__()  # no `input`: it looks at no output
+
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
         """Ask the context; the output is not looked at."""
         norm = self.context.grad_norm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, KeysView, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,11 +12,22 @@ from torch import Tensor
 
 from ..errors import StateError, StepError
 from ..event.values import Column
-from .base import AnyMetric, Floats, Metric, Reading, Scalar, StepContext, TextMetric
+from .adaptor import Update, adapted
+from .base import (
+    AccumulatedText,
+    AnyMetric,
+    Counted,
+    Floats,
+    Metric,
+    Reading,
+    Scalar,
+    StepContext,
+    TextMetric,
+)
 from .checks import checked, checked_type, require_fields
+from .logged import Logged
 from .transfer import to_host
 
-Update = Callable[[Any], tuple[Scalar, Scalar]]
 Step = tuple[Update, Callable[[Scalar], None], Callable[[Scalar], None]]
 
 
@@ -38,6 +49,17 @@ class MetricGroup:
     """
 
     def __init__(self, metrics: Sequence[AnyMetric]) -> None:
+        self._context: StepContext | None = None
+        self._pending = 0
+        self._collected: list[Metric] = []
+        self._values: list[list[Scalar]] = []
+        self._weights: list[list[Scalar]] = []
+        self._arrange(metrics)
+        self._sums = self._no_sums()
+
+    def _arrange(self, metrics: Sequence[AnyMetric]) -> None:
+        """Sort the metrics by what a step does with them. What was collected stays with its metric."""
+        before = dict(zip(self._collected, zip(self._values, self._weights, strict=True), strict=True))
         self.metrics = tuple(metrics)
         names = [metric.name for metric in self.metrics]
         if len(set(names)) < len(names):
@@ -45,14 +67,25 @@ class MetricGroup:
         self._numeric = [metric for metric in self.metrics if isinstance(metric, Metric)]
         self._collected = [metric for metric in self._numeric if not isinstance(metric, Reading)]
         self._texts = [metric for metric in self.metrics if isinstance(metric, TextMetric)]
-        self._values: list[list[Scalar]] = [[] for _ in self._collected]
-        self._weights: list[list[Scalar]] = [[] for _ in self._collected]
-        self._steps = tuple(self._bind(index, metric.update) for index, metric in enumerate(self._collected))
-        self._sums = self._no_sums()
-        self._pending = 0
+        told = [metric for metric in self._texts if isinstance(metric, AccumulatedText)]
+        self._stateful: list[Metric | AccumulatedText] = [*self._numeric, *told]
+        self._watches = tuple(adapted(metric) for metric in told)
+        self._logged = {metric.name: metric for metric in self.metrics if isinstance(metric, Logged)}
+        pairs = [before.get(metric) or self._blank() for metric in self._collected]
+        self._values = [values for values, _ in pairs]
+        self._weights = [weights for _, weights in pairs]
+        self._steps = tuple(
+            self._bind(index, adapted(metric)) for index, metric in enumerate(self._collected)
+        )
         self._seen: set[type] = set()
         # Reused at every step (0.7 us); nothing to guard where nothing is collected.
-        self._no_grad: AbstractContextManager[Any] = torch.no_grad() if self._collected else nullcontext()
+        self._no_grad: AbstractContextManager[Any] = (
+            torch.no_grad() if self._collected or told else nullcontext()
+        )
+
+    def _blank(self) -> tuple[list[Scalar], list[Scalar]]:
+        """What a metric that comes late has of the steps that were collected without it: no value."""
+        return [float("nan")] * self._pending, [0] * self._pending
 
     @property
     def pending(self) -> int:
@@ -61,8 +94,47 @@ class MetricGroup:
 
     def attach(self, context: StepContext) -> None:
         """Tell every metric whom to ask about the step."""
+        self._context = context
         for metric in self.metrics:
             metric.context = context
+
+    def log(self, name: str, value: Any) -> bool:
+        """Take a value of the step that is under way; whether nothing was logged by this name before.
+
+        Raises:
+            StepError: the name is a registered metric's, or the value no number.
+        """
+        known = self._logged.get(name)
+        if known is not None:
+            known.put(value)
+            return False
+        if any(metric.name == name for metric in self.metrics):
+            raise StepError(
+                f"log({name!r}, ...): there is a metric {name!r} already, which measures by itself; log by "
+                "another name, or leave that metric out of the builder"
+            )
+        logged = Logged(name)
+        logged.put(value)
+        self._hold([*self._logged, name], {name: logged})
+        return True
+
+    @property
+    def stateful(self) -> set[str]:
+        """The names of the metrics that `state_dict` holds something of."""
+        return {metric.name for metric in self._stateful}
+
+    @property
+    def logged(self) -> KeysView[str]:
+        """The names that steps logged by."""
+        return self._logged.keys()
+
+    def _hold(self, names: Sequence[str], fresh: Mapping[str, Logged]) -> None:
+        """Have exactly these logged metrics, beside the registered ones."""
+        logged = [self._logged.get(name) or fresh.get(name) or Logged(name) for name in names]
+        self._arrange([*(metric for metric in self.metrics if not isinstance(metric, Logged)), *logged])
+        self._sums = {name: self._sums.get(name, nothing) for name, nothing in self._no_sums().items()}
+        if self._context is not None:
+            self.attach(self._context)
 
     def collect(self, item: Any) -> None:
         """Take one step's output. When this raises, nothing of the step is kept here."""
@@ -77,6 +149,8 @@ class MetricGroup:
                     value, weight = pair
                     add_value(value)
                     add_weight(weight)
+                for watch in self._watches:
+                    watch(item)
         except BaseException as error:
             self._take_back(error, item, pair)
             raise
@@ -103,6 +177,9 @@ class MetricGroup:
         texts = {metric.name: metric.text() for metric in self._texts}
         # Only now, so that a metric that raises takes no step with it.
         self._sums = sums
+        for metric, raw in zip(self._collected, values, strict=True):
+            if isinstance(metric, Counted):
+                metric.add(raw)
         self._drop()
         return {metric.name: columns[metric.name] for metric in self._numeric}, texts
 
@@ -116,28 +193,33 @@ class MetricGroup:
         """Forget collected steps beyond the first so many of those not read yet."""
         self._pending = min(self._pending, steps)
         self._cut()
+        for metric in self._logged.values():
+            metric.reset()  # a step that failed had told its value already
 
     def reset(self) -> None:
         """Begin a split: forget sums, unread steps and what the metrics accumulated."""
         self._drop()
         self._sums = self._no_sums()
-        for metric in self._numeric:
+        for metric in self._stateful:
             metric.reset()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch so far, as plain data that later steps leave alone."""
         self._require_read("the state")
-        states = {metric.name: _plain(metric.state_dict(), metric.name) for metric in self._numeric}
-        return {"sums": {name: list(pair) for name, pair in self._sums.items()}, "metrics": states}
+        states = {metric.name: _plain(metric.state_dict(), metric.name) for metric in self._stateful}
+        sums = {name: list(pair) for name, pair in self._sums.items()}
+        return {"sums": sums, "metrics": states, "logged": list(self.logged)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave. The state stays usable for another time."""
         self._require_read("to load a state")
         sums, states = state["sums"], state["metrics"]
+        if state["logged"] != list(self.logged):
+            self._hold(state["logged"], {})
         _match("sums", sums, self._sums)
-        _match("metrics", states, [metric.name for metric in self._numeric])
+        _match("metrics", states, [metric.name for metric in self._stateful])
         self._sums = {name: (float(total), float(weight)) for name, (total, weight) in sums.items()}
-        for metric in self._numeric:
+        for metric in self._stateful:
             metric.load_state_dict(_plain(states[metric.name], metric.name))
 
     def _bind(self, index: int, update: Update) -> Step:
@@ -170,14 +252,17 @@ class MetricGroup:
 
     def _meet(self, item: Any) -> None:
         """Collect the first output of its type, with the checks that later ones are spared."""
-        require_fields(self._collected, item)
+        require_fields([*self._collected, *self._texts], item)
         with self._no_grad:
-            pairs = [checked(metric, metric.update(item)) for metric in self._collected]
+            updates = [adapted(metric) for metric in self._collected]
+            pairs = [checked(m, update(item)) for m, update in zip(self._collected, updates, strict=True)]
+            for watch in self._watches:
+                watch(item)
         steps = list(self._steps)
         for index, (value, weight) in enumerate(pairs):
             if _needs_grad(value) or _needs_grad(weight):
                 # Kept as it is, it would hold the step's whole graph in memory until the next read.
-                steps[index] = self._bind(index, _detached(self._collected[index].update))
+                steps[index] = self._bind(index, _detached(updates[index]))
                 value, weight = _detach(value), _detach(weight)
             self._values[index].append(value)
             self._weights[index].append(weight)
@@ -192,18 +277,26 @@ class MetricGroup:
         if isinstance(error, (AttributeError, TypeError, ValueError)) and not isinstance(error, StepError):
             require_fields(self._collected, item)
             # The pair is the last that came back: the failing metric's own, unless its update raised.
-            checked_type(self._collected[done], pair)
+            if done < len(self._collected):
+                checked_type(self._collected[done], pair)
 
     def _fetch(self) -> tuple[list[Floats], list[Floats]]:
+        counted = [isinstance(metric, Counted) for metric in self._collected]
+        numbers = [[] if host else kept for host, kept in zip(counted, self._values, strict=True)]
         try:
-            arrays = to_host([*self._values, *self._weights])
+            arrays = to_host([*numbers, *self._weights])
         except Exception:
             # A step that returned no number, or else an error of the device, which shows at its first wait.
             for metric, values, weights in zip(self._collected, self._values, self._weights, strict=True):
                 for pair in zip(values, weights, strict=True):
                     checked(metric, pair)
             raise
-        return arrays[: len(self._collected)], arrays[len(self._collected) :]
+        raws, behind = arrays[: len(self._collected)], arrays[len(self._collected) :]
+        for index, metric in enumerate(self._collected):
+            if isinstance(metric, Counted):
+                raws[index] = metric.count(self._values[index])
+                behind[index] = metric.weights(raws[index])
+        return raws, behind
 
 
 def _detach(scalar: Scalar) -> Scalar:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..errors import OutputError
+from .base import Input
 from .classes import RightAnswers
 
 
@@ -17,12 +18,19 @@ class TopKAccuracy(RightAnswers):
     'Top-K Accuracy @ TopK(5)'
     """
 
-    def __init__(self, k: int, pad_token: int | None = None, *, class_dim: int | None = None) -> None:
+    def __init__(
+        self,
+        k: int,
+        pad_token: int | None = None,
+        *,
+        class_dim: int | None = None,
+        input: Input | None = None,
+    ) -> None:
         if k < 1:
             raise ValueError(
                 f"TopKAccuracy(k={k}): k counts the best classes to look at, so it is at least 1"
             )
-        super().__init__(pad_token, class_dim)
+        super().__init__(pad_token, class_dim, input=input)
         self.k = k
         self.name = f"Top-K Accuracy @ TopK({k})"
 

@@ -39,8 +39,8 @@ def test_missing_fields_are_named_with_the_metric_the_output_and_the_way_out():
     assert text == (
         "Accuracy needs `output` and `targets`; but the step returned a LossOnly with `loss` and `_hidden`. "
         "ClassificationOutput, RegressionOutput, MultiLabelClassificationOutput and SequenceOutput have "
-        "`loss`, `output` and `targets`: return one of them, or an output with these fields, or leave the "
-        "metric out"
+        "`loss`, `output` and `targets`: return one of them, or an output with these fields, or name others "
+        "with the metric's input=lambda item: ..., or leave the metric out"
     )
 
 
@@ -76,7 +76,8 @@ def test_fields_that_are_not_ours_are_not_promised_of_our_outputs():
 
     text = message([Boxes()], LossOnly(torch.tensor(1.0)))
     assert "ClassificationOutput" not in text
-    assert text.endswith("Return an output with these fields, or leave the metric out")
+    assert "Return an output with these fields" in text
+    assert text.endswith(", or leave the metric out")
 
 
 def test_a_field_that_disappears_later_is_named_too():

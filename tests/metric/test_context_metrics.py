@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from notebook_learner.metric import GradNorm, IterationSpeed, LearningRate, MetricGroup
+from notebook_learner.errors import StepError
+from notebook_learner.metric import GradNorm, IterationSpeed, LearningRate, MetricGroup, SamplesPerSecond
 
 
 @pytest.fixture
@@ -49,3 +50,51 @@ def test_the_speed_is_read_once_and_stands_for_the_block(group, context):
         column = group.read()[0]["Iteration Speed"]
         assert column.values.tolist() == [speed, speed]
         assert column.weights is None
+
+
+def test_each_parameter_group_has_a_rate_of_its_own(context):
+    parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(3)]
+    optimizer = torch.optim.SGD([{"params": [each]} for each in parameters], lr=1.0)
+    group = MetricGroup(LearningRate.per_group(optimizer))
+    group.attach(context)
+    for rates in ([0.1, 0.01, 0.001], [0.2, 0.02, 0.002]):
+        context.learning_rates = rates
+        group.collect(object())
+    values = {name: column.values.tolist() for name, column in group.read()[0].items()}
+    assert values == {
+        "Learning Rate": [0.1, 0.2],
+        "Learning Rate 1": [0.01, 0.02],
+        "Learning Rate 2": [0.001, 0.002],
+    }
+
+
+def test_the_rate_of_a_group_that_is_not_there_is_told(context):
+    group = MetricGroup([LearningRate(2)])
+    group.attach(context)
+    with pytest.raises(StepError, match=r"LearningRate\(2\): the optimizer has 1 parameter groups"):
+        group.collect(object())
+
+
+@pytest.mark.parametrize("wrong", [-1, 0.5, True, "a"])
+def test_a_group_is_a_number(wrong):
+    with pytest.raises(ValueError, match="give a parameter group's number"):
+        LearningRate(wrong)
+
+
+def test_samples_per_second_count_the_samples_that_there_were(context):
+    group = MetricGroup([SamplesPerSecond()])
+    group.attach(context)
+    context.steps_per_second = 10.0
+    for samples in (32, 32, 32, 4):
+        context.samples = samples
+        group.collect(object())
+    column = group.read()[0]["Samples Per Second"]
+    assert column.values.tolist() == [250.0] * 4
+    assert column.weights is None
+    assert group.finals() == {}
+
+
+@pytest.mark.parametrize("kind", [LearningRate, GradNorm, IterationSpeed, SamplesPerSecond])
+def test_a_metric_that_looks_at_no_output_takes_no_input_function(kind):
+    with pytest.raises(TypeError, match="input"):
+        kind(input=lambda item: item)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from notebook_learner.metric import CpuMemory, CpuUse, cpu
+from notebook_learner.metric import CpuMemory, CpuTemperature, CpuUse, cpu
 
 
 @pytest.fixture
@@ -104,3 +104,45 @@ def test_importing_the_metrics_loads_nothing_that_they_may_not_use():
     ).stdout.split()
     assert "notebook_learner.metric.cpu" in loaded
     assert not {"psutil", "pynvml", "matplotlib", "torchmetrics"} & set(loaded)
+
+
+def chip(*temperatures):
+    return [SimpleNamespace(label="", current=each, high=None, critical=None) for each in temperatures]
+
+
+def test_the_hottest_sensor_of_the_processors_is_the_temperature():
+    sensors = {"nvme": chip(99.0), "coretemp": chip(40.0, 61.5, None), "acpitz": chip(70.0)}
+    assert CpuTemperature(lambda: sensors).sample() == 61.5
+
+
+def test_sensors_are_asked_five_times_a_second_at_most(machine):
+    readings = iter([40.0, 50.0])
+    temperature = CpuTemperature(lambda: {"k10temp": chip(next(readings))})
+    assert temperature.sample() == 40.0
+    machine.now = 0.19
+    assert temperature.sample() == 40.0
+    machine.now = 0.2
+    assert temperature.sample() == 50.0
+
+
+@pytest.mark.parametrize("sensors", [{}, {"acpitz": chip(30.0)}, {"coretemp": chip(None)}])
+def test_a_machine_that_tells_no_temperature_is_said_once(sensors, machine, caplog):
+    temperature = CpuTemperature(lambda: sensors)
+    for now in (0.0, 1.0, 2.0):
+        machine.now = now
+        assert math.isnan(temperature.sample())
+    (said,) = caplog.records
+    assert said.name == "notebook_learner"
+    assert f"its sensors: {', '.join(sensors) or 'none'}" in said.getMessage()
+
+
+def test_where_psutil_has_no_sensors_there_is_no_temperature(monkeypatch, caplog):
+    monkeypatch.delattr(psutil, "sensors_temperatures", raising=False)
+    assert math.isnan(CpuTemperature().sample())
+    assert len(caplog.records) == 1
+
+
+def test_the_real_machine_tells_a_temperature_or_that_it_has_none(caplog):
+    value = CpuTemperature().sample()
+    assert math.isnan(value) == bool(caplog.records)
+    assert math.isnan(value) or -50 < value < 150

@@ -1,0 +1,37 @@
+"""How surely positives are ranked above negatives."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .ranking import Ranking, Ranks
+
+
+class AUROC(Ranking):
+    """The area under the ROC curve, in percent: how often a positive has a higher score than a negative.
+
+    Made by `binary`, `multiclass` (each class against the rest) or `multilabel`; `AUROC()` is
+    `multiclass()`. Ties count half. It is exact: pairs are counted in whole numbers. (torchmetrics puts
+    logits through a sigmoid, where sure ones tie at 1.)
+
+    An epoch has a value, steps have none. A class without positives or without negatives has no area and is
+    left out of the mean; where no class has one, or a score is NaN, the epoch's value is NaN. Averages
+    (`reduction`): "macro" is the mean over the classes, "micro" takes all pairs of sample and class as one,
+    "weighted" weighs classes by their positives.
+
+    It keeps the scores of the epoch on the device (4 bytes per sample and class); captured states hold them.
+
+    >>> AUROC.multiclass().name, AUROC.binary().name
+    ('AUROC [Macro]', 'AUROC')
+    """
+
+    title = "AUROC"
+
+    def area(self, ranks: Ranks) -> float:
+        """Pairs in the right order, of all pairs of a positive and a negative."""
+        pairs = ranks.positives * ranks.negatives
+        if not pairs:
+            return float("nan")
+        below: Tensor = ranks.negative.cumsum(0) - ranks.negative
+        won_twice = int((ranks.positive * (2 * below + ranks.negative)).sum())
+        return won_twice / (2 * pairs)

@@ -1,0 +1,63 @@
+"""How far two masks overlap."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .base import Input
+from .class_counts import ClassCounts, Reduction
+from .decisions import Threshold, TopK
+
+
+class Dice(ClassCounts):
+    """Twice the overlap of two masks, by their sizes: 0 to 1, from the epoch's counts of pixels.
+
+    `output` has a score per class (`[batch, classes, height, width]`, or any number of dimensions) and
+    `targets` class indices; the best-scored class of each pixel counts. Class 0 is taken for the background
+    and left out. With a `threshold`, `output` and `targets` are masks, one per channel of dimension 1.
+
+    It is the F1 score of the pixels (`FBetaScore`). Two empty masks agree: 1. Burn's Dice averages
+    batches; here the pixels of the epoch are counted together. A step's weight is its number of pixels.
+
+    Args:
+        threshold: above it a pixel belongs to the mask: 0.0 for logits, 0.5 for probabilities.
+        reduction: "micro" counts the pixels of all classes together, as Burn does; "macro" is the mean over
+            the classes that occur.
+        include_background: class 0 counts like others. With a threshold all channels count anyway.
+        pad_token: target pixels equal to it are left out (255 in many data sets).
+        class_dim: where the classes are, if dimension 1 and the last one both fit.
+        input: where the output names things otherwise.
+
+    >>> Dice().name, Dice(threshold=0.5, reduction="macro").name
+    ('Dice', 'Dice [Macro]')
+    """
+
+    scale = 1.0
+
+    def __init__(
+        self,
+        *,
+        threshold: float | None = None,
+        reduction: Reduction = "micro",
+        include_background: bool = False,
+        pad_token: int | None = None,
+        class_dim: int | None = None,
+        input: Input | None = None,
+    ) -> None:
+        decision = (
+            TopK("Dice", 1, pad_token, class_dim)
+            if threshold is None
+            else Threshold("Dice", threshold, True, pad_token)
+        )
+        super().__init__(decision, reduction, input)
+        self.first = 1 if threshold is None and not include_background else 0
+        self.name = "Dice" if reduction == "micro" else f"Dice [{reduction.capitalize()}]"
+
+    def counted(self, output: Tensor, targets: Tensor) -> Tensor:
+        """The counts of all classes but the background."""
+        return self.decision.counts(output, targets)[:, self.first :]
+
+    def formula(self, right: Tensor, said: Tensor, due: Tensor) -> Tensor:
+        """The overlap twice, by both sizes; 1 where both are empty."""
+        sizes = said + due
+        return (2 * right / sizes).where(sizes > 0, 1.0)

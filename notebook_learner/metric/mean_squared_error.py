@@ -1,0 +1,48 @@
+"""The mean squared error, and its root."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from torch import Tensor
+
+from .base import Floats
+from .errors_of_numbers import MeanError
+
+
+class MeanSquaredError(MeanError):
+    """The mean of (output - targets)² over all numbers: of a step the batch's, of an epoch all of them.
+
+    `output` and `targets` have one shape, as in `RegressionOutput`. A step's weight is how many numbers it
+    holds (samples times outputs). `input` takes them out of an output that names them otherwise.
+
+    >>> MeanSquaredError().name
+    'Mean Squared Error'
+    """
+
+    name = "Mean Squared Error"
+
+    def error(self, difference: Tensor) -> Tensor:
+        """The distance squared."""
+        return difference.square()
+
+
+class RMSE(MeanSquaredError):
+    """The root of the mean squared error; of an epoch the root of its mean, not the mean of the roots.
+
+    Shapes, weights and `input` are those of `MeanSquaredError`.
+
+    >>> RMSE().name
+    'RMSE'
+    """
+
+    name = "RMSE"
+
+    def values(self, raw: Floats, weights: Floats) -> Floats:
+        """Each step's root."""
+        return np.sqrt(super().values(raw, weights))
+
+    def mean(self, total: float, weight: float) -> float:
+        """The root of the epoch's mean."""
+        return math.sqrt(super().mean(total, weight))

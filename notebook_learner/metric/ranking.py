@@ -1,0 +1,211 @@
+"""Metrics of the order of scores, which only a whole epoch has: AUROC and AUC-PR."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..errors import OutputError, StateError
+from .base import Input, Metric, Scalar
+from .class_counts import Reduction, check_reduction
+from .classes import class_dimension
+from .tensors import Alike, widened
+
+Kind = Literal["binary", "multiclass", "multilabel"]
+
+
+class Ranking(Metric):
+    """Keeps the scores of the epoch; subclasses give `area`. Steps have no value of their own.
+
+    The scores stay on the device (4 bytes each), and a captured state holds them, too.
+    """
+
+    unit = "%"
+    higher_is_better = True
+    needs = ("output", "targets")
+    title: str
+
+    def __init__(
+        self,
+        kind: Kind = "multiclass",
+        reduction: Reduction = "macro",
+        *,
+        logits: bool = True,
+        class_dim: int | None = None,
+        input: Input | None = None,
+    ) -> None:
+        super().__init__(input=input)
+        check_reduction(type(self).__name__, reduction)
+        self.kind = kind
+        self.reduction = reduction
+        self.logits = logits
+        self.class_dim = class_dim
+        self.name = self.title if kind == "binary" else f"{self.title} [{reduction.capitalize()}]"
+        self._alike = Alike(self.name)
+        self._scores: list[Tensor] = []
+        self._targets: list[Tensor] = []
+
+    @classmethod
+    def binary(cls, *, input: Input | None = None) -> Self:
+        """Of yes and no: one score per target of 0 or 1, logit or probability.
+
+        Args:
+            input: where the output names things otherwise.
+        """
+        return cls("binary", input=input)
+
+    @classmethod
+    def multiclass(
+        cls,
+        reduction: Reduction = "macro",
+        *,
+        logits: bool = True,
+        class_dim: int | None = None,
+        input: Input | None = None,
+    ) -> Self:
+        """Of one class among several, each against the rest: a score per class, and class indices.
+
+        Args:
+            reduction: how classes become one number.
+            logits: scores of different samples compare only as probabilities, so logits go through a
+                softmax; say False where the output holds probabilities.
+            class_dim: where the classes are, if dimension 1 and the last one both fit.
+            input: where the output names things otherwise.
+        """
+        return cls("multiclass", reduction, logits=logits, class_dim=class_dim, input=input)
+
+    @classmethod
+    def multilabel(cls, reduction: Reduction = "macro", *, input: Input | None = None) -> Self:
+        """Of several labels at once: scores and targets of 0 or 1, with the labels in dimension 1.
+
+        Args:
+            reduction: how labels become one number.
+            input: where the output names things otherwise.
+        """
+        return cls("multilabel", reduction, input=input)
+
+    def area(self, ranks: Ranks) -> float:
+        """The area under the curve of one class, in 0 to 1; NaN where it is not defined."""
+        raise NotImplementedError(f"{type(self).__name__} must define area(ranks)")
+
+    def update(self, item: Any) -> tuple[Scalar, Scalar]:
+        """Keep the scores on the device."""
+        output, targets = item.output.detach(), item.targets.detach()
+        rows = self._classes if self.kind == "multiclass" else self._pairs
+        scores, due = rows(output, targets)
+        if self._scores and self._scores[0].device != scores.device:  # a state from a file comes on the CPU
+            self._scores = [each.to(scores.device) for each in self._scores]
+            self._targets = [each.to(scores.device) for each in self._targets]
+        if self._scores and self._scores[0].shape[1] != scores.shape[1]:
+            raise OutputError(
+                f"{self.name} saw {self._scores[0].shape[1]} classes in this epoch so far, but this output "
+                f"has {scores.shape[1]}; give every step an output with the same classes"
+            )
+        # Copies: a compiled model may write its next output into the same place, a loader its next batch.
+        self._scores.append(scores.clone())
+        self._targets.append(due.clone())
+        return float("nan"), 0
+
+    def compute(self) -> Scalar | None:
+        """The area of the epoch, in percent. Classes for which it is not defined are left out."""
+        if not self._scores:
+            return float("nan")
+        scores = torch.cat(self._scores)
+        if scores.isnan().any():
+            return float("nan")  # a score that is none has no rank
+        due = _table(torch.cat(self._targets), scores.shape[1])
+        if self.reduction == "micro":
+            scores, due = scores.reshape(-1, 1), due.reshape(-1, 1)
+        classes = [Ranks(scores[:, index], due[:, index]) for index in range(scores.shape[1])]
+        areas = [
+            (self.area(ranks), ranks.positives if self.reduction == "weighted" else 1) for ranks in classes
+        ]
+        defined = [(area, weight) for area, weight in areas if not math.isnan(area)]
+        total = sum(weight for _, weight in defined)
+        return 100.0 * sum(area * weight for area, weight in defined) / total if total else float("nan")
+
+    def reset(self) -> None:
+        """Forget the scores."""
+        self._scores, self._targets = [], []
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scores so far, in one piece each."""
+        return {"scores": _joined(self._scores), "targets": _joined(self._targets)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._scores, self._targets = _checked(self.name, state)
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Add what another one kept (its `state_dict`), of other samples."""
+        scores, targets = _checked(self.name, state)
+        self._scores, self._targets = self._scores + scores, self._targets + targets
+
+    def _classes(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores in rows, in the order of the probabilities, and class indices."""
+        dim = class_dimension(self.name, output, targets, self.class_dim)
+        scores = widened(output).movedim(dim, -1).reshape(-1, output.shape[dim])
+        return log_odds(scores) if self.logits else scores, targets.reshape(-1).long()
+
+    def _pairs(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        scores, due = widened(self._alike(output, targets)), targets > 0
+        if self.kind == "binary":
+            return scores.reshape(-1, 1), due.reshape(-1, 1)
+        if targets.ndim < 2:
+            raise OutputError(
+                f"{self.name} counts labels in dimension 1, but got `targets` of shape "
+                f"{list(targets.shape)}; use {type(self).__name__}.binary() for one label"
+            )
+        labels = targets.shape[1]
+        return scores.movedim(1, -1).reshape(-1, labels), due.movedim(1, -1).reshape(-1, labels)
+
+
+class Ranks:
+    """Of one class: how many positives and negatives have each score, from the lowest score up.
+
+    Whole numbers, so nothing is lost however long the epoch is.
+    """
+
+    def __init__(self, scores: Tensor, positive: Tensor) -> None:
+        _, group, sizes = torch.unique(scores, return_inverse=True, return_counts=True)
+        self.positive = torch.zeros_like(sizes).scatter_add_(0, group, positive.to(sizes.dtype))
+        self.negative = sizes - self.positive
+        self.positives = int(self.positive.sum())
+        self.negatives = int(self.negative.sum())
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """The logarithm of p / (1 - p) of each class: ordered as the probabilities p of a softmax are.
+
+    These themselves end in ties: in float32 all above 1 - 6e-8 are 1.
+
+    >>> log_odds(torch.tensor([[0.0, 40.0], [0.0, 50.0]])).tolist()
+    [[-40.0, 40.0], [-50.0, 50.0]]
+    """
+    logs = logits.log_softmax(1)
+    best = logits.argmax(1, keepdim=True)
+    others = logits.scatter(1, best, float("-inf")).logsumexp(1, keepdim=True)
+    # 1 - p of all but the best class is at least a half, and loses nothing.
+    return (logs - (-logs.exp()).log1p()).scatter(1, best, logits.gather(1, best) - others)
+
+
+def _table(due: Tensor, classes: int) -> Tensor:
+    """Whether each answer is due, with a column per class."""
+    return due if due.ndim == 2 else due.unsqueeze(1) == torch.arange(classes, device=due.device)
+
+
+def _joined(tensors: list[Tensor]) -> list[Tensor]:
+    return [torch.cat(tensors)] if tensors else []
+
+
+def _checked(metric: str, state: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    scores, targets = list(state["scores"]), list(state["targets"])
+    lengths = [len(each) if isinstance(each, Tensor) and each.ndim == 2 else -1 for each in scores]
+    if len(scores) != len(targets) or lengths != [len(each) for each in targets]:
+        raise StateError(f"the state of {metric} holds no scores with their targets")
+    return scores, targets

@@ -1,0 +1,33 @@
+"""How fast the samples go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .base import Floats, Metric, Scalar
+
+
+class SamplesPerSecond(Metric):
+    """Samples per second, over the steps since the last reading: a short last batch counts as what it is.
+
+    >>> SamplesPerSecond().unit
+    'samples/sec'
+    """
+
+    name = "Samples Per Second"
+    unit = "samples/sec"
+    higher_is_better = True
+    weighted = False
+
+    def __init__(self) -> None:
+        super().__init__()  # no `input`: it looks at no output
+
+    def update(self, item: Any) -> tuple[Scalar, Scalar]:
+        """Count the batch's samples; the output is not looked at."""
+        return self.context.samples, 1
+
+    def values(self, raw: Floats, weights: Floats) -> Floats:
+        """The block's mean batch at the block's speed, for each of its steps."""
+        return np.full(len(raw), raw.mean() * self.context.steps_per_second)

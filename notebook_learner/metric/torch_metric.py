@@ -1,0 +1,280 @@
+"""Any metric of torchmetrics as one of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import StateError, StepError
+from .base import Input, Metric, Scalar
+from .installed import torchmetrics
+from .tensors import HALVES
+
+if TYPE_CHECKING:
+    import torchmetrics as tm
+
+Value = Callable[[Any], Scalar]
+
+
+class TorchMetric(Metric):
+    """A metric of torchmetrics: its value per step is the batch's own, the epoch's that of all its batches.
+
+    It is given `output` and `targets` without their graph, half precision as float32, and moved to where
+    they are. What it has accumulated is part of every captured state. Its own checks of its arguments, which
+    wait for the device, are made at the first step and then switched off. A step's weight is the first
+    dimension of its first argument; the epoch's value does not come from it.
+
+    A metric that keeps lists (of scores, of texts) has no value per step, unless you ask: torchmetrics copies
+    the lists for one at every step.
+
+    Args:
+        metric: an instance. It belongs to the learner from now on: use it nowhere else.
+        name: shown, and the log file's; by default the class's name.
+        input: takes what the metric wants out of the step's output: a tuple of arguments, a dict of named
+            ones, or one.
+        value: makes one number of the metric's value, where that is a dict or a number per class.
+        per_step: whether steps have a value, too.
+        unit: shown behind the number.
+
+    >>> from torchmetrics.classification import MulticlassCohenKappa
+    >>> TorchMetric(MulticlassCohenKappa(num_classes=10), name="Kappa").higher_is_better
+    True
+    """
+
+    by_reference: ClassVar[tuple[str, ...]] = ("take", "value")
+    """The user's functions, which copies of the metric share."""
+
+    def __init__(
+        self,
+        metric: tm.Metric,
+        *,
+        name: str | None = None,
+        input: Input | None = None,
+        value: Value | None = None,
+        per_step: bool | None = None,
+        unit: str = "",
+    ) -> None:
+        super().__init__()
+        _require_metric(metric)
+        self.metric = metric
+        self.name = name or type(metric).__name__
+        self.take = input
+        self.value = value
+        self.unit = unit
+        self.higher_is_better = metric.higher_is_better
+        self.needs = ("output", "targets") if input is None else ()
+        self.per_step = not any(_lists(part) for _, part in self._parts()) if per_step is None else per_step
+        self._checked = False
+        for _, part in self._parts():
+            # Ranks meet when the learner says so. A metric that waits for the others in compute() would
+            # wait for ever where only one of them validates.
+            part.sync_on_compute = part._to_sync = False
+
+    def update(self, item: Any) -> tuple[Scalar, Scalar]:
+        """Give the step to the metric."""
+        given = (item.output, item.targets) if self.take is None else self.take(item)
+        args, named = _arguments(given)
+        first = next((each for each in (*args, *named.values()) if isinstance(each, Tensor)), None)
+        if first is not None and first.device != self.metric.device:
+            self.metric.to(first.device)
+        before = self._held()
+        try:
+            value = (self.metric if self.per_step else self.metric.update)(*args, **named)
+        except BaseException:
+            # torchmetrics empties its state before it looks at a batch, and leaves it so when that fails.
+            self._put(before)
+            raise
+        if not self._checked:
+            self._spare_checks()
+        weight = first.shape[0] if first is not None and first.ndim else 1
+        return (self._number(value), weight) if self.per_step else (float("nan"), 0)
+
+    def compute(self) -> Scalar | None:
+        """The epoch's value; NaN before the first step."""
+        if not any(part.update_called for _, part in self._parts()):
+            return float("nan")
+        return self._number(self.metric.compute())
+
+    def reset(self) -> None:
+        """Forget the epoch."""
+        self.metric.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the metric and those within it accumulated; lists that will be joined anyway in one piece."""
+        return {
+            path: {
+                "updates": part.update_count,
+                "states": {name: _compact(part, name) for name in part._defaults},
+            }
+            for path, part in self._parts()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+        self._put(self._fitting(state))
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Add what the same metric accumulated on other samples (its `state_dict`): another rank's.
+
+        Raises:
+            StateError: a part of the state has no rule (sum, mean, min, max, joining) by which to do so.
+        """
+        theirs = self._fitting(state)
+        ours = self._held()
+        merged = {}
+        for path, part in self._parts():
+            counts = [ours[path]["updates"], theirs[path]["updates"]]
+            states = {
+                name: _merged(part, name, ours[path]["states"][name], theirs[path]["states"][name], counts)
+                for name in part._defaults
+            }
+            merged[path] = {"updates": sum(counts), "states": states}
+        self._put(merged)
+
+    def _parts(self) -> Iterator[tuple[str, Any]]:
+        """The metric and the metrics within it (wrappers and sums of metrics have some), by path."""
+        theirs = torchmetrics("metrics of torchmetrics").Metric
+        for path, part in self.metric.named_modules():
+            if isinstance(part, theirs):
+                yield f"metric.{path}" if path else "metric", part
+
+    def _held(self) -> dict[str, Any]:
+        """The state itself. A reset empties lists in place, so they are copied (not what is in them)."""
+        held = {}
+        for path, part in self._parts():
+            states = {name: getattr(part, name) for name in part._defaults}
+            kept = {name: list(each) if isinstance(each, list) else each for name, each in states.items()}
+            held[path] = {"updates": part.update_count, "states": kept}
+        return held
+
+    def _put(self, held: Mapping[str, Any]) -> None:
+        for path, part in self._parts():
+            for name, each in held[path]["states"].items():
+                setattr(part, name, list(each) if isinstance(each, list) else each)
+            part._update_count = held[path]["updates"]
+            part._computed = part._forward_cache = part._cache = None
+            # What forward() had changed when its batch failed.
+            part._is_synced = part._to_sync = part._enable_grad = False
+            part._should_unsync = True
+
+    def _fitting(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state, on this metric's device, if it is one of this metric."""
+        parts = dict(self._parts())
+        if state.keys() != parts.keys():
+            raise StateError(
+                f"the state of {self.name} belongs to a metric with the parts {sorted(state)}, but this one "
+                f"has {sorted(parts)}; load it with the same metric"
+            )
+        return {path: _fit(self.name, part, state[path]) for path, part in parts.items()}
+
+    def _spare_checks(self) -> None:
+        self._checked = True
+        part: Any
+        for part in self.metric.modules():
+            if getattr(part, "validate_args", False) is True:
+                part.validate_args = False
+
+    def _number(self, result: Any) -> Scalar:
+        number = result if self.value is None else self.value(result)
+        if isinstance(number, Tensor) and number.numel() == 1:
+            return number.reshape(())
+        if isinstance(number, (int, float)):
+            return number
+        shape = f" of shape {list(number.shape)}" if isinstance(number, Tensor) else ""
+        raise StepError(
+            f"{self.name} gives a {type(number).__name__}{shape}, and a metric is one number: choose an "
+            "average where the metric has one (average='macro'), or say which number it is: "
+            "TorchMetric(..., value=lambda result: ...)"
+        )
+
+
+def _require_metric(metric: Any) -> None:
+    theirs = torchmetrics("metrics of torchmetrics")
+    if isinstance(metric, theirs.Metric):
+        return
+    if isinstance(metric, theirs.MetricCollection):
+        raise TypeError(
+            "TorchMetric was given a MetricCollection, which has many values; register one TorchMetric for "
+            "each of its metrics"
+        )
+    if isinstance(metric, type):
+        raise TypeError(
+            f"TorchMetric was given the class {metric.__name__}; give an instance: {metric.__name__}(...)"
+        )
+    raise TypeError(
+        f"TorchMetric was given a {type(metric).__name__}; give an instance of torchmetrics.Metric"
+    )
+
+
+def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(given, Mapping):
+        return (), {name: _plain(each) for name, each in given.items()}
+    return tuple(map(_plain, given)) if isinstance(given, (tuple, list)) else (_plain(given),), {}
+
+
+def _plain(value: Any) -> Any:
+    """Without the graph, which torchmetrics would go on recording; its sums are in the input's precision."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().float() if value.dtype in HALVES else value.detach()
+
+
+def _lists(part: Any) -> bool:
+    return any(isinstance(default, list) for default in part._defaults.values())
+
+
+def _compact(part: Any, name: str) -> Any:
+    from torchmetrics.utilities.data import dim_zero_cat
+
+    value = getattr(part, name)
+    joinable = part._reductions[name] is dim_zero_cat and isinstance(value, list)
+    if joinable and len(value) > 1 and all(isinstance(each, Tensor) for each in value):
+        return [dim_zero_cat(value)]  # a checkpoint of a thousand small tensors would take its time
+    return value
+
+
+def _fit(metric: str, part: Any, saved: Any) -> dict[str, Any]:
+    states = saved["states"]
+    if states.keys() != part._defaults.keys():
+        raise StateError(
+            f"the state of {metric} holds {sorted(states)}, but this {type(part).__name__} has "
+            f"{sorted(part._defaults)}; load it with the same version of torchmetrics and the same arguments"
+        )
+    for name, default in part._defaults.items():
+        kind = list if isinstance(default, list) else Tensor
+        if not isinstance(states[name], kind):
+            raise StateError(f"the state of {metric} holds as {name} a {type(states[name]).__name__}")
+    moved = {
+        name: [_at(each, part) for each in value] if isinstance(value, list) else _at(value, part)
+        for name, value in states.items()
+    }
+    return {"updates": int(saved["updates"]), "states": moved}
+
+
+def _at(value: Any, part: Any) -> Any:
+    return value.to(part.device) if isinstance(value, Tensor) else value
+
+
+def _merged(part: Any, name: str, ours: Any, theirs: Any, updates: list[int]) -> Any:
+    from torchmetrics.utilities import data
+
+    rule = part._reductions[name]
+    if isinstance(ours, list) and rule in (None, data.dim_zero_cat):
+        return ours + theirs
+    if rule is data.dim_zero_sum:
+        return ours + theirs
+    if rule is data.dim_zero_max:
+        return torch.maximum(ours, theirs)
+    if rule is data.dim_zero_min:
+        return torch.minimum(ours, theirs)
+    if rule is data.dim_zero_cat:
+        return torch.cat([ours, theirs])
+    if rule is data.dim_zero_mean and any(updates):
+        return (updates[0] * ours + updates[1] * theirs) / (updates[0] + updates[1])
+    raise StateError(
+        f"{type(part).__name__} has no rule for merging its {name} with that of other samples; evaluate it "
+        "in one process"
+    )
