@@ -9,9 +9,13 @@
         ├── DataError             a loader yields nothing, or cannot be walked again
         ├── StateError            a captured state does not fit this learner
         ├── BusyError             two drivers at once, or a question only a paused learner answers
-        └── LoggerError           a metric logger failed; what it could not write is kept
+        ├── LoggerError           a metric logger failed; what it could not write is kept
+        ├── RemoteError           a run cannot be steered from here: none is alive, or it is another user's
+        └── StoreError            a file of the artifact directory
+            ├── CheckpointError   a checkpoint cannot be written; training goes on from where it stands
+            └── DamagedError      a file is damaged, cut short, or was never one of ours
     KeyboardInterrupt
-    └── Paused                    a blocking verb ended because somebody pressed pause
+    └── Paused                    a blocking verb ended because somebody pressed pause, or at a breakpoint
 
 A message says what was given, why it cannot be, and what to do instead.
 """
@@ -67,16 +71,35 @@ class LoggerError(NotebookLearnerError):
     """A metric logger failed. Training stands at a step boundary; nothing before it is lost."""
 
 
+class RemoteError(NotebookLearnerError):
+    """No run could be steered from elsewhere: none is alive there, or it belongs to somebody else."""
+
+
+class StoreError(NotebookLearnerError):
+    """Something is wrong with a file of the artifact directory."""
+
+
+class CheckpointError(StoreError):
+    """A checkpoint cannot be written, or cannot hold what it was given. Training itself is intact."""
+
+
+class DamagedError(StoreError):
+    """A file is damaged, cut short, or not one of ours; nothing of it was used."""
+
+
 class Paused(KeyboardInterrupt):
-    """Ends a blocking `fit` when Pause, the interrupt button or Ctrl-C was used.
+    """Ends a blocking `fit` when Pause, the interrupt button or Ctrl-C was used, or a breakpoint hit.
 
     It is a KeyboardInterrupt, so that "Run all cells" stops here and an `except Exception` around
     `fit` (a hyper-parameter search, for one) does not swallow a user's wish to stop.
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, why: str = "", told: str = "") -> None:
         self.where = where
-        super().__init__(f"paused at {where}; fit() goes on from here, learner.step() takes one step")
+        self.why = why
+        """The breakpoint that stopped it, and what it found; nothing where somebody wanted the pause."""
+        head = f"stopped by {why}; it stands" if why else "paused"
+        super().__init__(told or f"{head} at {where}; fit() goes on from here, learner.step() takes one step")
 
     def _render_traceback_(self) -> list[str]:
         """Show one quiet line in IPython, which asks an exception for this before drawing it."""

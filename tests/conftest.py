@@ -7,7 +7,15 @@ so a helper is imported by its bare name, and a second one of that name would si
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -17,6 +25,35 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# A shell starts what it puts into the background (`pytest &` in a script) with interrupts ignored, and so
+# would be every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Loaders fork their workers while other threads run. Where coverage is measured, each thread takes its lock
+# when it comes to a file for the first time; a worker forked in that moment would wait for it for ever.
+_held_by_fork: list[Any] = []
+
+
+def _take_the_lock_of_coverage() -> None:
+    coverage = sys.modules.get("coverage")
+    current = None if coverage is None else coverage.Coverage.current()
+    lock = getattr(getattr(current, "_collector", None), "data_lock", None)
+    if lock is not None:
+        lock.acquire()
+        _held_by_fork.append(lock)
+
+
+def _give_it_back() -> None:
+    while _held_by_fork:
+        _held_by_fork.pop().release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_take_the_lock_of_coverage, after_in_parent=_give_it_back, after_in_child=_give_it_back
+    )
+
 # No deadline and no slowness check: a test does not fail for the machine's being busy. In CI the same
 # examples every time, so that a change is judged by what it changed; at a desk new ones, kept when they
 # fail.
@@ -24,3 +61,30 @@ UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], 
 settings.register_profile("desk", UNTIMED)
 settings.register_profile("ci", UNTIMED, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+
+@pytest.fixture(autouse=True)
+def gradients_stay_on() -> Iterator[None]:
+    """A test that leaves `no_grad` behind fails itself, and not the hundred after it in its process."""
+    yield
+    on = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert on, "this test left torch's gradients switched off"
+
+
+@pytest.fixture
+def hdf5_tool() -> Callable[..., str]:
+    """Run one of the HDF Group's own readers (h5dump, h5ls), which are of a version before our library's.
+
+    They come with Debian's hdf5-tools and not from PyPI. At a desk without them the test says that it was
+    left out, and why; in CI it fails.
+    """
+    if shutil.which("h5dump") is None and not os.environ.get("CI"):
+        pytest.skip("reads our files with h5dump: sudo apt install hdf5-tools")
+
+    def run(*command: str | Path) -> str:
+        done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        return done.stdout
+
+    return run

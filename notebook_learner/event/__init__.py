@@ -2,17 +2,22 @@
 
 from .fanout import FanOut
 from .record import cut, drift, rows, steps_before
-from .sink import Sink
+from .sink import Display, Sink
 from .values import (
+    CheckpointSaved,
     Column,
     EpochEnded,
+    Evaluated,
     Event,
+    Marked,
+    MetricAdded,
     MetricBlock,
     MetricInfo,
     Notice,
     Record,
     Rewound,
     RunOpened,
+    SetProgress,
     Split,
     SplitEnded,
     SplitRecord,
@@ -22,16 +27,22 @@ from .values import (
 )
 
 __all__ = [
+    "CheckpointSaved",
     "Column",
+    "Display",
     "EpochEnded",
+    "Evaluated",
     "Event",
     "FanOut",
+    "Marked",
+    "MetricAdded",
     "MetricBlock",
     "MetricInfo",
     "Notice",
     "Record",
     "Rewound",
     "RunOpened",
+    "SetProgress",
     "Sink",
     "Split",
     "SplitEnded",

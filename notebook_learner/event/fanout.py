@@ -27,9 +27,15 @@ class FanOut:
     True
     """
 
-    def __init__(self, recorders: Sequence[Sink], watchers: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self, recorders: Sequence[Sink], watchers: Sequence[Sink] = (), later: Sequence[Sink] = ()
+    ) -> None:
         self.recorders = tuple(recorders)
         self._watchers = tuple(watchers)
+        self._later = tuple(later)
+        """Recorders that hear nothing until `open`."""
+        self._early: list[Event] = []
+        """What they have missed."""
         self._lock = threading.Lock()
 
     @property
@@ -48,8 +54,24 @@ class FanOut:
         with self._lock:
             self._watchers = tuple(known for known in self._watchers if known is not watcher)
 
+    def open(self, event: Event) -> None:
+        """The run begins to be written down: with this event, then with what came before it."""
+        later, self._later = self._later, ()
+        early, self._early = self._early, []
+        self.recorders = (*self.recorders, *later)
+        self.emit(event)
+        failures = [failure for each in early for failure in self._record(each, later)]
+        if failures:
+            raise _logger_error(failures) from failures[0][1]
+
+    def let_go(self, recorders: Sequence[Sink]) -> None:
+        """These hear nothing more: what they write to is another run's now."""
+        self.recorders = tuple(each for each in self.recorders if each not in recorders)
+
     def emit(self, event: Event) -> None:
         """Give an event to everybody, then raise what stopped a recorder."""
+        if self._later:
+            self._early.append(event)
         failures = self._record(event)
         notices = self._show(event)
         while notices:  # each round lets at least one watcher go, so this ends
@@ -59,10 +81,10 @@ class FanOut:
         if failures:
             raise _logger_error(failures) from failures[0][1]
 
-    def _record(self, event: Event) -> list[tuple[Sink, Exception]]:
+    def _record(self, event: Event, recorders: Sequence[Sink] | None = None) -> list[tuple[Sink, Exception]]:
         failures: list[tuple[Sink, Exception]] = []
         urgent: BaseException | None = None
-        for recorder in self.recorders:
+        for recorder in self.recorders if recorders is None else recorders:
             try:
                 recorder.handle(event)
             except Exception as error:

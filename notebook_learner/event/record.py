@@ -50,10 +50,10 @@ def rows(block: MetricBlock, start: int, stop: int) -> MetricBlock:
     )
 
 
-def drift(one: MetricBlock, other: MetricBlock) -> float:
-    """The largest difference between the weighted values of two blocks over the same steps; 0 means
-    that every bit is equal, NaN to NaN included."""
-    worst = 0.0
+def drift(one: MetricBlock, other: MetricBlock) -> tuple[float, int | None]:
+    """The largest difference between the weighted values of two blocks over the same steps, and the first
+    row that differs; (0, None) means that every bit is equal, NaN to NaN included."""
+    worst, first = 0.0, None
     for name, column in one.columns.items():
         if column.weights is None or name not in other.columns:
             continue
@@ -62,7 +62,9 @@ def drift(one: MetricBlock, other: MetricBlock) -> float:
         if differs.any():
             gap = np.abs(a[differs] - b[differs]).max()
             worst = max(worst, float("inf") if np.isnan(gap) else float(gap))
-    return worst
+            row = int(differs.argmax())
+            first = row if first is None else min(first, row)
+    return worst, first
 
 
 def steps_before(record: Record, count: int) -> Iterator[tuple[SplitRecord, int]]:

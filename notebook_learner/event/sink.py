@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
 
 from .values import Event
 
@@ -24,3 +26,26 @@ class Sink(Protocol):
 
     def handle(self, event: Event, /) -> None:
         """Take one event."""
+
+
+@runtime_checkable
+class Display(Sink, Protocol):
+    """A sink that is more than a listener: a page on which people see the learner, and steer it."""
+
+    def attach(self, learner: Any, /) -> None:
+        """Show this learner."""
+
+    def show(self) -> None:
+        """A cell begins to train: appear below it."""
+
+    def blocking(self) -> AbstractContextManager[Callable[[], None]]:
+        """A cell trains, or waits, meanwhile, and keeps the process from hearing whoever steers. What it
+        gives lets them be heard; events do so too."""
+        ...
+
+    def bundle(self) -> dict[str, Any]:
+        """What a notebook shows where the learner is a cell's last line, by MIME type."""
+        ...
+
+    def freeze(self) -> None:
+        """Leave only what needs no running process."""

@@ -59,6 +59,13 @@ class RunOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricAdded:
+    """A step logged a value under a new name: a metric that nobody registered."""
+
+    info: MetricInfo
+
+
+@dataclass(frozen=True, slots=True)
 class SplitStarted:
     """A pass over one loader begins. `total` is None where the loader does not know its length."""
 
@@ -126,6 +133,31 @@ class StatusChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Marked:
+    """Something happened at a place that people look for later: a breakpoint hit, the step was edited, a
+    sibling run was forked off."""
+
+    kind: Literal["breakpoint", "edited", "forked"]
+    epoch: int
+    split: Split
+    step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint is on the disk. It is told at the next boundary, so training may be further on."""
+
+    label: str
+    """What it can be restored by: "3", "3-117"."""
+    epoch: int
+    split: Split
+    step: int
+    size: int
+    """Bytes, all files together."""
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """Something a person should know, in one line."""
 
@@ -169,4 +201,46 @@ class Rewound:
     reason: str = ""
 
 
-Event = RunOpened | SplitStarted | MetricBlock | SplitEnded | EpochEnded | StatusChanged | Notice | Rewound
+@dataclass(frozen=True, slots=True)
+class SetProgress:
+    """Other data than the training's is gone through, to evaluate or to predict: how far it came.
+
+    `over` comes once, also where it failed or was broken off.
+    """
+
+    what: str
+    step: int
+    total: int | None
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A set of its own was measured with the weights of this place. It replaces what was measured of the
+    set of that name before; going back in the training does not take it back."""
+
+    name: str
+    epoch: int
+    split: Split
+    step: int
+    record: SplitRecord
+    """Its blocks, in order, and the values of the whole set. They are of the split "valid", which the set
+    was measured like, and `iteration` is that of the place."""
+    metrics: tuple[MetricInfo, ...] = ()
+
+
+Event = (
+    RunOpened
+    | MetricAdded
+    | SplitStarted
+    | MetricBlock
+    | SplitEnded
+    | EpochEnded
+    | StatusChanged
+    | Marked
+    | CheckpointSaved
+    | Notice
+    | Rewound
+    | SetProgress
+    | Evaluated
+)

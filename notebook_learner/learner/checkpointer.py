@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from ..errors import StateError
 from .state import State
 
-Which = int | Literal["latest", "best"]
+Which = int | str
+"""An epoch, "latest", "best"; or the label of a place inside an epoch, such as "3-117"."""
 
 
 @runtime_checkable

@@ -89,6 +89,19 @@ class Control:
             self._refresh()
             return request
 
+    def take_at_once(self) -> Request | None:
+        """As `take`, but nobody is let hold: what runs beside the training stands where nobody may look."""
+        if not self.wanted:
+            return None
+        with self.changed:
+            interrupted = self._interrupted
+            request = self._request or ("pause" if interrupted else None)
+            self._request = None
+            if interrupted:
+                self._interrupted = False
+            self._refresh()
+            return request
+
     def take_interrupt(self) -> Request | None:
         """As `take`, but only for interrupts: a replay passes boundaries at which the record is another
         one's, and nobody may look there."""

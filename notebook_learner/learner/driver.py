@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from ..errors import BusyError
+from .breaking import Breaking
 from .control import Control, Request
 
 T = TypeVar("T")
@@ -25,6 +27,8 @@ class Driver:
 
     def __init__(self, control: Control) -> None:
         self.control = control
+        self.saves_its_end = False
+        """Whether a pause is kept on the disk: then being told to end (SIGTERM) means pausing first."""
         self._changed = control.changed
         self._thread: threading.Thread | None = None
         self._turn = _Turn(ended=True)
@@ -55,7 +59,9 @@ class Driver:
         Returns:
             What the work gave, and whether an interrupt came too late for it.
         """
-        with _Interrupts(self.control) as interrupts:  # around the claim: none may come between the two
+        __tracebackhide__ = True
+        # Around the claim: none may come between the two.
+        with _Interrupts(self.control, self.saves_its_end) as interrupts:
             self._claim()
             try:
                 value = work()
@@ -80,9 +86,13 @@ class Driver:
         # Not only a late one: the background thread may have heard it first, and paused.
         return interrupts.seen
 
-    def wait(self) -> Callable[[], Any]:
+    def wait(self, meanwhile: Callable[[], None] = lambda: None) -> Callable[[], Any]:
         """Wait for whoever drives now; then call what it returns for the value of the last background
-        work, or its exception. It is None where that work was done in somebody's own thread."""
+        work, or its exception. It is None where that work was done in somebody's own thread.
+
+        Args:
+            meanwhile: done ten times a second.
+        """
         turn = self._turn
         if self.inside:
             raise BusyError(
@@ -93,7 +103,10 @@ class Driver:
                 "wait() was called inside `with learner.paused()`, which keeps the training from its end; "
                 "leave that block first"
             )
-        self._wait_turn(turn)
+        while not turn.ended:
+            with self._changed:
+                self._changed.wait_for(lambda: turn.ended, 0.1)
+            meanwhile()  # without the lock, which the training needs at its boundaries
         return turn.result
 
     # Ask ---------------------------------------------------------------------------------------------
@@ -246,10 +259,16 @@ class _Turn:
 
 class _Interrupts:
     """Ctrl-C and the kernel's interrupt button ask for a pause at the step boundary; a second one
-    while a step hangs raises KeyboardInterrupt there and then."""
+    while a step hangs raises KeyboardInterrupt there and then.
 
-    def __init__(self, control: Control) -> None:
+    Where pauses are kept, SIGTERM (a cluster that wants its machine back, a kernel that is shut down) asks
+    for one, too, and ends the process afterwards; a second one at once. A handler of the user's own stays.
+    """
+
+    def __init__(self, control: Control, saves_its_end: bool = False) -> None:
         self.control = control
+        self.saves_its_end = saves_its_end
+        self.told_to_end = False
         self.late = False
         """Afterwards: whether one came that no boundary was left to answer."""
         self.seen = False
@@ -257,21 +276,38 @@ class _Interrupts:
         # Only the main thread gets signals, and only it may say what they do.
         self._mine = threading.current_thread() is threading.main_thread()
         self._before: Any = None
+        self._process = os.getpid()
+        self._breaking = Breaking()
 
     def __enter__(self) -> _Interrupts:
         if self._mine:
             self._before = signal.signal(signal.SIGINT, self._interrupted)
+            self.saves_its_end &= signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+            if self.saves_its_end:
+                signal.signal(signal.SIGTERM, self._terminated)
         return self
 
     def __exit__(self, *error: object) -> None:
         if not self._mine:
             return
+        if self.saves_its_end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self.told_to_end:
+            os.kill(os.getpid(), signal.SIGTERM)
         try:
             signal.signal(signal.SIGINT, self._before)
         finally:  # the handler of before may raise as soon as it is back
             self.late = self.control.forget_interrupts()
 
+    def _terminated(self, signum: int, frame: FrameType | None) -> None:
+        if self.told_to_end or os.getpid() != self._process:  # again; or a child of the step's own
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.told_to_end = True
+        self.control.interrupt()
+
     def _interrupted(self, signum: int, frame: FrameType | None) -> None:
         self.seen = True
-        if self.control.interrupt():
+        # Where breaking off would do harm, the boundary that follows in a moment is soon enough.
+        if self.control.interrupt() and self._breaking.is_harmless(frame):
             raise KeyboardInterrupt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from .epoch_value import Finals, Source, epoch_value
@@ -89,3 +89,14 @@ class EarlyStopping:
         self.seen = state["seen"]
         self.waited = state["waited"]
         self.stopped = state["stopped"]
+
+
+def why_ended(policies: Iterable[object], finals: Finals) -> str:
+    """Why training is over before its last epoch, in a few words."""
+    for rule in policies:
+        if isinstance(rule, EarlyStopping) and math.isnan(finals.get(rule.goes_by, 0.0)):
+            return (
+                f"early stopping, as the {rule.split} {rule.metric} is nan; break_on(NonFinite()) on the "
+                "builder stops at the step where that begins"
+            )
+    return "early stopping"

@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import BusyError, ConfigurationError, LoggerError, Paused, StateError
-from ..event import Notice, RunOpened, Status, StatusChanged, steps_before
+from ..artifacts import Artifacts, Checkpoints
+from ..errors import BusyError, CheckpointError, LoggerError, Paused, StateError
+from ..event import Display, Event, Notice, RunOpened, StatusChanged
 from ..logger import History
+from ..store.hdf5_library import ends_before
+from .debugging import Debugging, Supplies
 from .driver import Driver
+from .early_stopping import why_ended
 from .loop import Why
+from .on_sets import OnSets
+from .places import after_training_step, steps_back
 from .position import Position, Split
+from .premises import Premises
 from .replica import Replica
 from .reports import RewindReport, StepReport
+from .shown import Shown
 from .state import State
 from .until import At, End, EpochDone, Steps, Until, When, as_position
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ..event import Status  # Jedi, which completes `learner.`, fails on a property that is a Literal
     from ..renderer.summary import Summary
 
 T = TypeVar("T")
-UseLoader = Callable[["Learner", Split, Any], None]
 
 _STATUS: dict[Why, Status] = {
     "budget": "paused",
     "pause": "paused",
+    "breakpoint": "paused",
     "stop": "stopped",
     "finished": "finished",
 }
@@ -40,7 +51,7 @@ _LAST_STEP = 10.0
 """Seconds that the interpreter's end waits for a background step."""
 
 
-class Learner:
+class Learner(Shown, Debugging, OnSets):
     """A model in training: run it, stop it anywhere, look at it, go back, go on.
 
     Build one with `LearnerBuilder`. Whatever stops training (a pause, an error, the end of a cell),
@@ -80,20 +91,25 @@ class Learner:
         replica: Replica,
         driver: Driver,
         opened: RunOpened,
-        use_loader: UseLoader,
+        supplies: Supplies,
         scheduler: Any,
-        require: Callable[[], None] | None = None,
+        premises: Premises,
+        opening: Callable[[Learner], str] = lambda learner: "",
     ) -> None:
         self._replica = replica
         self._driver = driver
         self._opened = opened
-        self._use_loader = use_loader
-        self._require = require or self._require_training_data
+        self._supplies = supplies
+        self._premises = premises
         self._announced = False
+        self._untold: list[Notice] = []
+        self._opening = opening
+        self._display: Display | None = None
         self._status: Status = "ready"
+        self.locals = {}
         self.scheduler = scheduler
         """The scheduler as it was given to `build`, or as its factory made it."""
-        weakref.finalize(self, _let_go, driver, replica)
+        ends_before(weakref.finalize(self, _let_go, driver, replica))
 
     # Train -------------------------------------------------------------------------------------------
 
@@ -118,11 +134,14 @@ class Learner:
         Raises:
             Paused: when Pause, the interrupt button or Ctrl-C was used.
         """
+        __tracebackhide__ = True  # tracebacks show the user's code; IPython leaves these frames out
 
         def work() -> Why:
+            __tracebackhide__ = True
             self._prepare(train, valid, epochs)
             return self._run_to_the_end()
 
+        self.show()
         return self._conclude(self._drive(work))
 
     def start(
@@ -136,6 +155,8 @@ class Learner:
 
         In a notebook, what the training prints stays with the cell that started it.
         """
+        if not self._driver.busy:
+            self.show()
         interrupted = self._driver.behind(lambda: self._prepare(train, valid, epochs), self._run_to_the_end)
         if interrupted:
             self.pause()
@@ -147,12 +168,13 @@ class Learner:
         Interrupting the wait pauses the training.
         """
         interrupted = False
-        try:
-            result = self._driver.wait()
-        except KeyboardInterrupt:
-            interrupted = True
-            self.pause()
-            result = self._driver.wait()
+        with self._blocking() as serve:
+            try:
+                result = self._driver.wait(serve)
+            except KeyboardInterrupt:
+                interrupted = True
+                self.pause()
+                result = self._driver.wait()
         why: Why | None = result()
         if interrupted or (why is None and self._status in ("paused", "failed")):
             why = "pause"
@@ -190,18 +212,21 @@ class Learner:
         `with learner.paused(): torch.save(learner.model.state_dict(), "now.pt")` saves one step's weights.
         """
         with self._driver.held():
+            self._replica.settle()
             yield self
 
     # Step --------------------------------------------------------------------------------------------
 
     def step(self, n: int = 1) -> StepReport:
         """Take n steps, of training or validation, whichever comes."""
+        __tracebackhide__ = True
         if n < 1:
             raise ValueError(f"step({n}): take at least one step; rewind(n) goes back")
         return self._move(lambda: Steps(n))
 
     def step_epoch(self) -> StepReport:
         """Go on to the end of the epoch that the learner stands in."""
+        __tracebackhide__ = True
         return self._move(lambda: EpochDone(self._replica.loop.position))
 
     def run_until(self, target: Callable[[Learner], bool] | Position | tuple[Any, ...]) -> StepReport:
@@ -211,20 +236,24 @@ class Learner:
         is `(epoch, step)` or `(epoch, split, step)`: `learner.run_until((3, 117))`,
         `learner.run_until((3, "valid", 0))`.
         """
+        __tracebackhide__ = True
         if callable(target):
             condition = target
             return self._move(lambda: When(lambda: bool(condition(self))))
         position = as_position(target)
         return self._move(lambda: At(position))
 
-    def rewind(self, n: int = 1, *, to: Position | tuple[Any, ...] | None = None) -> RewindReport:
+    def rewind(self, n: int = 1, *, to: Position | tuple[Any, ...] | int | None = None) -> RewindReport:
         """Take back n steps, or all steps after a position. Stepping on gives the same bits again.
 
-        `learner.rewind(3)`, `learner.rewind(to=(1, 5))`, `learner.rewind(to=(1, "valid", 0))`.
+        `learner.rewind(3)`, `learner.rewind(to=(1, 5))`, `learner.rewind(to=(1, "valid", 0))`; and by the
+        run's training steps, `learner.rewind(to=1200)`.
         """
         if n < 1:
             raise ValueError(f"rewind({n}): go back at least one step; step(n) goes forward")
-        target = None if to is None else as_position(to)
+        target: Position | int | None = None
+        if to is not None:
+            target = int(to) if type(to) is int else as_position(to)
         return self._drive(lambda: self._rewind(n, target))
 
     # State -------------------------------------------------------------------------------------------
@@ -240,11 +269,66 @@ class Learner:
         with self._driver.held():
             return self._replica.capture()
 
-    def restore(self, state: State) -> None:
-        """Stand exactly where `state` was captured; history and logs follow."""
-        if not isinstance(state, State):
-            raise StateError(f"restore() takes what capture() gave, not a {type(state).__name__}")
-        self._drive(lambda: self._restore(state))
+    def restore(self, state: State | int | str) -> None:
+        """Stand exactly where a state was captured, or a checkpoint saved; history and logs follow.
+
+        Args:
+            state: what `capture()` gave; or a checkpoint: an epoch's number, a label such as "3-117",
+                "latest" or "best".
+
+        Raises:
+            StateError: there is no such checkpoint, or it belongs to another model. Nothing has changed.
+            DamagedError: it is damaged. Nothing has changed.
+        """
+        if isinstance(state, State):
+            self._drive(lambda: self._restore(state))
+        elif isinstance(state, (int, str)):
+            self._drive(lambda: self._restore_checkpoint(state))
+        else:
+            raise StateError(
+                f"restore() takes what capture() gave, or the epoch or label of a checkpoint, not a "
+                f"{type(state).__name__}"
+            )
+
+    def save(self, *, wait: bool = True) -> str:
+        """Save a checkpoint of this very step; gives its label, for `restore` and `.checkpoint`.
+
+        It stays until somebody deletes it. Training that runs in the background is held for a moment.
+
+        Args:
+            wait: return only when it is on the disk. Otherwise it is written in the background, and an
+                error is raised by the next verb that trains, waits or saves.
+
+        Raises:
+            CheckpointError: it could not be written; training is as it was.
+        """
+        with self._driver.held():
+            self._enter(saves=True)
+            self._announce()
+            label = self._replica.keep("manual")
+            if wait:
+                self._replica.saving.wait()
+        return label
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """What is saved in the run's directory, in the order it was saved: shown as a table."""
+        return Checkpoints(self._replica.saving.checkpoints())
+
+    def look_for_checkpoints(self) -> Checkpoints:
+        """As `checkpoints`, before anything was trained; whoever writes there finishes first."""
+        self._premises.look_in()
+        return self.checkpoints
+
+    def moved_to(self, directory: os.PathLike[str]) -> None:
+        """The run's files lie elsewhere now, and it is over: a newer one has its directory."""
+        self._opened = replace(self._opened, directory=os.fspath(directory))
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """The run's directory as anybody sees it, also once this process is gone; read-only."""
+        self._replica.saving.close()
+        return Artifacts(self._opened.directory)
 
     @property
     def status(self) -> Status:
@@ -258,8 +342,18 @@ class Learner:
 
     @property
     def num_epochs(self) -> int:
-        """The last epoch's number."""
+        """The last epoch's number. Set it, while training runs too, to train more epochs or fewer."""
         return self._replica.loop.num_epochs
+
+    @num_epochs.setter
+    def num_epochs(self, number: int) -> None:
+        with self._driver.held():
+            loop = self._replica.loop
+            if number < loop.epoch - (loop.done == 0):
+                raise ValueError(f"num_epochs = {number}: the learner stands at {self.position} already")
+            loop.train_more(number - loop.epoch + 1)
+            if self._status == "finished" and not loop.finished:
+                self._set_status("paused")
 
     @property
     def history(self) -> History:
@@ -294,11 +388,11 @@ class Learner:
         """What the last step returned."""
         return self._replica.loop.output
 
-    def plot(self, metrics: Iterable[str] | None = None) -> Figure:
-        """The curves so far, as a matplotlib figure."""
+    def plot(self, metrics: str | Iterable[str] | None = None) -> Figure:
+        """The curves so far, as a matplotlib figure: of one metric, of several, or of all."""
         from ..renderer.figure import plot
 
-        chosen = None if metrics is None else list(metrics)
+        chosen = metrics if metrics is None or isinstance(metrics, str) else list(metrics)
         return plot(self.history, chosen, infos=self._opened.metrics)
 
     def summary(self) -> Summary:
@@ -320,7 +414,9 @@ class Learner:
     # Verbs, once nobody else drives ------------------------------------------------------------------
 
     def _drive(self, work: Callable[[], T]) -> T:
-        value, interrupted = self._driver.here(work)
+        __tracebackhide__ = True
+        with self._blocking():
+            value, interrupted = self._driver.here(work)
         if interrupted:  # it came when the work was as good as done
             raise Paused(str(self.position))
         return value
@@ -332,61 +428,76 @@ class Learner:
         data: tuple[tuple[Split, Any], ...] = (("train", train), ("valid", valid))
         for split, loader in data:
             if loader is not None:
-                self._use_loader(self, split, loader)
-        self._require()
+                self._supplies.use(self, split, loader)
+        self._supplies.require()
+        self._enter()  # here, so that `start` tells of it at once
         if epochs is not None:
             self._replica.loop.train_more(epochs)
 
-    def _require_training_data(self) -> None:
-        if "train" not in self._replica.loop.passes:
-            raise ConfigurationError(["there is nothing to train on: fit(train_loader, valid_loader)"])
-
     def _move(self, until: Callable[[], Until]) -> StepReport:
         """Take the steps of a bound that is made when nobody else can move the learner any more."""
-        return self._drive(lambda: self._moved(until))
+        __tracebackhide__ = True
+        return self._drive(partial(self._moved, until))  # a lambda would be a frame that tracebacks show
 
     def _moved(self, until: Callable[[], Until]) -> StepReport:
-        self._require()
+        __tracebackhide__ = True
+        self._supplies.require()
         loop = self._replica.loop
-        split, taken = loop.split, loop.taken
+        split, before = loop.split, self._measured_steps()
         why = self._run(until())
         if why == "pause":
             raise Paused(str(self.position))
-        steps = loop.taken - taken
+        steps = self._measured_steps() - before
         measured = self._replica.last_values() if steps else None
-        return StepReport(self.position, steps, *(measured or (split, {})), why=why)
+        reason = str(self.hit or "")
+        return StepReport(self.position, steps, *(measured or (split, {})), why=why, reason=reason)
 
-    def _rewind(self, n: int, target: Position | None) -> RewindReport:
-        here = self._replica.loop.position
+    def _measured_steps(self) -> int:
+        """Steps of training and validation that stand: none that was taken back, or again on the way."""
+        return sum(part.steps for part in self.history.snapshot())
+
+    def _rewind(self, n: int, target: Position | int | None) -> RewindReport:
+        if self._announced:  # else there is nothing to go back from
+            self._enter()
+        here, record = self._replica.loop.position, self.history.snapshot()
         if target is None:
-            target = self._steps_back(n)
+            target = steps_back(record, n)
+        elif isinstance(target, int):
+            target = after_training_step(record, target)
         if target > here:
             raise ValueError(f"rewind goes back, but {target} lies ahead of {here}; run_until goes there")
         report = self._replica.rewind(target)
         self._settle()
         return report
 
-    def _steps_back(self, n: int) -> Position:
-        walk = list(steps_before(self.history.snapshot(), n))
-        if not walk:
-            raise StateError(f"rewind({n}): no step was taken yet, so there is none to take back")
-        part, step = walk[-1]
-        return Position(part.epoch, part.split, step)
-
     def _restore(self, state: State) -> None:
+        self._enter()
         self._announce()
         self._replica.restore(state)
         self._settle()
 
+    def _restore_checkpoint(self, which: int | str) -> None:
+        self._premises.look_in()
+        self._replica.restore_checkpoint(which, self._go_on)
+        self._settle()
+
+    def _go_on(self) -> None:
+        self._enter(goes_on=True)
+        self._announce()
+
     def _settle(self) -> None:
-        """The status of wherever a jump led to."""
+        """The status of wherever a jump led to, and metrics that only what is restored there has logged."""
+        self._tell_logged()
         loop = self._replica.loop
+        if loop.output is None:  # no step was taken on the way: what is left is of one that never was
+            self.locals = {}
         start = loop.position.key == Position().key
         self._set_status("finished" if loop.finished else "ready" if start else "paused")
 
     # The one way into the loop, from whichever thread --------------------------------------------------
 
     def _run_to_the_end(self) -> Why:
+        __tracebackhide__ = True
         over = self._replica.loop.finished
         why = self._run(End())
         if over:
@@ -394,6 +505,8 @@ class Learner:
         return why
 
     def _run(self, until: Until) -> Why:
+        __tracebackhide__ = True
+        self._enter()
         try:
             self._announce()
             if not self._replica.loop.finished:
@@ -402,37 +515,58 @@ class Learner:
         except BaseException as error:
             self._fail(error)
             raise
-        if self._status != _STATUS[why]:
+        if why == "breakpoint":
+            self._tell_hit()
+        elif self._status != _STATUS[why]:
             self._set_status(_STATUS[why], self._why_over() if why == "finished" else "")
+        if why != "budget":  # between two steps taken by hand nobody waits for the disk
+            self._replica.keep_stop()
+            self._replica.saving.wait()
+        if why == "finished":
+            self._replica.saving.close()
         return why
+
+    def _enter(self, *, goes_on: bool = False, saves: bool = False) -> None:
+        """Before anything is written: a run that lies in the directory has to go first, unless this one
+        goes on with it; and a learner whose directory is another's by now goes no further."""
+        self._untold += self._premises.enter(self, goes_on=goes_on, saves=saves)
 
     def _announce(self) -> None:
         if not self._announced:
             self._announced = True
-            self._emit(replace(self._opened, num_epochs=self.num_epochs))
+            self._replica.sinks.open(replace(self._opened, num_epochs=self.num_epochs))
+            if told := self._opening(self):
+                self._untold.append(Notice(told, "warning"))
+        while self._untold:
+            self._emit(self._untold.pop(0))
 
     def _fail(self, error: BaseException) -> None:
         with suppress(LoggerError):  # it keeps the line until its disk takes it; the error at hand tells more
             self._set_status("paused" if isinstance(error, KeyboardInterrupt) else "failed", _reason(error))
+        if isinstance(error, (LoggerError, CheckpointError)):
+            return  # a disk that refuses has its cause removed first
+        with suppress(Exception):  # the state is safe in memory; a device that failed may not even give it
+            self._replica.keep_stop()
 
     def _set_status(self, status: Status, reason: str = "") -> None:
         self._status = status
         at = self.position
         self._emit(StatusChanged(status, at.epoch, at.split, at.step, at.total, reason))
 
-    def _emit(self, event: Notice | RunOpened | StatusChanged) -> None:
+    def _emit(self, event: Event) -> None:
         """Hand on what happens between runs. A failing logger is told of here and now: left for the
         loop to find, it would fail the next run, whose cause for it may be gone."""
         self._replica.sinks.emit(event)
 
     def _conclude(self, why: Why | None) -> nn.Module:
         """What a blocking verb ends with. The frame is short, so that a stored traceback holds little."""
-        if why == "pause":
-            raise Paused(str(self.position))
+        if why in ("pause", "breakpoint"):
+            raise Paused(str(self.position), str(self.hit or ""))
         return self.model
 
     def _why_over(self) -> str:
-        return "early stopping" if self._replica.loop.ended else ""
+        loop = self._replica.loop
+        return why_ended(loop.policies, loop.finals) if loop.ended else ""
 
     def _nothing_left(self) -> str:
         loop = self._replica.loop

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..errors import DataError
 from ..event import EpochEnded, Event, MetricBlock, SplitEnded, SplitStarted
 from ..metric import MetricGroup
+from .ambient import ambient_kept_on_error
 from .control import Control
 from .data.batch import count_samples
 from .data.cursor import Cursor
@@ -31,7 +32,7 @@ from .step.step import TrainingStep, ValidationStep
 from .step.update import Update
 from .until import Until
 
-Why = Literal["budget", "pause", "stop", "finished"]
+Why = Literal["budget", "pause", "breakpoint", "stop", "finished"]
 Finals = Mapping[tuple[Split, str], float]
 
 
@@ -62,6 +63,19 @@ class Boundary(Protocol):
 
     def allowance(self, position: Position) -> int:
         """The most steps the next block may take."""
+
+
+class Watcher(Protocol):
+    """Looks at every block before anybody is told of it, and may end the run there by an exception."""
+
+    late: Any
+    """What it found too late to go back to; the run ends at the next boundary."""
+
+    def allowance(self, position: Position) -> int:
+        """How many steps may be taken until it wants to be asked again."""
+
+    def judge(self, block: MetricBlock) -> None:
+        """A block was measured."""
 
 
 class Pace:
@@ -105,6 +119,7 @@ class Loop:
         self.num_epochs = num_epochs
         self.policies = tuple(policies)
         self.boundary: Boundary | None = None
+        self.watch: Watcher | None = None
         self.epoch = 1
         self.split: Split = "train"
         self.done = 0
@@ -117,12 +132,13 @@ class Loop:
         self.batch: Any = None
         """The batch of the last step, as the loader gave it."""
         self.output: Any = None
-        self.taken = 0
-        """Steps taken by this loop, replays included: for reports, never part of the state."""
         self.pace = Pace()
         self.breakable = True
-        """False while a replay puts things right: then a second interrupt raises in no step, and nobody
-        holds the loop still to look at places it only passes."""
+        """False while a replay puts things right: then a second interrupt raises in no step."""
+        self.passing = False
+        """True while it passes places where nobody is to hold it still and look."""
+        self.quiet = False
+        """True while a step is only looked at: nothing of it counts."""
         self._open = False
         self._read = 0
         """Steps of this split whose values were handed on."""
@@ -157,22 +173,26 @@ class Loop:
 
     def run(self, until: Until) -> Why:
         """Move until the bound, a request, or the end; say which it was."""
+        __tracebackhide__ = True
         while True:
             position = self.position
             if self.boundary is not None:
                 self.boundary.reached(position)
-            if request := self.control.take() if self.breakable else self.control.take_interrupt():
+            if request := self.control.take_interrupt() if self.passing else self.control.take():
                 return request
+            if self.watch is not None and self.watch.late is not None:
+                return "breakpoint"
             if self.finished:
                 return "finished"
             allowed = until.allowance(position)
             if allowed <= 0:
                 return "budget"
+            if self.watch is not None:
+                allowed = min(allowed, self.watch.allowance(position))
             if not self._open:
                 self._open_split()
             steps, ended = self._block(self._budget(allowed, position))
             until.took(steps)
-            self.taken += steps
             if ended:
                 self._close_split()
 
@@ -183,21 +203,24 @@ class Loop:
 
     def _block(self, budget: int) -> tuple[int, bool]:
         """Take up to `budget` steps, then hand their metric values on."""
+        __tracebackhide__ = True
         before = self.done
         started = perf_counter()
-        self.control.interruptible = self.breakable
-        try:
-            ended = self._steps(budget)
-        finally:
-            self.control.interruptible = False
+        with ambient_kept_on_error(self.current.step.device.type):
+            self.control.interruptible = self.breakable
+            try:
+                ended = self._steps(budget)
+            finally:
+                self.control.interruptible = False
         taken = self.done - before
         seconds = perf_counter() - started
         self.pace.took(taken, seconds)
-        self.flush(seconds)
+        self.flush(seconds, self.watch)
         return taken, ended
 
     def _steps(self, budget: int) -> bool:
         """The hot path; True when the split has no further batch."""
+        __tracebackhide__ = True
         current = self.current
         fetch, step, collect, control = (
             current.cursor.fetch,
@@ -257,14 +280,22 @@ class Loop:
         self.split, self.epoch, self.done, self._read = split, epoch, 0, 0
         self._open = False
 
-    def flush(self, seconds: float = 0.0) -> None:
-        """Read the block's values from the device and hand them on."""
+    def flush(self, seconds: float = 0.0, watch: Watcher | None = None) -> None:
+        """Read the block's values from the device and hand them on, unless the watch ends the run here."""
         first, self._read = self._read + 1, self.done
         count = self.done - first + 1
         if not count:
             return
         columns, texts = self.current.metrics.read()
-        self.emit(MetricBlock(self.epoch, self.split, first, count, self.iteration, columns, texts, seconds))
+        block = MetricBlock(self.epoch, self.split, first, count, self.iteration, columns, texts, seconds)
+        if watch is not None:
+            watch.judge(block)
+        self.emit(block)
+
+    def skip_validation(self) -> None:
+        """Leave a validation as if it were over, for somebody who will come back."""
+        self.current.cursor.drop()
+        self._go_to("train", self.epoch + 1)
 
     # Between runs ------------------------------------------------------------------------------------
 
@@ -327,6 +358,10 @@ class LoopContext:
     @property
     def steps_per_second(self) -> float:
         return self._loop.pace.rate
+
+    @property
+    def output(self) -> Any:
+        return self._loop.output
 
 
 def _why_nothing(split: Split, epoch: int, cursor: Cursor) -> str:

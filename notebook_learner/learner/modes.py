@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import nn
 
 from .position import Split
@@ -27,6 +30,20 @@ class Modes:
         else:
             self.remember()
             self.validated.eval()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Whatever is entered inside, every module comes out in the mode that it had."""
+        remembered = self._training
+        modes = {
+            module: module.training for root in (self.model, self.validated) for module in root.modules()
+        }
+        try:
+            yield
+        finally:
+            self._training = remembered
+            for module, training in modes.items():
+                module.training = training
 
     def remember(self) -> None:
         """Note which modules train, while the model is in training mode."""

@@ -5,15 +5,16 @@ A scheduler, early stopping and the loop capture themselves; what is here needs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
 
 from ..errors import StateError
-from ..metric import Metric, MetricGroup
+from ..metric import MetricGroup
 from .data.cursor import Cursor
-from .rng import Rng, capture_rng, restore_rng
+from .rng import Rng, capture_rng, check_rng, restore_rng
 from .state import clone
 from .step.update import Update
 
@@ -42,18 +43,33 @@ class RngPart:
         self._aside = capture_rng()
         self._running = False
 
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """For a run that leaves no trace: afterwards this stream and the live generators, which until the
+        first run are the same, are what they were."""
+        live, aside = capture_rng(), self._aside
+        self.enter()
+        try:
+            yield
+        finally:
+            self._running, self._aside = False, aside
+            restore_rng(live)
+
     def begin_with(self, state: Rng) -> None:
         """The stream of a seeded run, not touching the live generators."""
         self._aside = state
 
-    def capture(self) -> Rng:
-        return capture_rng() if self._running or self._aside is None else self._aside
+    def check(self, state: Any, /) -> None:
+        check_rng(state, "random stream")
+
+    def capture(self) -> Any:
+        return (capture_rng() if self._running or self._aside is None else self._aside).plain()
 
     def restore(self, state: Any, /) -> None:
         if self._running:
-            restore_rng(state)
+            restore_rng(Rng.of(state))
         else:
-            self._aside = state
+            self._aside = Rng.of(state)
 
 
 class WindowPart:
@@ -90,10 +106,11 @@ class MetricsPart:
         self.group = group
 
     def check(self, state: Any, /) -> None:
-        mine = {metric.name for metric in self.group.metrics if isinstance(metric, Metric)}
-        if mine != set(state["metrics"]):
+        mine = self.group.stateful - set(self.group.logged)  # those come and go with what the steps tell
+        saved = set(state["metrics"]) - set(state["logged"])
+        if mine != saved:
             raise StateError(
-                f"the state has the metrics {', '.join(sorted(state['metrics'])) or 'none'}, this learner "
+                f"the state has the metrics {', '.join(sorted(saved)) or 'none'}, this learner "
                 f"{', '.join(sorted(mine)) or 'none'}; register the same ones to go on inside an epoch"
             )
 

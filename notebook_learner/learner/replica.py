@@ -7,22 +7,34 @@ catches no signal and shows nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from time import perf_counter
 
-from ..errors import LoggerError, StateError
-from ..event import Event, FanOut, MetricBlock, Notice, Record, Rewound, cut, drift, rows
+from ..checkpoint.info import Kind
+from ..errors import BusyError, CheckpointError, LoggerError, StateError, StoreError
+from ..event import CheckpointSaved, Event, FanOut, MetricBlock, Notice, Record, Rewound, cut, drift, rows
 from ..logger import History
 from .failure import explain, release_device_memory, stage_of, what_moved
+from .holding import hold
 from .loop import Loop, Why
 from .parts import RngPart
 from .position import Position, Split
 from .reports import RewindReport
-from .state import Checks, Part, State
+from .saving import Saving
+from .snapshot import Snapshots
+from .soundness import check_sound
+from .state import Checks, Large, Part, State
+from .teaching import teach
 from .timeline import Timeline
 from .until import FAR, At, Until
+from .watch import Again, Hit, Reached, Watch
 
-Save = Callable[[int, State], None]
-"""Keeps the state that epoch k ended with."""
+_BLAMED = 3
+"""How many steps back the cause of a hit may lie."""
+_WRITES_ITSELF = (
+    "the training step writes to parameters outside the optimizer, so they cannot be copied while it runs; a "
+    "copy was thrown away, and from now on training waits for them"
+)
 
 
 class Replica:
@@ -36,7 +48,7 @@ class Replica:
         timeline: Timeline,
         history: History,
         sinks: FanOut,
-        save: Save | None = None,
+        saving: Saving,
     ) -> None:
         self.loop = loop
         self.parts = dict(parts)
@@ -44,9 +56,15 @@ class Replica:
         self.timeline = timeline
         self.history = history
         self.sinks = sinks
-        self.save = save
+        self.saving = saving
+        self.watch = Watch(loop, self._way_back)
+        self.hit: Hit | None = None
+        """The breakpoint that stopped the last run."""
+        self.snapshots = Snapshots(loop.update.optimizer)
+        self._on_this_line: dict[str, Position] = {}
+        """Checkpoints that the run has come by: others belong to steps that were taken back."""
+        self._soon: State | None = None
         self._failure: LoggerError | None = None
-        self._saved_epoch = 0
         loop.boundary = self
         loop.emit = self.emit
 
@@ -54,17 +72,24 @@ class Replica:
 
     def run(self, until: Until) -> Why:
         """Move until the bound, a request or the end. An error leaves the replica before its step."""
+        __tracebackhide__ = True
         self.rng.enter()
         self.loop.look_around()
         self.timeline.wanted = True
+        self.hit = None
         try:
-            return self.loop.run(until)
-        except LoggerError:  # raised at a boundary: there is nothing to take back
+            why = self._watched(until)
+            return why if self.watch.late is None else self._stopped(self.watch.late)
+        except Reached as reached:
+            return self._stop_before(reached.hit)
+        except (LoggerError, CheckpointError):  # raised at a boundary: there is nothing to take back
             raise
         except BaseException as error:
             self._take_back(error)
             raise
         finally:
+            self.settle()
+            self.snapshots.tidy()
             self.rng.leave()
             self.loop.modes.remember()
 
@@ -73,13 +98,66 @@ class Replica:
         parts = {name: part.capture() for name, part in self.parts.items()}
         return State(self.loop.position, parts, self.history.snapshot())
 
+    def settle(self) -> None:
+        """Before anybody touches the weights: the copy that is being made of them is whole, or void."""
+        self.snapshots.settle()
+        state, self._soon = self._soon, None
+        if state is not None and not state.ready():
+            self.timeline.keyframes = [kept for kept in self.timeline.keyframes if kept is not state]
+            self.emit(Notice(_WRITES_ITSELF, "warning"))
+
     def restore(self, state: State, reason: str = "restored") -> None:
         """Stand exactly where the state was captured; history and logs follow."""
-        self._put_back(state)
-        if self._rewrite(state.record, reason):
-            self.timeline.forget_after(state.position)
-        else:
-            self.timeline.start_over(state)
+        self.put_back(state)
+        self._stand_at(state, reason)
+
+    def restore_checkpoint(self, which: int | str, opening: Callable[[], None] = lambda: None) -> None:
+        """Stand where a checkpoint was saved. It comes from a file: it may fit in shape and yet be no
+        state, and then everything is put back as it was.
+
+        Args:
+            which: its epoch or label.
+            opening: called once it is known to fit, before anybody is told.
+        """
+        state, logged = self.saving.load(which)
+        before, known = self.capture(), self.history.snapshot()
+        try:
+            self._require_sound(state, before)
+            self.put_back(state)
+            opening()
+            if not known:  # another process measured this; its logs are to be cut, not rewritten
+                self.history.restore(logged)
+            self._stand_at(state, f"checkpoint {which}")
+        except Exception as error:
+            self.put_back(before)
+            self.history.restore(known)
+            if isinstance(error, (StateError, StoreError, BusyError, LoggerError)):
+                raise
+            raise StateError(
+                f"checkpoint {which} fits in shape, but cannot be restored: {error!r}"
+            ) from error
+
+    def _require_sound(self, state: State, mine: State) -> None:
+        """Raise where a state from a file is none of this run's."""
+        totals: dict[str, int | None] = {split: each.cursor.total for split, each in self.loop.passes.items()}
+        self._check_fit(state)
+        check_sound(state, mine, totals)
+
+    def stand_anew(self) -> None:
+        """A person changed something at this boundary: no earlier keyframe leads on from here."""
+        started = perf_counter()
+        state = self.capture()
+        self._keep(state, perf_counter() - started)
+
+    def keep(self, kind: Kind) -> str:
+        """Hand the state of this boundary to the store; its label there."""
+        assert self.saving.store is not None
+        return self.saving.store.keep(self.capture(), kind)
+
+    def keep_stop(self) -> None:
+        """The run stands still for longer: keep the state, where that is wanted."""
+        if not self.loop.finished and self.saving.due_at_pause(self.loop.position):
+            self.saving.take_auto(self.capture())
 
     def rewind(self, target: Position) -> RewindReport:
         """Go back to a position: the nearest keyframe, then forward again in silence."""
@@ -97,13 +175,15 @@ class Replica:
         reached = self.loop.position
         self._rewrite(_cut(self.history.snapshot(), reached), f"rewound from {start}")
         self.timeline.forget_after(reached)
-        return RewindReport(start, reached, replay.steps, replay.gap)
+        self.watch.forget_after(reached)
+        return RewindReport(start, reached, replay.steps, replay.gap, replay.differs_at)
 
     def let_go(self) -> None:
         """Nobody holds the learner any more: end worker processes now. Left to the garbage collector,
         their queues may be gone before they are told to end, and each costs it five seconds."""
         for each in self.loop.passes.values():
             each.cursor.close()
+        self.saving.close()  # a writer that the interpreter's end cuts off would take it along
 
     @property
     def shown_position(self) -> Position:
@@ -130,6 +210,13 @@ class Replica:
         }
         return block.split, values
 
+    def _stand_at(self, state: State, reason: str) -> None:
+        self.watch.forget_after(state.position)
+        if self._rewrite(state.record, reason):
+            self.timeline.forget_after(state.position)
+        else:
+            self.timeline.start_over(state)
+
     # The loop's boundary -----------------------------------------------------------------------------
 
     def reached(self, position: Position) -> None:
@@ -137,32 +224,50 @@ class Replica:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        if self._epoch_to_save(position):
-            if self.save is not None:
-                self.save(position.epoch - 1, self.capture())
-            self._saved_epoch = position.epoch - 1
-        if self.timeline.due(position):
-            self._keep(position)
+        self.saving.check()
+        self.snapshots.tidy()
+        save, keyframe = self.saving.due(position), self.timeline.due(position)
+        if save or keyframe:
+            started = perf_counter()
+            state = self._capture_soon()
+            seconds = perf_counter() - started
+            if save:
+                self.saving.take(state)
+            if keyframe:
+                self._keep(state, seconds)
+        self.watch.refresh()  # after the keyframe: how closely it looks depends on the way back
 
     def allowance(self, position: Position) -> int:
         """How far the loop may go before it asks again."""
-        return self.timeline.allowance(position)
+        return min(self.timeline.allowance(position), self.saving.allowance(position))
 
     def emit(self, event: Event) -> None:
         """Hand an event on. A failing logger has kept it; training ends at the next boundary."""
+        if isinstance(event, CheckpointSaved):
+            self._note_checkpoint(event)
         try:
             self.sinks.emit(event)
         except LoggerError as failure:
             self._failure = failure
 
-    def _epoch_to_save(self, position: Position) -> bool:
-        at_start = position.split == "train" and position.step == 0
-        return at_start and position.epoch - 1 > self._saved_epoch
+    def _capture_soon(self) -> State:
+        """As `capture`, but large tensors are copied while the next step computes. Whoever reads them
+        asks `state.ready()` first."""
+        if self.saving.hurried:
+            return self.capture()
+        self.settle()
+        copy = self.snapshots.begin()
+        parts = {
+            name: part.capture(copy) if isinstance(part, Large) else part.capture()
+            for name, part in self.parts.items()
+        }
+        pending = self.snapshots.go()
+        self._soon = State(self.loop.position, parts, self.history.snapshot(), pending.wait)
+        return self._soon
 
-    def _keep(self, position: Position) -> None:
-        started = perf_counter()
+    def _keep(self, state: State, seconds: float) -> None:
         told = self.timeline.too_large
-        self.timeline.add(self.capture(), perf_counter() - started)
+        self.timeline.add(state, seconds)
         if self.timeline.too_large and not told:
             self.emit(
                 Notice(
@@ -175,56 +280,167 @@ class Replica:
 
     # Going back --------------------------------------------------------------------------------------
 
+    @property
+    def reach(self) -> Position:
+        """The earliest place that the run can go back to."""
+        held = [state.position for state in self.timeline.keyframes]
+        kept = {info.label for info in self.saving.kept() if info.exact and not info.damage}
+        saved = [at for label, at in self._on_this_line.items() if label in kept]
+        return min([*held, *saved, self.loop.position])
+
     def _keyframe_for(self, target: Position) -> State:
-        keyframe = self.timeline.nearest(target)
+        """In memory, or else a checkpoint on the disk."""
+        self.settle()
+        keyframe = self.timeline.nearest(target) or self._checkpoint_before(target)
         if keyframe is None:
             reach = self.timeline.keyframes[0].position if self.timeline.keyframes else "none"
-            raise StateError(f"no keyframe at or before {target}; the earliest one held is: {reach}")
+            raise StateError(
+                f"no keyframe and no checkpoint at or before {target}; the earliest keyframe held is: {reach}"
+                ". .keyframes(memory=...) holds more, .with_file_checkpointer() keeps every epoch's"
+            )
         return keyframe
+
+    def _note_checkpoint(self, saved: CheckpointSaved) -> None:
+        ends_epoch = "-" not in saved.label
+        at = Position(saved.epoch + 1) if ends_epoch else Position(saved.epoch, saved.split, saved.step)
+        if at <= self.loop.position:  # else it is told of late, and taken back already
+            passes = [part for part in self.history.snapshot() if part.split == "train"]
+            before = sum(part.steps for part in passes if part.epoch < at.epoch)
+            trained = before + (at.step if at.split == "train" else 0)
+            self._on_this_line[saved.label] = at.at(at.step, trained)
+
+    def _checkpoint_before(self, target: Position) -> State | None:
+        """The last whole checkpoint of this run at or before a position."""
+        mine = [info for info in self.saving.checkpoints() if info.label in self._on_this_line]
+        found = [info for info in mine if info.exact and not info.damage and info.key <= target.key]
+        before = sorted(found, key=lambda info: info.key)
+        if not before:
+            return None
+        state, _ = self.saving.load(before[-1].label)
+        self._require_sound(state, self.capture())
+        return state
 
     def _return_to(self, target: Position, keyframe: State) -> Replay:
         """Go from a keyframe to a position in silence; nobody hears of it but the replay itself."""
         replay = Replay(self.history.snapshot())
-        self._put_back(keyframe)
-        self.loop.emit, self.loop.boundary, self.loop.breakable = replay.emit, replay, False
+        self.put_back(keyframe)
+        self.loop.emit, self.loop.boundary = replay.emit, replay
+        self.loop.breakable, self.loop.passing = False, True
         try:
             self.loop.run(At(target))
         finally:
-            self.loop.emit, self.loop.boundary, self.loop.breakable = self.emit, self, True
+            self.loop.emit, self.loop.boundary = self.emit, self
+            self.loop.breakable, self.loop.passing = True, False
         return replay
 
-    def _put_back(self, state: State) -> None:
+    def put_back(self, state: State) -> None:
+        """Make everything that a step can change what it was then; history and logs do not hear of it."""
+        self.settle()
+        self._check_fit(state)
+        for name, part in self.parts.items():
+            part.restore(state.parts[name])
+
+    def _check_fit(self, state: State) -> None:
+        """All checks first: a refused state changes nothing."""
         missing = [name for name in self.parts if name not in state.parts]
         if missing:
             raise StateError(
                 f"the state lacks {', '.join(missing)}; it was captured from a learner that was built "
                 "otherwise (with another precision, average, or without validation)"
             )
-        for name, part in self.parts.items():  # all checks first: a refused state changes nothing
+        for name, part in self.parts.items():
             if isinstance(part, Checks):
                 part.check(state.parts[name])
-        for name, part in self.parts.items():
-            part.restore(state.parts[name])
 
     def _rewrite(self, record: Record, reason: str) -> bool:
         """Make history and logs hold exactly this record, and tell everybody; whether that was a cut,
         so that the run still stands on the line it came along."""
-        splits, steps = self.history.restore(record)
         position = self.loop.position
-        self._saved_epoch = position.epoch - 1
+        if self.saving.is_ahead(position):
+            self._keep_first(State(position, self.capture().parts, record))
+        self._on_this_line = {label: at for label, at in self._on_this_line.items() if at <= position}
+        splits, steps = self.history.restore(record)
+        self.saving.stands_at(position)
         self.emit(Rewound(position.epoch, position.split, position.step, record, splits, steps, reason))
         rest = record[splits:]
         return not rest or (len(rest) == 1 and rest[0].steps == steps)
+
+    def _keep_first(self, state: State) -> None:
+        """Before logs are cut behind the newest checkpoint: a newer one, of where the run stands now."""
+        try:
+            self.saving.take_auto(state)
+            self.saving.wait()
+        except CheckpointError as error:
+            self.emit(Notice(f"standing back at {state.position}, but not on the disk: {error}", "warning"))
+
+    # At a breakpoint ---------------------------------------------------------------------------------
+
+    def _way_back(self, target: Position) -> bool:
+        """Whether the run can stand at an earlier step of the pass it is in."""
+        return self.loop.current.cursor.walks_again and self.timeline.nearest(target) is not None
+
+    def _watched(self, until: Until) -> Why:
+        __tracebackhide__ = True
+        self.watch.careful = False
+        while True:
+            try:
+                with self.watch.during():
+                    return self.loop.run(until)
+            except Again as again:
+                # The block was told to nobody, and the bound has not counted it.
+                self.settle()
+                self._go_back_to(again.start)
+                self.watch.forget_after(again.start)
+                self.watch.careful = True
+
+    def _stop_before(self, hit: Hit) -> Why:
+        """Stand before the update of the step that hit, or after a step of validation."""
+        self.settle()
+        loop, condition = self.loop, hit.breakpoint.condition
+        loop.control.clear()
+        if hit.moved and not self._way_back(hit.position):
+            self._stay(hit.position, "backward")
+            lost = what_moved("backward", loop.current.cursor.walks_again)
+            return self._stopped(replace(hit, text=f"{hit.text} ({lost})".lstrip()))
+        if hit.moved:
+            self._go_back_to(hit.position)
+        for _ in range(_BLAMED):
+            why = condition.blame(loop.update.model) if hit.before and loop.done else ""
+            before = loop.position.at(loop.done - 1, loop.iteration - 1)
+            if not why or not self._way_back(before):
+                break
+            hit = replace(hit, position=before, text=why)
+            self._go_back_to(before)
+        if hit.before:
+            more = hold(loop, self.parts, condition)
+            hit = replace(hit, text="; ".join(part for part in (hit.text, more) if part))
+        return self._stopped(hit)
+
+    def _go_back_to(self, target: Position) -> None:
+        keyframe = self.timeline.nearest(target)
+        assert keyframe is not None
+        replay = self._return_to(target, keyframe)
+        self._settle(replay, "back to the step that hit a breakpoint")
+        self.timeline.forget_after(target)
+
+    def _stopped(self, hit: Hit) -> Why:
+        hit.breakpoint.hit()
+        self.hit = hit
+        self.watch.forget_after(hit.position)
+        self.watch.stood = self.loop.position.key
+        return "breakpoint"
 
     # After an error ----------------------------------------------------------------------------------
 
     def _take_back(self, error: BaseException) -> None:
         """Stand before the step that failed, with everything as it was."""
+        self.settle()
         loop = self.loop
         target, step = loop.position, loop.current.step
         failed = loop.batch  # the batch at hand; the replay ends on the one before
         loop.output = None
         loop.control.clear()
+        teach(error, failed, stage_of(error, step.stage))  # reads the frames that are cleared next
         release_device_memory(error, step.device)
         keyframe = self.timeline.nearest(target) if loop.current.cursor.walks_again else None
         if keyframe is None:
@@ -243,14 +459,14 @@ class Replica:
         self._settle(replay)
         explain(error, loop.position, replay.verdict(target, loop.position))
 
-    def _settle(self, replay: Replay) -> None:
+    def _settle(self, replay: Replay, reason: str = "after an error") -> None:
         """The record may hold more than was committed (a split whose end failed) or less (steps since
         the last block was handed on): make it hold just what was."""
         reached = self.loop.position
         known = self.history.snapshot()
         exact = _cut(known, reached)
         if _shape(exact) != _shape(known):
-            self._rewrite(exact, "after an error")
+            self._rewrite(exact, reason)
         for block in replay.beyond(exact, reached):
             self.emit(block)
 
@@ -263,7 +479,7 @@ class Replica:
             self.loop.current.cursor.stand_at(target.step)
 
     def _fall_back(self, keyframe: State) -> None:
-        self._put_back(keyframe)
+        self.put_back(keyframe)
         self._rewrite(_cut(self.history.snapshot(), keyframe.position), "after an error")
 
 
@@ -275,6 +491,8 @@ class Replay:
         self.blocks: list[MetricBlock] = []
         self.steps = 0
         self.gap = 0.0
+        self.differs_at: Position | None = None
+        """After which step the first other value was measured."""
 
     def emit(self, event: Event) -> None:
         """Take what a replayed block measured."""
@@ -312,7 +530,10 @@ class Replay:
             if first <= last:
                 mine = rows(block, first - block.first, last - block.first + 1)
                 theirs = rows(old, first - old.first, last - old.first + 1)
-                self.gap = max(self.gap, drift(mine, theirs))
+                gap, row = drift(mine, theirs)
+                self.gap = max(self.gap, gap)
+                if row is not None and self.differs_at is None:
+                    self.differs_at = Position(block.epoch, block.split, first + row)
 
 
 def _cut(record: Record, position: Position) -> Record:

@@ -13,7 +13,8 @@ class StepReport:
     """What `step`, `step_epoch` and `run_until` did.
 
     `values` are the metrics of the last step taken, and `split` says which split it was in. `why` says
-    what ended it: "budget" (it went as far as asked), "stop" or "finished".
+    what ended it: "budget" (it went as far as asked), "breakpoint" (`reason` says which, and what it found),
+    "stop" or "finished".
 
     >>> StepReport(Position(1, "train", 3, total=5), 2, "train", {"Loss": 0.25})
     2 steps taken, now at epoch 1, train, step 3 of 5; train: Loss 0.25
@@ -24,17 +25,24 @@ class StepReport:
     split: str
     values: Mapping[str, float] = field(default_factory=dict)
     why: str = "budget"
+    reason: str = ""
 
     def __str__(self) -> str:
         if self.why == "finished" and not self.steps:
             return f"no step taken: training is finished, at {self.position}; fit(epochs=n) trains n more"
         values = ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
-        return f"{_steps(self.steps)} taken, {self._now()} {self.position}" + (
-            f"; {self.split}: {values}" if values else ""
+        return (
+            f"{_steps(self.steps)} taken, {self._now()} {self.position}"
+            + (f"; {self.split}: {values}" if values else "")
+            + (f"; {self.reason}" if self.reason else "")
         )
 
     def _now(self) -> str:
-        return {"stop": "stopped at", "finished": "training is finished, at"}.get(self.why, "now at")
+        return {
+            "breakpoint": "stopped before the next update, at",
+            "stop": "stopped at",
+            "finished": "training is finished, at",
+        }.get(self.why, "now at")
 
     __repr__ = __str__
 
@@ -44,7 +52,7 @@ class RewindReport:
     """What `rewind` did: where from, where to, and whether the way back gave the same bits.
 
     `replayed` steps were taken again from the nearest keyframe; `drift` is the largest difference
-    between what they measured and what had been recorded.
+    between what they measured and what had been recorded, `differs_at` where the first one was.
 
     >>> RewindReport(Position(1, "train", 5), Position(1, "train", 3, total=5), 3, 0.0)
     rewound to epoch 1, train, step 3 of 5 (3 steps replayed, exact)
@@ -54,6 +62,7 @@ class RewindReport:
     position: Position
     replayed: int
     drift: float
+    differs_at: Position | None = None
 
     @property
     def exact(self) -> bool:
@@ -61,7 +70,8 @@ class RewindReport:
         return self.drift == 0
 
     def __str__(self) -> str:
-        how = "exact" if self.exact else f"but the replay drifted by {self.drift:.3g}"
+        first = "" if self.differs_at is None else f", first at {self.differs_at}"
+        how = "exact" if self.exact else f"but the replay drifted by {self.drift:.3g}{first}"
         return f"rewound to {self.position} ({_steps(self.replayed)} replayed, {how})"
 
     __repr__ = __str__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from ..errors import StateError
 
 _MASK = (1 << 64) - 1
 
@@ -23,6 +25,18 @@ class HostRng:
     numpy: dict[str, Any]
     torch: Tensor
 
+    def plain(self) -> dict[str, Any]:
+        """As a dict of what a checkpoint can hold; Python's 625 numbers as one array."""
+        version, numbers, gauss = self.python
+        python = (version, np.array(numbers, dtype=np.uint32), gauss)
+        return {"python": python, "numpy": self.numpy, "torch": self.torch}
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> HostRng:
+        """From `plain()`."""
+        version, numbers, gauss = state["python"]
+        return HostRng((version, tuple(numbers.tolist()), gauss), state["numpy"], state["torch"])
+
 
 @dataclass(frozen=True, slots=True)
 class Rng:
@@ -31,6 +45,15 @@ class Rng:
     host: HostRng
     cuda: tuple[Tensor, ...] = ()
     mps: Tensor | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As a dict of what a checkpoint can hold."""
+        return {"host": self.host.plain(), "cuda": self.cuda, "mps": self.mps}
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> Rng:
+        """From `plain()`."""
+        return Rng(HostRng.of(state["host"]), tuple(state["cuda"]), state["mps"])
 
 
 def capture_host() -> HostRng:
@@ -59,6 +82,21 @@ def restore_rng(state: Rng) -> None:
         torch.cuda.set_rng_state_all(list(state.cuda))
     if state.mps is not None:
         torch.mps.set_rng_state(state.mps)
+
+
+def check_rng(state: Mapping[str, Any], what: str) -> None:
+    """Raise a StateError where a state from a file is none that the generators would take."""
+    try:
+        check_host(Rng.of(state).host)
+    except Exception as refused:
+        raise StateError(f"the {what} of this state is no state of random generators: {refused}") from refused
+
+
+def check_host(state: HostRng) -> None:
+    """Try it on generators that nobody uses."""
+    random.Random().setstate(state.python)
+    np.random.RandomState().set_state(state.numpy)
+    torch.Generator().set_state(state.torch)
 
 
 def mix(*numbers: int) -> int:

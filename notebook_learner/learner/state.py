@@ -6,8 +6,9 @@ what-if that leaves nothing behind.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -30,6 +31,18 @@ class Part(Protocol):
         """Make the live one equal to a captured value."""
 
 
+Copy = Callable[[Tensor], Tensor]
+"""How a tensor is copied to the host: at once, or by the time that somebody needs it."""
+
+
+class Large(ABC):
+    """A part whose tensors are copied in a way of the caller's choice."""
+
+    @abstractmethod
+    def capture(self, copy: Copy, /) -> Any:
+        """Its value now; tensors that a forward pass can change are copied at once all the same."""
+
+
 @runtime_checkable
 class Checks(Protocol):
     """A part that can tell beforehand whether a captured value fits."""
@@ -49,38 +62,55 @@ class State:
     position: Position
     parts: Mapping[str, Any]
     record: Record = field(default=(), repr=False)
-    nbytes: int = field(init=False)
-    """The memory its tensors take."""
+    ready: Callable[[], bool] = field(default=lambda: True, repr=False, compare=False)
+    """Waits for a copy that is still being made; False where it failed and the state is void."""
+    _counted: int | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "nbytes", sum(tensor.nbytes for tensor in tensors_in(self.parts)))
+    @property
+    def nbytes(self) -> int:
+        """The memory its tensors take; a tied one counts once. Counted when it is first asked for: a
+        boundary that only writes a checkpoint does not."""
+        if self._counted is None:
+            tensors = {id(tensor): tensor for tensor in tensors_in(self.parts)}
+            object.__setattr__(self, "_counted", sum([tensor.nbytes for tensor in tensors.values()]))
+        return self._counted or 0
 
     def __repr__(self) -> str:
         return f"State({self.position}; {', '.join(self.parts)}; {self.nbytes / 1e6:.1f} MB)"
 
 
-def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """All tensors of a nested value."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from tensors_in(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from tensors_in(value)
+def tensors_in(tree: Any) -> list[Tensor]:
+    """All tensors of a nested value. Nothing is done for each number of a list: a state holds thousands."""
+    found: list[Tensor] = []
+    waiting: list[Any] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Tensor):
+            found.append(node)
+        elif isinstance(node, Mapping):
+            waiting += node.values()
+        elif isinstance(node, (list, tuple)) and not _NUMBERS.issuperset(map(type, node)):
+            waiting += node
+    return found
 
 
-def clone(tree: Any) -> Any:
+_NUMBERS = {int, float, bool}
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy on the host. The memory format is kept: a channels-last weight comes back as one."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def clone(tree: Any, copy: Copy = copied) -> Any:
     """A copy on the host that shares nothing with the original; other objects are deep-copied."""
     if isinstance(tree, Tensor):
-        # The memory format is kept, so that a channels-last weight comes back as one.
-        return tree.detach().to("cpu", copy=True)
+        return copy(tree)
     if isinstance(tree, dict):
-        return {key: clone(value) for key, value in tree.items()}
+        return {key: clone(value, copy) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
-        return type(tree)(clone(value) for value in tree)
-    return copy.deepcopy(tree)
+        return type(tree)(clone(value, copy) for value in tree)
+    return deepcopy(tree)
 
 
 def put(saved: Any, live: Any, device: torch.device) -> Any:
@@ -98,23 +128,28 @@ def put(saved: Any, live: Any, device: torch.device) -> Any:
         return {key: put(value, present.get(key), device) for key, value in saved.items()}
     if isinstance(saved, list):
         return [put(value, None, device) for value in saved]
-    return copy.deepcopy(saved)
+    return deepcopy(saved)
 
 
-class ModelPart:
-    """Parameters and buffers, the non-persistent ones too: a step can change those as well."""
+class ModelPart(Large):
+    """Parameters and buffers, the non-persistent ones too: a step can change those as well. A tied
+    parameter has all its names, and one captured tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def _tensors(self) -> dict[str, Tensor]:
-        return {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+    def _parameters(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters(remove_duplicate=False))
 
-    def capture(self) -> dict[str, Any]:
-        return {
-            "tensors": {name: clone(tensor) for name, tensor in self._tensors().items()},
-            "extra": {name: clone(extra) for name, extra in self._extra_states()},
-        }
+    def _buffers(self) -> dict[str, Tensor]:
+        return dict(self.model.named_buffers(remove_duplicate=False))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**self._parameters(), **self._buffers()}
+
+    def capture(self, copy: Copy = copied, /) -> dict[str, Any]:
+        tensors = {**_copied_once(self._parameters(), copy), **_copied_once(self._buffers(), copied)}
+        return {"tensors": tensors, "extra": {name: clone(extra) for name, extra in self._extra_states()}}
 
     def check(self, state: Any, /) -> None:
         _check_same(state["tensors"], self._tensors())
@@ -126,12 +161,18 @@ class ModelPart:
             for name, tensor in live.items():
                 tensor.copy_(saved[name])
         for name, extra in state["extra"].items():
-            self.model.get_submodule(name).set_extra_state(copy.deepcopy(extra))
+            self.model.get_submodule(name).set_extra_state(deepcopy(extra))
 
     def _extra_states(self) -> Iterator[tuple[str, Any]]:
         for name, module in self.model.named_modules():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 yield name, module.get_extra_state()
+
+
+def _copied_once(live: Mapping[str, Tensor], copy: Copy) -> dict[str, Tensor]:
+    """Each tensor's copy, under all of its names."""
+    copies = {id(tensor): copy(tensor) for tensor in {id(t): t for t in live.values()}.values()}
+    return {name: copies[id(tensor)] for name, tensor in live.items()}
 
 
 def _check_same(saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> None:
@@ -146,7 +187,7 @@ def _check_same(saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> None
         raise StateError("the state belongs to another model:\n" + "\n".join(f"  - {line}" for line in wrong))
 
 
-class OptimizerPart:
+class OptimizerPart(Large):
     """An optimizer's groups and per-parameter state.
 
     `Optimizer.load_state_dict` casts state to the parameter's dtype, which is not exact for a bf16
@@ -161,7 +202,7 @@ class OptimizerPart:
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def capture(self) -> dict[str, Any]:
+    def capture(self, copy: Copy = copied, /) -> dict[str, Any]:
         if self._asked:
             return {"own": clone(self.optimizer.state_dict())}
         state = self.optimizer.state
@@ -171,7 +212,7 @@ class OptimizerPart:
                 for group in self.optimizer.param_groups
             ],
             "sizes": [len(group["params"]) for group in self.optimizer.param_groups],
-            "state": [_take_moments(state[p]) if p in state else None for p in self._parameters()],
+            "state": [_take_moments(state[p], copy) if p in state else None for p in self._parameters()],
             "shared": {key: clone(value) for key, value in state.items() if not isinstance(key, Tensor)},
         }
 
@@ -187,7 +228,7 @@ class OptimizerPart:
 
     def restore(self, state: Any, /) -> None:
         if self._asked:
-            self.optimizer.load_state_dict(copy.deepcopy(state["own"]))
+            self.optimizer.load_state_dict(deepcopy(state["own"]))
             return
         self.check(state)
         self._restore_groups(state["groups"])
@@ -207,14 +248,14 @@ class OptimizerPart:
         for parameter, saved in zip(self._parameters(), state["state"], strict=True):
             if saved is not None:
                 live[parameter] = _put_moments(saved, old.get(parameter, {}), parameter.device)
-        live.update(copy.deepcopy(state["shared"]))
+        live.update(deepcopy(state["shared"]))
 
 
-def _take_moments(live: dict[str, Any]) -> dict[str, Any]:
+def _take_moments(live: dict[str, Any], copy: Copy) -> dict[str, Any]:
     """A parameter's optimizer state, and which of it lives on the host beside an accelerator's
     parameter: step counters do, unless the optimizer is `capturable` or `fused`."""
     host = [key for key, value in live.items() if isinstance(value, Tensor) and value.device.type == "cpu"]
-    return {"values": clone(live), "host": host}
+    return {"values": clone(live, copy), "host": host}
 
 
 def _put_moments(saved: dict[str, Any], live: dict[str, Any], device: torch.device) -> dict[str, Any]:

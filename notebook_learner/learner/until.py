@@ -49,6 +49,21 @@ class Steps:
         self.left -= steps
 
 
+class Trained(End):
+    """A number of training steps of the whole run, validations on the way not counted.
+
+    >>> Trained(10).allowance(Position(1, "train", 4, iteration=4))
+    6
+    """
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def allowance(self, position: Position) -> int:
+        left = max(0, self.iteration - position.iteration)
+        return left if position.split == "train" or not left else FAR
+
+
 class At(End):
     """A position: stop there, or at the first boundary after it.
 
@@ -88,7 +103,7 @@ class When(End):
         self._moved = True
 
 
-def as_position(target: Position | tuple[Any, ...]) -> Position:
+def as_position(target: Any) -> Position:
     """A position as people write it: a Position, an (epoch, step) in training, or an (epoch, split, step).
 
     >>> print(as_position((3, 117)))

@@ -6,31 +6,17 @@ none is reported as skipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from cuda_support import DEVICE, batches, on_device
 from torch import nn
 
 from notebook_learner import Learner, LearnerBuilder
 from notebook_learner.metric import Accuracy, CudaMetric, GradNorm, LearningRate, Loss
-
-DEVICE = "cuda:0"
-
-
-def batches(count: int) -> list[Any]:
-    source = torch.Generator().manual_seed(0)
-    return [
-        (torch.randn(32, 16, generator=source), torch.randint(0, 5, (32,), generator=source))
-        for _ in range(count)
-    ]
-
-
-def on_device(data: list[Any]) -> list[Any]:
-    return [(x.to(DEVICE), y.to(DEVICE)) for x, y in data]
 
 
 def build(directory: Path, **options: Any) -> Learner:
@@ -52,14 +38,6 @@ def build(directory: Path, **options: Any) -> Learner:
         .seed(7)
     )
     return builder.build(model, lambda p: torch.optim.Adam(p, lr=1e-2), None)
-
-
-@pytest.fixture
-def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -139,3 +117,35 @@ def test_the_cuda_metric_names_the_device_and_its_memory(tmp_path: Path) -> None
     learner.fit(batches(4))
     text = (tmp_path / "train" / "epoch-1" / "Cuda.log").read_text()
     assert "cuda:0" in text.lower() or "GB" in text or "Gb" in text
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_checkpoint_of_a_model_on_the_gpu_resumes_with_the_same_bits(
+    precision: str, deterministic: None, tmp_path: Path
+) -> None:
+    straight = build(tmp_path / "straight", precision=precision, window=2)
+    straight.fit(batches(8), batches(3))
+
+    first = build(tmp_path / "run", precision=precision, window=2)
+    first._prepare(batches(8), batches(3), None)
+    first.step(5)
+    label = first.save()
+
+    second = build(tmp_path / "run", precision=precision, window=2)
+    second._prepare(batches(8), batches(3), None)
+    second.restore(label)
+    second.fit()
+
+    assert next(second.model.parameters()).device == torch.device(DEVICE)
+    for name, tensor in straight.model.state_dict().items():
+        assert torch.equal(second.model.state_dict()[name], tensor), name
+
+
+def test_a_checkpoint_from_the_gpu_opens_where_there_is_none(tmp_path: Path) -> None:
+    learner = build(tmp_path)
+    learner._prepare(batches(8), None, None)
+    learner.step(3)
+    label = learner.save()
+    seen = learner.artifacts.state_dict(label)
+    for name, tensor in learner.model.state_dict().items():
+        assert seen[name].device.type == "cpu" and torch.equal(seen[name], tensor.cpu()), name

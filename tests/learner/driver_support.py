@@ -391,7 +391,7 @@ def assert_equals(learner: Learner, moment: Moment) -> None:
         for name, value in values.items():
             assert torch.equal(state[index][name], value), f"optimizer's {name} of parameter {index}"
     assert learner.optimizer.param_groups[0]["lr"] == moment.rate
-    assert torch.equal(learner.capture().parts["rng"].host.torch, moment.rng), "the random stream"
+    assert torch.equal(learner.capture().parts["rng"]["host"]["torch"], moment.rng), "the random stream"
     if any(gradient is not None for gradient in moment.gradients):
         for parameter, gradient in zip(learner.model.parameters(), moment.gradients, strict=True):
             assert parameter.grad is not None and gradient is not None

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 from torch.utils.data import DataLoader, Dataset
+from whole_catalogue import whole_catalogue
 
 from notebook_learner import Learner, LearnerBuilder
-from notebook_learner.metric import Accuracy, GradNorm, LearningRate, Loss
+from notebook_learner.metric import Accuracy, ConfusionMatrix, GradNorm, LearningRate, Loss
 
 EPOCHS = 2
 TRAIN, VALID, BATCH = 26, 10, 4  # 7 and 3 batches, both with a short last one
@@ -52,8 +53,10 @@ class Setup:
     ema: bool = False
     precision: str = "fp32"
     own_generator: bool = False
+    files: bool = False
+    catalogue: bool = False
 
-    def learner(self, directory: Path) -> Learner:
+    def learner(self, directory: Path, checkpoint: int | str | None = None) -> Learner:
         """A fresh learner, its model and the global generators at fixed seeds."""
         torch.manual_seed(3)
         np.random.seed(3)
@@ -80,6 +83,14 @@ class Setup:
             builder.clip_gradients(norm=0.5)
         if self.ema:
             builder.ema(0.9)
+        if self.files:
+            builder.with_file_checkpointer()
+        if self.catalogue:
+            known = {metric.name for metric in (Loss(), Accuracy())}
+            builder.metrics(*(metric for metric in whole_catalogue() if metric.name not in known))
+            builder.metric_train(ConfusionMatrix()).metric_valid(ConfusionMatrix())
+        if checkpoint is not None:
+            builder.checkpoint(checkpoint)
         return builder.build(
             model,
             torch.optim.Adam(model.parameters(), lr=0.02),

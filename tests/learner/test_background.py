@@ -305,9 +305,9 @@ def test_interrupting_the_wait_pauses_the_training(ends: bool, tmp_path: Path) -
     b.trouble.calls["forward"] = b.trouble.calls["valid_step"] = strike
     wait = b.learner._driver.wait
 
-    def announced() -> Callable[[], object]:
+    def announced(*meanwhile: Callable[[], None]) -> Callable[[], object]:
         waiting.set()
-        return wait()
+        return wait(*meanwhile)
 
     b.learner._driver.wait = announced  # type: ignore[method-assign]
     b.learner.start()
@@ -324,18 +324,18 @@ def test_interrupting_the_wait_pauses_the_training(ends: bool, tmp_path: Path) -
 
 def test_an_interrupt_during_start_pauses_what_was_started(tmp_path: Path) -> None:
     b = bench(tmp_path)
-    use = b.learner._use_loader
+    use = b.learner._supplies.use
 
     def interrupted(*args: object) -> None:
         signal.raise_signal(signal.SIGINT)
         use(*args)  # type: ignore[arg-type]
 
-    b.learner._use_loader = interrupted  # type: ignore[assignment]
+    b.learner._supplies.use = interrupted  # type: ignore[method-assign]
     with pytest.raises(Paused):
         b.learner.start(*loaders())
 
     assert not b.learner._driver.busy
-    b.learner._use_loader = use
+    b.learner._supplies.use = use  # type: ignore[method-assign]
     b.learner.fit()
     assert_ended_like(b, by_hand())
 

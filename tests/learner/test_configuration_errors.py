@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 from notebook_learner import ConfigurationError, LearnerBuilder, MemoryCheckpointer
+from notebook_learner.checkpoint import Hdf5Recorder, KeepBest, KeepLast
 from notebook_learner.metric import Accuracy, CpuMemory, CudaMetric, Loss, Metric
 
 
@@ -123,7 +126,7 @@ OPTIONS = {
     ),
     "no metric": (
         lambda b: b.metric_train("Accuracy"),
-        "'Accuracy' is no metric; subclass notebook_learner.metric.Metric",
+        "'Accuracy' is no metric; give one of notebook_learner.metric, such as Accuracy(), or subclass",
     ),
     "a metric's name": (
         lambda b: b.metric_train(Bad()),
@@ -155,12 +158,53 @@ OPTIONS = {
     ),
     "checkpoint without a checkpointer": (
         lambda b: b.checkpoint(3),
-        "checkpoint(3) needs somewhere to load from: add with_checkpointer(...); without one training "
-        "would start over with fresh weights",
+        "checkpoint(3) needs somewhere to load from: add with_file_checkpointer() or with_checkpointer(...); "
+        "without one training would start over with fresh weights",
     ),
     "a checkpoint of no epoch": (
         lambda b: b.checkpoint(0).with_checkpointer(MemoryCheckpointer()),
-        """checkpoint(0): give an epoch's number from 1, or "latest\"""",
+        """checkpoint(0): give an epoch's number from 1, a label such as "3-117", "latest" or "best\"""",
+    ),
+    "two ways to keep the epochs": (
+        lambda b: b.with_file_checkpointer().with_checkpointer(MemoryCheckpointer()),
+        "with_checkpointer(...) and with_file_checkpointer() both keep the epochs; keep one of them",
+    ),
+    "the class of a recorder": (
+        lambda b: b.with_file_checkpointer(Hdf5Recorder),
+        "with_file_checkpointer(Hdf5Recorder) is a class; give an instance: Hdf5Recorder()",
+    ),
+    "no recorder": (
+        lambda b: b.with_file_checkpointer("h5"),
+        "with_file_checkpointer('h5'): give a recorder, such as Hdf5Recorder()",
+    ),
+    "the class of a strategy": (
+        lambda b: b.with_file_checkpointer().with_checkpointing_strategy(KeepLast),
+        "with_checkpointing_strategy(KeepLast) is a class; give an instance, such as KeepLast(2)",
+    ),
+    "no strategy": (
+        lambda b: b.with_file_checkpointer().with_checkpointing_strategy(2),
+        "with_checkpointing_strategy(2): give a strategy, such as KeepLast(2)",
+    ),
+    "a strategy for no checkpoints": (
+        lambda b: b.with_checkpointing_strategy(KeepLast(2)),
+        "with_checkpointing_strategy(...) says what to keep of nothing; add with_file_checkpointer()",
+    ),
+    "the best by what is not measured": (
+        lambda b: b.with_file_checkpointer().with_checkpointing_strategy(KeepBest("AUROC")),
+        "KeepBest(metric='AUROC', split='valid', mode=None, n=1): no valid metric of that name; registered "
+        "are: Loss",
+    ),
+    "an autosave of no time": (
+        lambda b: b.autosave("soon"),
+        "autosave('soon'): 'soon' is no time; write '30 s', '10 min' or '2 h'",
+    ),
+    "an autosave of no steps": (
+        lambda b: b.autosave(0),
+        "autosave(0): give a number of training steps from 1, or a time such as '10 min'",
+    ),
+    "an autosave at once": (
+        lambda b: b.autosave(timedelta(0)),
+        "autosave(datetime.timedelta(0)): give a time above zero",
     ),
     "a checkpoint after the end": (
         lambda b: b.checkpoint(5).num_epochs(3).with_checkpointer(MemoryCheckpointer()),
@@ -328,7 +372,7 @@ OPTIMIZERS = {
     "another model's": (
         lambda model: adam(net()),
         "4 of the optimizer's 4 parameters are not the model's; was it made for another model, or before the "
-        "model was copied?",
+        "model was copied or a layer of it replaced? make it from model.parameters()",
     ),
     "one that walks the batch": (
         lambda model: torch.optim.LBFGS(model.parameters()),

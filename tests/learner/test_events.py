@@ -51,9 +51,8 @@ def learner(tmp_path: Path, tape: Tape, **options: Any) -> Learner:
         .renderer("silent")
         .with_application_logger(False)
     )
-    return builder.build(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), None, options.get("train", BATCHES), BATCHES
-    )
+    train, valid = options.get("train", BATCHES), list(BATCHES)  # the very same list would be remarked on
+    return builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, train, valid)
 
 
 def joined(told: list[str]) -> list[str]:

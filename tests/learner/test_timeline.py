@@ -167,6 +167,6 @@ def test_a_place_before_every_keyframe_is_refused_by_name(tmp_path: Path) -> Non
     learner.step(3)
     learner.step(3)
     learner._replica.timeline.keyframes = learner._replica.timeline.keyframes[-1:]
-    with pytest.raises(StateError, match="no keyframe at or before epoch 1, train, step 1"):
+    with pytest.raises(StateError, match="no keyframe and no checkpoint at or before epoch 1, train, step 1"):
         learner.rewind(to=(1, 1))
     assert learner.position.step == 6

@@ -11,7 +11,7 @@ where the run stopped matters. Without it the cursor draws nothing that a hand-w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -115,8 +115,8 @@ class Cursor:
 
     def drop(self) -> None:
         """Let go of the live iterator and its worker processes."""
-        self._iterator = None
-        self._inner = None
+        inner, self._iterator, self._inner = self._inner, None, None
+        self.walk.end(inner)
 
     def close(self) -> None:
         """Let go of everything, workers that would have lived on included."""
@@ -135,11 +135,12 @@ class Cursor:
     def capture(self, step: int) -> dict[str, Any]:
         """Where the loader stands after `step` batches."""
         inside = step > 0
+        stream = self._stream_now() if inside else None
         return {
             "epoch": self.epoch,
             "step": step,
-            "start": self._start if inside else None,
-            "stream": self._stream_now() if inside else None,
+            "start": self._start.plain() if inside and self._start is not None else None,
+            "stream": stream.plain() if stream is not None else None,
             "warm": self.walk.warm,
             "generators": self._generator_states(),
             "loader": self.walk.capture(inside),
@@ -149,8 +150,8 @@ class Cursor:
         """Stand there again."""
         self.begin(state["epoch"])
         self._skip = state["step"]
-        self._start = state["start"]
-        self._stream = state["stream"]
+        self._start = None if state["start"] is None else _Start.of(state["start"])
+        self._stream = None if state["stream"] is None else HostRng.of(state["stream"])
         self._warm = state["warm"]
         restore_generators(self.walk.generators, state["generators"])
         self.walk.restore(state["loader"])
@@ -215,7 +216,7 @@ class Cursor:
             self.tell(
                 f"reading {self._skip:,} batches again to come back to step {self._skip:,}: {self.walk.why}"
             )
-        iterator = self.walk.iterate(0, base)
+        iterator = self._inner = self.walk.iterate(0, base)
         for _ in range(self._skip):
             next(iterator, END)
         return iterator
@@ -227,6 +228,15 @@ class _Start(NamedTuple):
     rng: Rng
     generators: tuple[torch.Tensor, ...]
     warm: bool
+
+    def plain(self) -> dict[str, Any]:
+        """As a dict of what a checkpoint can hold."""
+        return {"rng": self.rng.plain(), "generators": self.generators, "warm": self.warm}
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> _Start:
+        """From `plain()`."""
+        return _Start(Rng.of(state["rng"]), tuple(state["generators"]), state["warm"])
 
 
 class _Isolated:

@@ -88,6 +88,18 @@ class Walk:
             iterator: Iterator[Any] = iter(self.loader)
         return iterator
 
+    def end(self, iterator: Iterator[Any] | None) -> None:
+        """Let go of an iterator, and of its worker processes now. The garbage collector would do it in
+        whichever thread, or forked child, it happens to run in, where it takes seconds or fails."""
+        shut_down = getattr(iterator, "_shutdown_workers", None)
+        if shut_down is not None and iterator is not self._living_on:
+            shut_down()
+
+    @property
+    def _living_on(self) -> Any:
+        """The iterator whose workers wait for the next epoch."""
+        return getattr(self.loader, "_iterator", None)
+
     def set_epoch(self, epoch: int) -> None:
         """Tell samplers that ask for it which epoch comes."""
         for name in (None, "sampler", "batch_sampler", "dataset"):
@@ -185,9 +197,14 @@ class _LoaderWalk(Walk):
     def warm(self) -> bool:
         return self._copy._iterator is not None
 
+    @property
+    def _living_on(self) -> Any:
+        return self._copy._iterator
+
     def set_warm(self, warm: bool) -> None:
         if not warm:
-            self._copy.__dict__["_iterator"] = None
+            living, self._copy.__dict__["_iterator"] = self._copy._iterator, None
+            self.end(living)
         elif self._copy._iterator is None and self._copy.persistent_workers:
             kept = self._first_seed
             self.iterate(0)  # a later epoch of persistent workers draws less than their first

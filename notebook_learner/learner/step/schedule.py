@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
+from ...errors import StateError
 from ..epoch_value import Finals, Source, epoch_value
 
 When = Literal["step", "epoch"]
@@ -28,7 +29,7 @@ class Constant:
 
     def __init__(self, optimizer: Optimizer, rate: float | None) -> None:
         if rate is not None:
-            _set_rate(optimizer, rate)
+            set_rate(optimizer, rate)
         self.rate = rate
 
     def after_update(self) -> None:
@@ -72,8 +73,17 @@ class Function(Constant):
         """The place on the curve."""
         return {"moves": self.moves}
 
+    def check(self, state: Any, /) -> None:
+        """Raise a StateError where a state from a file is no place on the curve."""
+        moves = state.get("moves") if isinstance(state, dict) else None
+        if type(moves) is not int or moves < 0:
+            raise StateError(
+                "the state of the schedule is no number of steps; it was captured from another one"
+            )
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Stand there again."""
+        self.check(state)
         self.moves = state["moves"]
 
     def __str__(self) -> str:
@@ -82,7 +92,7 @@ class Function(Constant):
 
     def _move(self) -> None:
         self.moves += 1
-        _set_rate(self.optimizer, float(self.function(self.moves)))
+        set_rate(self.optimizer, float(self.function(self.moves)))
 
 
 class Torch:
@@ -121,8 +131,14 @@ class Torch:
         """What the scheduler knows of the past."""
         return copy.deepcopy(self.scheduler.state_dict())
 
+    def check(self, state: Any, /) -> None:
+        """Raise a StateError where a state from a file is none of this scheduler: torch writes whatever it
+        holds into the scheduler's attributes, over methods, too."""
+        _check_like(state, self.scheduler.state_dict(), type(self.scheduler).__name__)
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
+        self.check(state)
         self.scheduler.load_state_dict(copy.deepcopy(dict(state)))
 
     def __str__(self) -> str:
@@ -139,11 +155,44 @@ def moves_per_step(scheduler: Any) -> bool:
     return isinstance(scheduler, PER_STEP) or any(moves_per_step(member) for member in members)
 
 
+def _check_like(saved: Any, live: Any, place: str) -> None:
+    """Whether a saved value is of the kind of the live one, and names nothing that this does not have.
+    What is None on either side may have become a value, or not have been one yet."""
+    if saved is None or live is None:
+        return
+    if _kind(saved) is not _kind(live):
+        raise StateError(
+            f"the state's {place} is a {type(saved).__name__}, not a {type(live).__name__}; it was "
+            "captured from another scheduler"
+        )
+    if type(live) is dict:
+        strange = [key for key in saved if key not in live]
+        if strange:
+            raise StateError(
+                f"the state's {place} has {str(strange[0])[:40]!r}, which this scheduler lacks; it was "
+                "captured from another one"
+            )
+        for key, value in saved.items():
+            _check_like(value, live[key], f"{place}.{key}")
+    elif isinstance(live, (list, tuple)):
+        for number, value in enumerate(saved):
+            if live:
+                _check_like(value, live[min(number, len(live) - 1)], f"{place}[{number}]")
+
+
+def _kind(value: Any) -> type:
+    """A rate may be a number or a tensor, and a number of either type."""
+    if isinstance(value, (bool, int, float, Tensor)):
+        return float
+    return type(value)
+
+
 def _unit(when: When) -> str:
     return "optimizer step" if when == "step" else "epoch"
 
 
-def _set_rate(optimizer: Optimizer, rate: float) -> None:
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Give all groups this rate."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):  # it must stay the same tensor (capturable)
             group["lr"].fill_(rate)

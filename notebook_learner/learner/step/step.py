@@ -14,6 +14,9 @@ from ..data.batch import is_on, move
 from .output import TrainOutput, as_item, loss_of
 from .update import Update
 
+StepFunction = Callable[[Any, Any], Any]
+"""fn(model, batch) -> output: a step that is no method of the model."""
+
 
 @runtime_checkable
 class TrainStep(Protocol):
@@ -35,6 +38,16 @@ class ValidStep(Protocol):
         """The output of one validation batch."""
 
 
+class Look(Protocol):
+    """Somebody who looks at training steps as they are taken."""
+
+    def after_backward(self, batch: Any, output: Any) -> None:
+        """The gradients of this batch are made."""
+
+    def after_step(self) -> None:
+        """The step is done."""
+
+
 class _Runner:
     """What both kinds of step share: the batch's way to the device, and the precision."""
 
@@ -49,6 +62,7 @@ class _Runner:
         """Whether batches have to be moved: asked at the first one of a run, not at each."""
 
     def _forward(self, batch: Any) -> Any:
+        __tracebackhide__ = True
         if self.moves:
             batch = self._moved(batch)
         if self.autocast is None:
@@ -75,10 +89,12 @@ class TrainingStep(_Runner):
     ) -> None:
         super().__init__(function, device, precision)
         self.update = update
+        self.look: Look | None = None
         self.stage = "forward"
         """How far a step came, for the error message where it cannot be taken back."""
 
     def __call__(self, batch: Any, last: bool) -> Any:
+        __tracebackhide__ = True
         update = self.update
         self.stage = "forward"
         update.begin()
@@ -89,8 +105,39 @@ class TrainingStep(_Runner):
             update.adopt(gradients, output, batch)
         else:
             update.backward(loss_of(output), output, batch)
+        look = self.look
+        if look is not None:
+            look.after_backward(batch, output)
         self.stage = "update"
         update.finish(last)
+        if look is not None:
+            look.after_step()
+        return output
+
+    def without_update(self, batch: Any, last: bool, between: Callable[[], None] | None = None) -> Any:
+        """The step up to its update, with the graph kept: for somebody who looks. The gradients are what
+        the optimizer would get, but for clipping.
+
+        Args:
+            batch: as the loader gave it.
+            last: whether it is the last one of its epoch.
+            between: called between forward and backward.
+        """
+        update = self.update
+        update.begin()
+        update.keeps_graph = True
+        try:
+            output = self._forward(batch)
+            if between is not None:
+                between()
+            if type(output) is TrainOutput:
+                gradients, output = output.grads, output.item
+                update.adopt(gradients, output, batch)
+            else:
+                update.backward(loss_of(output), output, batch)
+        finally:
+            update.keeps_graph = False
+        update.as_before_clipping(last)
         return output
 
 
@@ -100,5 +147,6 @@ class ValidationStep(_Runner):
     stage = "forward"
 
     def __call__(self, batch: Any, last: bool) -> Any:
+        __tracebackhide__ = True
         with torch.no_grad():
             return self._forward(batch)

@@ -30,10 +30,10 @@ def supervised(
     x, y = batch
     output = model(x)
     value = loss(output, y)
-    return (kind or _kind_of(output, y))(value, output, y)
+    return (kind or kind_of(output, y))(value, output, y)
 
 
-def _kind_of(output: Any, y: Any) -> Callable[..., Any]:
+def kind_of(output: Any, y: Any) -> Callable[..., Any]:
     """Class numbers have one dimension less than their scores; anything else is compared as it is."""
     if not isinstance(output, Tensor) or not isinstance(y, Tensor):
         return SupervisedOutput
@@ -44,6 +44,12 @@ def _kind_of(output: Any, y: Any) -> Callable[..., Any]:
 def _why_no_pair(batch: Any) -> str:
     kind = type(batch).__name__
     size = f" with {len(batch)} parts" if isinstance(batch, (tuple, list)) else ""
+    if isinstance(batch, Tensor):
+        return (
+            f"loss(fn) is for (x, y) batches, but this batch is one tensor of shape {tuple(batch.shape)}; "
+            "if the data are two tensors, give fit(DataLoader(TensorDataset(x, y), batch_size=32)); else "
+            "say how to train on it with train_step(fn) and fn(model, batch)"
+        )
     return (
         f"loss(fn) is for (x, y) batches, but this batch is of type {kind}{size}; say how to train on it "
         "with train_step(fn) and fn(model, batch), or with a train_step(self, batch) on the model"

@@ -9,6 +9,7 @@ window's first batch and divided once at the end, so equal batches are only ever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,18 +31,24 @@ _BACKWARD_TWICE = (
 Clip = Callable[[list[nn.Parameter]], Tensor | None]
 
 
-def clip_by_norm(limit: float) -> Clip:
-    """Scale all gradients down together; gives their norm before."""
-    return lambda parameters: nn.utils.clip_grad_norm_(parameters, limit)
+@dataclass(frozen=True)
+class ClipByNorm:
+    """Scale all gradients down together; gives their norm before. One that is not finite spoils them."""
+
+    limit: float
+
+    def __call__(self, parameters: list[nn.Parameter]) -> Tensor:
+        return nn.utils.clip_grad_norm_(parameters, self.limit)
 
 
-def clip_by_value(limit: float) -> Clip:
-    """Cut every gradient's entries to [-limit, limit]."""
+@dataclass(frozen=True)
+class ClipByValue:
+    """Cut every gradient's entries to [-limit, limit], infinities too."""
 
-    def clip(parameters: list[nn.Parameter]) -> None:
-        nn.utils.clip_grad_value_(parameters, limit)
+    limit: float
 
-    return clip
+    def __call__(self, parameters: list[nn.Parameter]) -> None:
+        nn.utils.clip_grad_value_(parameters, self.limit)
 
 
 class Update:
@@ -69,6 +76,10 @@ class Update:
         self.watch_norm = False
         self.watch_rates = False
         """Whether somebody asks for the norm, and for the rates, of every step."""
+        self.look: Callable[[], None] | None = None
+        """Called before each optimizer step, with gradients that are not clipped yet."""
+        self.keeps_graph = False
+        """Whether the graph outlives its backward pass: for somebody who looks at the step."""
         self.count = 0
         """Micro-batches in the open window; 0 between windows."""
         self.norm: Tensor | None = None
@@ -77,10 +88,12 @@ class Update:
         self._first: Tensor | float = 1.0
         self._total: Tensor | float = 0.0
         self._folded: list[Tensor | None] | None = None
+        self._hidden: list[Tensor | None] | None = None
+        """The window's own gradients, while others are shown in their place."""
         self._moved: list[nn.Parameter] = []
         self._groups = 0
-        # Gradients need no scaling, weighing, clipping or measuring: the step is torch's own three calls.
-        self._plain = window == 1 and scaler is None and not self.clips and average is None
+        self.plain = window == 1 and scaler is None and not self.clips and average is None
+        """Gradients need no scaling, weighing or clipping: the step is torch's own three calls."""
 
     def begin(self) -> None:
         """Open a window if none is: the gradients of the last one are dropped only now, so that a
@@ -89,6 +102,8 @@ class Update:
             if self.watch_rates:
                 self.rates = self._rates_now()
             self.optimizer.zero_grad()
+        elif self._hidden is not None:
+            self._unhide()
 
     def backward(self, loss: Tensor, item: Any, batch: Any) -> None:
         """Differentiate the loss of one micro-batch."""
@@ -99,7 +114,7 @@ class Update:
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward(retain_graph=self.keeps_graph)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             if "backward through the graph a second time" in str(error):
                 raise StepError(_BACKWARD_TWICE) from error
@@ -127,7 +142,9 @@ class Update:
     def apply(self) -> None:
         """Close the window: one optimizer step."""
         stepped = True
-        if self._plain and not self.watch_norm:
+        if self.plain and not self.watch_norm:
+            if self.look is not None:
+                self.look()
             self.optimizer.step()
         else:
             self._prepare()
@@ -140,11 +157,14 @@ class Update:
                 self.schedule.after_update()
 
     def _prepare(self) -> None:
+        self._unhide()
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self.window > 1:
             self._unfold()
             self._divide()
+        if self.look is not None:
+            self.look()
         if not self.watch_norm and not self.clips:
             return
         trained = self._trained()
@@ -240,6 +260,36 @@ class Update:
             parameter.grad = grad
         self._folded = None
 
+    # Shown -------------------------------------------------------------------------------------------
+
+    def as_before_clipping(self, last: bool) -> None:
+        """Of a step that is only looked at: bring its gradients to what the optimizer would get."""
+        if self.scaler is not None:  # not by unscale_, which could not be taken back
+            grads = [p.grad for p in self.parameters if p.grad is not None]
+            if grads:
+                torch._foreach_mul_(grads, 1.0 / self.scaler.get_scale())
+        if self.window > 1 and (self.count == self.window or last):
+            self._unfold()
+            self._divide()
+
+    def show(self, gradients: list[Tensor | None]) -> None:
+        """Let people see these at the parameters while the loop stands; the window's own are kept aside."""
+        if self.count and self._hidden is None:
+            self._hidden = [p.grad for p in self.parameters]
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    @property
+    def hides(self) -> bool:
+        """Whether other gradients than the window's own are shown."""
+        return self._hidden is not None
+
+    def _unhide(self) -> None:
+        if self._hidden is not None:
+            hidden, self._hidden = self._hidden, None
+            for parameter, gradient in zip(self.parameters, hidden, strict=True):
+                parameter.grad = gradient
+
     # State -------------------------------------------------------------------------------------------
 
     def capture(self, clone: Callable[[Any], Any]) -> dict[str, Any]:
@@ -249,13 +299,15 @@ class Update:
         if self.count:
             state["first"] = clone(self._first)
             state["total"] = clone(self._total)
-            state["grads"] = [None if p.grad is None else clone(p.grad) for p in self.parameters]
+            own = [p.grad for p in self.parameters] if self._hidden is None else self._hidden
+            state["grads"] = [None if grad is None else clone(grad) for grad in own]
             state["folded"] = None if self._folded is None else [clone(grad) for grad in self._folded]
         return state
 
     def give_up(self, *, gradients_moved: bool) -> None:
         """A step failed and cannot be taken back. Gradients that it has touched go with the whole window:
         half a window's, divided by all of its samples, would be a step too short."""
+        self._unhide()
         if gradients_moved or self.count == 0:
             self.count, self._folded = 0, None
             self.model.zero_grad(set_to_none=True)
@@ -266,7 +318,7 @@ class Update:
         """Back into the window, or to none."""
         self.norm = _like(state["norm"], self.parameters[0])
         self.model.zero_grad(set_to_none=True)
-        self.count, self._folded = state["count"], None
+        self.count, self._folded, self._hidden = state["count"], None, None
         self.rates = list(state["rates"])
         if self.count:
             self._first = _like(state["first"], self.parameters[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,13 +13,16 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ...errors import ConfigurationError, StateError
-from ...event import FanOut, Sink, Split
-from ...logger import ApplicationLogger, FileMetricLogger, History
+from ...breakpoint import Condition
+from ...errors import ConfigurationError, StateError, StoreError
+from ...event import Display, FanOut, MetricInfo, Sink, Split
+from ...logger import History
 from ...metric import GradNorm, LearningRate, MetricGroup
 from ...metric.base import AnyMetric
+from ...metric.copies import own_copy
+from ...remote.server import RemoteControl
 from ...renderer import resolve
-from ...store import RunLayout
+from ..checkpointer import Which
 from ..control import Control
 from ..driver import Driver
 from ..early_stopping import EarlyStopping
@@ -35,14 +37,17 @@ from ..state import ModelPart, OptimizerPart, Part, State
 from ..step.schedule import Schedule, Torch
 from ..step.step import TrainingStep, ValidationStep
 from ..step.supervised import supervised
-from ..step.update import Clip, Update, clip_by_norm, clip_by_value
+from ..step.update import Clip, ClipByNorm, ClipByValue, Update
 from ..timeline import Timeline
 from .checks import mistakes_in
 from .compiling import compile_forward
-from .loaders import Loaders, data_mistakes
+from .forking import Origin
+from .loaders import CANNOT_BEGIN, NO_STEP, Loaders, data_mistakes
 from .making import make_optimizer, make_schedule, move_state
 from .opening import opening
 from .settings import PRECISIONS, Registered, Settings
+from .storing import Storing
+from .tenancy import Tenancy
 from .undo import unchanged_if_it_fails
 
 Data = tuple[tuple[Split, Any], ...]
@@ -74,7 +79,21 @@ def assemble(
         learner = _Wiring(settings, model, made, schedule, renderer).learner(scheduler, data)
         if state is not None:
             learner.restore(state)
+        elif settings.checkpoint is not None:
+            _go_on(learner, settings.checkpoint, f"checkpoint({settings.checkpoint!r})")
+        elif settings.resume and settings.files_asked and learner.look_for_checkpoints():
+            _go_on(learner, "latest", "resume()")
         return learner
+
+
+def _go_on(learner: Learner, which: Which, said: str) -> None:
+    """From a checkpoint in the run's own folder."""
+    try:
+        learner.restore(which)
+    except (StateError, StoreError) as refused:
+        none = which == "latest" and not learner.checkpoints
+        more = "; resume() in place of it starts anew where there is none" if none else ""
+        raise ConfigurationError([f"{said}: {refused}{more}"]) from refused
 
 
 def _noted(found: list[str], make: Callable[[], Any], error: type[Exception]) -> Any:
@@ -89,9 +108,14 @@ def _noted(found: list[str], make: Callable[[], Any], error: type[Exception]) ->
 def _checkpoint(found: list[str], settings: Settings) -> State | None:
     """The state to go on from, which a mistake of the settings has kept from being looked for."""
     which, keeper = settings.checkpoint, settings.checkpointer
-    if which is None or keeper is None or found:
+    if keeper is None or settings.files_asked or found:
         return None
-    state: State | None = _noted(found, lambda: keeper.load(which), StateError)
+    state: State | None = None
+    if which is not None:
+        state = _noted(found, lambda: keeper.load(which), StateError)
+    elif settings.resume:
+        state = _noted([], lambda: keeper.load("latest"), StateError)  # none yet: it starts anew
+    settings.goes_on = state is not None
     return state
 
 
@@ -153,17 +177,30 @@ class _Wiring:
         """Put everything together, and the data in."""
         update = self._update()
         groups = self._groups()
-        replica = self._replica(update, groups)
-        make_step = partial(self._step, update)
-        loaders = Loaders(self.settings, self.model, replica, groups, make_step, self._rules())
         opened = opening(
             self.settings, self.model, self.registered, self.device, self.optimizer, self.schedule
         )
+        replica = self._replica(update, groups, opened.metrics)
+        make_step = partial(self._step, update)
+        origin = Origin(self.settings, self.model, self.optimizer, scheduler)
+        loaders = Loaders(self.settings, self.model, replica, groups, make_step, self._rules(), origin.fork)
         shown = self.schedule.scheduler if isinstance(self.schedule, Torch) else scheduler
         driver = Driver(replica.loop.control)
-        learner = Learner(replica, driver, opened, loaders.use, shown, loaders.require)
+        driver.saves_its_end = replica.saving.autosave.on_pause
+        remote = _remote(self.settings, replica)
+        tenancy = Tenancy(
+            self.storing,
+            self.settings.about_a_run_there,
+            self.settings.keeps_files,
+            driver,
+            replica.sinks,
+            _nothing if remote is None else remote.close,
+        )
+        learner = Learner(replica, driver, opened, loaders, shown, tenancy, remote or _unsteered)
         for split, loader in data:
             loaders.use(learner, split, loader)
+        if isinstance(self.renderer, Display):
+            learner.shown_on(self.renderer)
         return learner
 
     # The parts ---------------------------------------------------------------------------------------
@@ -206,7 +243,9 @@ class _Wiring:
             "valid": MetricGroup([r.metric for r in self.registered if r.split == "valid"]),
         }
 
-    def _replica(self, update: Update, groups: dict[Split, MetricGroup]) -> Replica:
+    def _replica(
+        self, update: Update, groups: dict[Split, MetricGroup], metrics: tuple[MetricInfo, ...]
+    ) -> Replica:
         settings, watch = self.settings, self.watch
         loop = Loop(
             {},
@@ -224,16 +263,21 @@ class _Wiring:
         if settings.seed is not None:
             rng.begin_with(seeded_rng(settings.seed))
         history = History()
-        keeper = settings.checkpointer
-        return Replica(
+        storing = self.storing = Storing(settings, metrics, history.snapshot)
+        replica = Replica(
             loop,
             self._parts(loop, update, rng),
             rng,
             Timeline(settings.keyframe_every, settings.keyframe_memory),
             history,
-            FanOut([history, *_recorders(settings)], [self.renderer]),
-            None if keeper is None else keeper.save,
+            FanOut([history, *storing.listeners], [self.renderer], storing.writers),
+            storing.saving(),
         )
+        storing.emit = replica.emit
+        for condition, once in settings.breakpoints:
+            own = copy.deepcopy(condition) if isinstance(condition, Condition) else condition
+            replica.watch.breakpoints.add(own, once=once)  # what it has seen is of this run alone
+        return replica
 
     def _parts(self, loop: Loop, update: Update, rng: RngPart) -> dict[str, Part]:
         """Everything that a step can change, but for the data, which comes with its loaders."""
@@ -262,6 +306,21 @@ class _Wiring:
         )
 
 
+def _remote(settings: Settings, replica: Replica) -> RemoteControl | None:
+    """What lets other processes steer the run, called when it opens; gives what speaks against it."""
+    if settings.remote_control and settings.keeps_files:
+        return RemoteControl(settings.directory, replica.stand_anew)
+    return None
+
+
+def _unsteered(learner: Learner) -> str:
+    return ""
+
+
+def _nothing() -> None:
+    pass
+
+
 # Pieces ----------------------------------------------------------------------------------------------
 
 
@@ -271,16 +330,9 @@ def _own_metrics(registered: list[Registered]) -> list[Registered]:
     taken: list[AnyMetric] = []
     for each in registered:
         if hasattr(each.metric, "context") or any(each.metric is other for other in taken):
-            each.metric = _copied(each.metric)
+            each.metric = own_copy(each.metric)
         taken.append(each.metric)
     return registered
-
-
-def _copied(metric: AnyMetric) -> AnyMetric:
-    free = copy.copy(metric)
-    with suppress(AttributeError):
-        del free.context  # it leads to a loop, and all that is in it
-    return copy.deepcopy(free)
 
 
 def _average(settings: Settings, model: nn.Module) -> AveragedModel | None:
@@ -296,22 +348,12 @@ def _average(settings: Settings, model: nn.Module) -> AveragedModel | None:
 
 
 def _clips(settings: Settings) -> list[Clip]:
-    clips = []
+    clips: list[Clip] = []
     if settings.clip_norm is not None:
-        clips.append(clip_by_norm(settings.clip_norm))
+        clips.append(ClipByNorm(settings.clip_norm))
     if settings.clip_value is not None:
-        clips.append(clip_by_value(settings.clip_value))
+        clips.append(ClipByValue(settings.clip_value))
     return clips
-
-
-def _recorders(settings: Settings) -> list[Sink]:
-    recorders: list[Sink] = list(settings.loggers) or [FileMetricLogger(settings.directory)]
-    target = settings.application_log
-    if target is True:
-        target = RunLayout(settings.directory).experiment_log
-    if target is not False:
-        recorders.append(ApplicationLogger(target))
-    return recorders
 
 
 def _step_function(settings: Settings, split: Split, model: nn.Module) -> Callable[[Any], Any]:
@@ -320,5 +362,9 @@ def _step_function(settings: Settings, split: Split, model: nn.Module) -> Callab
         return partial(own, model)
     if settings.loss is not None:
         return partial(supervised, model, settings.loss, settings.loss_output)
-    step: Callable[[Any], Any] = getattr(model, f"{split}_step")
+    step: Callable[[Any], Any] = getattr(model, f"{split}_step", _not_yet_known)
     return step
+
+
+def _not_yet_known(batch: Any) -> Any:
+    raise ConfigurationError([NO_STEP], CANNOT_BEGIN)

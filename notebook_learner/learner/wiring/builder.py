@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,12 +12,16 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
+from ...breakpoint import Condition, Moment
+from ...checkpoint.recorder import Recorder
+from ...checkpoint.strategy import Strategy
 from ...event import Sink, Split
 from ...metric.base import AnyMetric
 from ..checkpointer import Checkpointer, Which
 from ..learner import Learner
 from ..step.schedule import When
-from .settings import EarlyStoppingRule, Registered, Settings, StepFunction
+from ..step.step import StepFunction
+from .settings import EarlyStoppingRule, Registered, Settings
 
 if TYPE_CHECKING:
     import logging
@@ -46,11 +51,24 @@ class LearnerBuilder:
     ('finished', 2)
 
     Args:
-        directory: where everything of this run is kept; made when training starts.
+        directory: where everything of this run is kept; made when training starts. A run that it holds
+            by then is moved beside it; see `resume` and `overwrite`.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._settings = Settings(directory)
+
+    if not TYPE_CHECKING:  # a type checker would take every misspelt verb for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Asked for what is not here: a verb of the Learner, perhaps, which is not built yet."""
+            own = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if hasattr(Learner, name):
+                own += (
+                    "; a Learner has it, and build(model, optimizer) gives one: "
+                    f"learner = builder.build(...), then learner.{name}"
+                )
+            raise AttributeError(own, name=name, obj=self)
 
     # Metrics -----------------------------------------------------------------------------------------
 
@@ -89,7 +107,8 @@ class LearnerBuilder:
         return self
 
     def renderer(self, renderer: str | Sink) -> Self:
-        """What shows the training: "auto", "terminal", "plain", "silent", or a sink of your own."""
+        """What shows the training: "auto", "panel" (in a notebook), "terminal", "plain", "silent", or a sink
+        of your own."""
         self._settings.renderer = renderer
         return self
 
@@ -97,6 +116,12 @@ class LearnerBuilder:
         """The log of what happened, by default `experiment.log` in the directory: False for none, a
         path for another file, or a `logging.Logger`."""
         self._settings.application_log = target
+        return self
+
+    def remote_control(self, on: bool) -> Self:
+        """Whether other processes of yours may steer the run (True): `notebook-learner ctl DIR pause` in a
+        terminal, `notebook_learner.remote.control(...)` in a second notebook."""
+        self._settings.remote_control = on
         return self
 
     # How it trains -----------------------------------------------------------------------------------
@@ -195,10 +220,34 @@ class LearnerBuilder:
         min_delta: float = 0.0,
         warmup: int = 0,
     ) -> Self:
-        """Finish when a registered metric has not improved for `patience` epochs in a row."""
+        """Finish when a registered metric has not improved for `patience` epochs in a row. A resumed run
+        goes on counting where it was.
+
+        Args:
+            metric: its name, such as "Loss".
+            patience: epochs without an improvement.
+            split: "valid" or "train".
+            mode: whether "min" or "max" is better; by default what the metric says of itself.
+            min_delta: an improvement is more than this, in the metric's own unit.
+            warmup: so many first epochs do not use up patience.
+        """
         self._settings.early_stopping = EarlyStoppingRule(
             metric, _whole(patience), split, mode, min_delta, _whole(warmup)
         )
+        return self
+
+    # Stopping where it goes wrong --------------------------------------------------------------------
+
+    def break_on(self, *conditions: Condition | Callable[[Moment], bool | str], once: bool = False) -> Self:
+        """Stop before the update of a step for which a condition holds, as `learner.breakpoints.add` does.
+
+        `.break_on(NonFinite(), lambda moment: moment.loss > 100)`; see `notebook_learner.breakpoint`.
+
+        Args:
+            conditions: one or more.
+            once: each of them stops the training once, then switches itself off.
+        """
+        self._settings.breakpoints += [(condition, once) for condition in conditions]
         return self
 
     # Going back --------------------------------------------------------------------------------------
@@ -209,14 +258,60 @@ class LearnerBuilder:
         self._settings.keyframe_every, self._settings.keyframe_memory = _whole(every), _whole(memory)
         return self
 
+    def with_file_checkpointer(self, recorder: Recorder | None = None) -> Self:
+        """Save model, optimizer, scheduler and everything else that a step can change after each epoch,
+        and at a pause, in the directory's `checkpoint` folder. Training does not wait for the disk.
+
+        Args:
+            recorder: the file format, by default `Hdf5Recorder()`; see `notebook_learner.checkpoint`.
+        """
+        self._settings.files_asked = True
+        self._settings.recorder = recorder
+        return self
+
+    def with_checkpointing_strategy(self, strategy: Strategy) -> Self:
+        """Which epochs' checkpoints stay, by default `KeepAny(KeepLast(2), KeepBest("Loss", "valid"))`."""
+        self._settings.strategy = strategy
+        return self
+
+    def autosave(self, every: int | str | timedelta | None = None, *, on_pause: bool = True) -> Self:
+        """Save inside an epoch, too; only the newest of these is kept, until the epoch's own is there.
+
+        `autosave(500)` saves every 500 training steps, `autosave("10 min")` every ten minutes.
+
+        Args:
+            every: a number of training steps; or a time such as "30 s", "10 min", "2 h" or a timedelta.
+            on_pause: also at a pause, a stop, an error, and when the process is told to end.
+        """
+        self._settings.files_asked = True
+        self._settings.autosave = (_whole(every), on_pause)
+        return self
+
     def with_checkpointer(self, checkpointer: Checkpointer) -> Self:
         """Keep the state at the end of every epoch with an object that saves and loads it."""
         self._settings.checkpointer = checkpointer
         return self
 
     def checkpoint(self, which: Which) -> Self:
-        """Go on from a checkpoint: an epoch's number, or "latest"."""
+        """Go on from a checkpoint: an epoch's number, a label such as "3-117", "latest" or "best"."""
         self._settings.checkpoint = _whole(which)
+        return self
+
+    def resume(self) -> Self:
+        """Go on from the newest checkpoint in the directory; where there is none, start anew.
+
+        A cell that says so can be run for ever: also the first time, and after the kernel died.
+        """
+        self._settings.resume = True
+        return self
+
+    def overwrite(self) -> Self:
+        """Delete the run that the directory holds, when this one first writes; other files stay.
+
+        Without this, nothing is lost: the earlier run is kept in the next free directory beside it
+        (`digits-1`, `digits-2`, ...), and a line says so.
+        """
+        self._settings.overwrite = True
         return self
 
     # Build -------------------------------------------------------------------------------------------

@@ -5,18 +5,25 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ...breakpoint import Condition
+from ...checkpoint.info import LABEL
+from ...checkpoint.recorder import Recorder
+from ...checkpoint.strategy import Strategy, best_rule
 from ...event import Sink
 from ...metric.base import Metric, TextMetric
 from ...store import check_metric_name, same_file
 from ..checkpointer import Checkpointer
-from .settings import PRECISIONS, EarlyStoppingRule, Settings
+from .autosave import seconds_of
+from .cells import cells_may_come
+from .settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
 
 
 def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
@@ -26,11 +33,12 @@ def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
     yield from _numbers(settings)
     yield from _choices(settings)
     yield from device_mistakes(settings.devices)
-    yield from _metrics(settings)
+    yield from metric_mistakes(settings.metrics)
     yield from _early_stopping(settings)
     yield from _sinks(settings)
     yield from _checkpoint(settings)
     yield from _functions(settings)
+    yield from _breakpoints(settings)
     yield from _compile(settings.compile)
     yield from _model(settings, model)
 
@@ -88,6 +96,20 @@ def _directory(directory: Any) -> Iterator[str]:
         yield f"the directory is {directory!r}; give a path, such as LearnerBuilder('runs/digits')"
     elif os.path.exists(directory) and not os.path.isdir(directory):
         yield f"the directory {os.fspath(directory)!r} is a file; give a folder, or a new name"
+    elif (above := _first_there(os.path.abspath(directory))) and not os.path.isdir(above):
+        yield f"the directory {os.fspath(directory)!r} cannot be made: {above!r} is a file; give another name"
+    elif not os.access(above, os.W_OK | os.X_OK):
+        yield (
+            f"the directory {os.fspath(directory)!r} cannot be written to (Permission denied); give one in "
+            "your home directory, or in /tmp"
+        )
+
+
+def _first_there(directory: str) -> str:
+    """The directory, or the one above in which it would be made."""
+    while not os.path.exists(directory):
+        directory = os.path.dirname(directory)
+    return directory
 
 
 def device_mistakes(devices: Any) -> Iterator[str]:
@@ -122,15 +144,19 @@ def _absent(device: torch.device, said: str) -> Iterator[str]:
 # Metrics, and what goes by them ----------------------------------------------------------------------
 
 
-def _metrics(settings: Settings) -> Iterator[str]:
+def metric_mistakes(metrics: Iterable[Registered]) -> Iterator[str]:
+    """What is wrong with metrics: one by one, and beside each other."""
     seen: list[tuple[str, str]] = []
-    for registered in settings.metrics:
+    for registered in metrics:
         metric, split = registered.metric, registered.split
         if isinstance(metric, type):
             yield f"{metric.__name__} is a class; register an instance: {metric.__name__}()"
             continue
         if not isinstance(metric, (Metric, TextMetric)):
-            yield f"{metric!r} is no metric; subclass notebook_learner.metric.Metric"
+            yield (
+                f"{metric!r} is no metric; give one of notebook_learner.metric, such as Accuracy(), or "
+                "subclass notebook_learner.metric.Metric"
+            )
             continue
         if mistake := check_metric_name(getattr(metric, "name", None)):
             yield f"{type(metric).__name__}: {mistake}"
@@ -192,22 +218,98 @@ def _sinks(settings: Settings) -> Iterator[str]:
 
 def _checkpoint(settings: Settings) -> Iterator[str]:
     which, keeper = settings.checkpoint, settings.checkpointer
+    yield from _files(settings)
     if keeper is not None and (isinstance(keeper, type) or not isinstance(keeper, Checkpointer)):
         yield f"with_checkpointer({keeper!r}): give an object with save(epoch, state) and load(which)"
+    yield from _going_on(settings)
     if which is None:
         return
-    if not _is_one_of(which, ("latest", "best")) and not _is_whole(which, 1):
-        yield f'checkpoint({which!r}): give an epoch\'s number from 1, or "latest"'
-    elif keeper is None:
+    label = isinstance(which, str) and LABEL.fullmatch(which)
+    if not label and not _is_one_of(which, ("latest", "best")) and not _is_whole(which, 1):
         yield (
-            f"checkpoint({which!r}) needs somewhere to load from: add with_checkpointer(...); without one "
-            "training would start over with fresh weights"
+            f'checkpoint({which!r}): give an epoch\'s number from 1, a label such as "3-117", "latest" or '
+            '"best"'
+        )
+    elif keeper is None and not settings.files_asked:
+        yield (
+            f"checkpoint({which!r}) needs somewhere to load from: add with_file_checkpointer() or "
+            "with_checkpointer(...); without one training would start over with fresh weights"
         )
     elif isinstance(which, int) and _is_whole(settings.num_epochs, 1) and which > settings.num_epochs:
         yield (
             f"checkpoint({which}) is past num_epochs({settings.num_epochs}), which counts from the run's "
             f"beginning; to train two epochs more, say num_epochs({which + 2})"
         )
+
+
+def _going_on(settings: Settings) -> Iterator[str]:
+    which = settings.checkpoint
+    said = [f"checkpoint({which!r})"] if which is not None else []
+    said += ["resume()"] if settings.resume else []
+    if settings.overwrite and said:
+        yield (
+            f"{' and '.join(said)} would go on with the run in the directory, and overwrite() deletes it; "
+            "keep one of them"
+        )
+    elif len(said) == 2:
+        yield (
+            f"both {said[0]} and resume() say where to go on from; keep one of them (resume() is "
+            'checkpoint("latest") that starts anew where there is none)'
+        )
+    if settings.resume and settings.checkpointer is None and not settings.files_asked:
+        yield (
+            "resume() goes on from a checkpoint, and nothing saves any; add with_file_checkpointer() or "
+            "with_checkpointer(...)"
+        )
+
+
+def _files(settings: Settings) -> Iterator[str]:
+    recorder, strategy = settings.recorder, settings.strategy
+    if settings.files_asked and settings.checkpointer is not None:
+        yield "with_checkpointer(...) and with_file_checkpointer() both keep the epochs; keep one of them"
+    if isinstance(recorder, type):
+        name = recorder.__name__
+        yield f"with_file_checkpointer({name}) is a class; give an instance: {name}()"
+    elif recorder is not None and not isinstance(recorder, Recorder):
+        yield f"with_file_checkpointer({recorder!r}): give a recorder, such as Hdf5Recorder()"
+    if isinstance(strategy, type):
+        name = strategy.__name__
+        yield f"with_checkpointing_strategy({name}) is a class; give an instance, such as KeepLast(2)"
+    elif strategy is not None and not isinstance(strategy, Strategy):
+        yield f"with_checkpointing_strategy({strategy!r}): give a strategy, such as KeepLast(2)"
+    elif strategy is not None and not settings.files_asked:
+        yield "with_checkpointing_strategy(...) says what to keep of nothing; add with_file_checkpointer()"
+    else:
+        yield from _best(settings)
+    if settings.autosave is not None:
+        yield from _autosave(*settings.autosave)
+
+
+def _best(settings: Settings) -> Iterator[str]:
+    """A best epoch is found by a metric that is measured."""
+    rule = None if settings.strategy is None else best_rule(settings.strategy)
+    if rule is None:
+        return
+    metrics = settings.metrics_of(rule.split)
+    if rule.metric not in metrics:
+        there = ", ".join(sorted(metrics)) or "none"
+        yield f"{rule!r}: no {rule.split} metric of that name; registered are: {there}"
+
+
+def _autosave(every: Any, on_pause: Any) -> Iterator[str]:
+    said = f"autosave({every!r})"
+    if isinstance(every, (str, timedelta)):
+        try:
+            seconds = seconds_of(every)
+        except ValueError as error:
+            yield f"{said}: {error}"
+            return
+        if seconds <= 0:
+            yield f"{said}: give a time above zero"
+    elif every is not None and not _is_whole(every, 1):
+        yield f"{said}: give a number of training steps from 1, or a time such as '10 min'"
+    if not isinstance(on_pause, bool):
+        yield f"autosave(on_pause={on_pause!r}): give True or False"
 
 
 # The model and its steps -----------------------------------------------------------------------------
@@ -230,6 +332,17 @@ def _functions(settings: Settings) -> Iterator[str]:
         )
     if loss is not None and settings.train_step is not None:
         yield "both loss(...) and train_step(...) say how to train; keep one of them"
+
+
+def _breakpoints(settings: Settings) -> Iterator[str]:
+    for condition, _ in settings.breakpoints:
+        if isinstance(condition, type):
+            yield f"break_on({condition.__name__}) is a class; give an instance: {condition.__name__}()"
+        elif not (isinstance(condition, Condition) or callable(condition)):
+            yield (
+                f"break_on({condition!r}): give a condition such as NonFinite(), or a function of the "
+                "moment, such as lambda moment: moment.loss > 100"
+            )
 
 
 def _compile(options: dict[str, Any] | None) -> Iterator[str]:
@@ -256,7 +369,7 @@ def _model(settings: Settings, model: Any) -> Iterator[str]:
     if not isinstance(model, nn.Module):
         yield f"the model is of type {type(model).__name__}; give a torch.nn.Module"
         return
-    if settings.loss is None and settings.train_step is None and not hasattr(model, "train_step"):
+    if not (settings.says_how_to_train(model) or cells_may_come()):
         yield (
             f"{type(model).__name__} does not say how it trains: define train_step(self, batch) on it, or "
             "add loss(F.cross_entropy) for (x, y) batches, or train_step(fn) with fn(model, batch)"

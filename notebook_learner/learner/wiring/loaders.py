@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -10,21 +12,42 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ...errors import ConfigurationError
 from ...event import Notice, Split
+from ...event.values import Level
 from ...metric import MetricGroup
+from ...metric.base import AnyMetric
+from ...metric.logged import Logged
 from ..data.cursor import Cursor
 from ..epoch_value import Source, why_never_measured
 from ..loop import Pass
 from ..parts import CursorPart, MetricsPart
+from ..predicting import output_of
 from ..replica import Replica
 from ..rng import mix
-from ..step.step import TrainingStep, ValidationStep
-from .settings import Settings
+from ..state import State
+from ..step.step import StepFunction, TrainingStep, ValidationStep
+from ..step.update import Update
+from .cells import cells_may_come
+from .checks import metric_mistakes
+from .settings import Registered, Settings
 
+Fork = Callable[[State, Any, Mapping[Split, Any]], Any]
 MakeStep = Callable[[Split], TrainingStep | ValidationStep]
 
 
 CANNOT_BEGIN = "the training cannot begin"
 NOTHING_TO_TRAIN_ON = "there is nothing to train on: fit(train_loader, valid_loader)"
+NO_STEP = (
+    "nothing says how to train: run a %%train cell, or give the builder loss(fn) or train_step(fn), or "
+    "define train_step(self, batch) on the model"
+)
+NO_VALID_STEP = (
+    "nothing says how to measure it: run a %%valid cell, give the builder valid_step(fn) or loss(fn), "
+    "or define valid_step(self, batch) on the model"
+)
+NOT_VALIDATED = (
+    "there is validation data but no step for it, so it is left out; a %%valid cell, or a valid_step, says "
+    "how to validate"
+)
 
 
 class Loaders:
@@ -38,6 +61,7 @@ class Loaders:
         groups: Mapping[Split, MetricGroup],
         make_step: MakeStep,
         rules: Mapping[str, Source],
+        fork: Fork,
     ) -> None:
         self.settings = settings
         self.model = model
@@ -46,7 +70,11 @@ class Loaders:
         self.make_step = make_step
         self.rules = rules
         """What goes by an epoch's value, by name: early stopping, ReduceLROnPlateau."""
+        self._fork = fork
         self._given: dict[Split, Any] = {}
+        self._told = False
+        self._waits: Cursor | None = None
+        """Validation data that nothing says yet how to validate on."""
 
     def use(self, learner: Any, split: Split, given: Any) -> None:
         """Train on (or validate with) this from here on. The same object again changes nothing."""
@@ -55,9 +83,89 @@ class Loaders:
         if wrong := list(data_mistakes(self.settings, self.model, split, given)):
             raise ConfigurationError(wrong, "this data cannot be used")
         self._given[split] = given
+        for told in _odd(self.settings, self._given, split):
+            self._tell(told, "warning")
         seed = self.settings.seed
         loader = _loader(self.settings, split, given)
         self._put_in(split, Cursor(loader, None if seed is None else mix(seed, len(split)), self._tell))
+
+    def use_step(self, split: Split, function: StepFunction) -> None:
+        """From the next step on, `function(model, batch)` is the step of this split."""
+        if split == "train":
+            self.settings.train_step = function
+        else:
+            self.settings.valid_step = function
+        if split in self.replica.loop.passes:
+            self.replica.loop.passes[split].step.function = self.make_step(split).function
+        elif split == "valid" and self._waits is not None:
+            waiting, self._waits = self._waits, None
+            self._put_in("valid", waiting)
+
+    def renew(self) -> None:
+        """The model's code has changed: its steps are looked up again."""
+        for split, each in self.replica.loop.passes.items():
+            each.step.function = self.make_step(split).function
+
+    def step_of(self, split: Split) -> StepFunction | None:
+        """The function that was given as this split's step, if one was."""
+        return self.settings.train_step if split == "train" else self.settings.valid_step
+
+    # Other data --------------------------------------------------------------------------------------
+
+    def cursor_for(self, given: Any, what: str) -> Cursor:
+        """A way through a loader, or a dataset, that nothing is trained on."""
+        if wrong := list(not_a_loader(self.settings, what, given)):
+            raise ConfigurationError(wrong, "this data cannot be used")
+        seed = self.settings.seed
+        loader = _loader(self.settings, "valid", given)
+        return Cursor(loader, None if seed is None else mix(seed, len("valid")), self._tell)
+
+    def validation_step(self, what: str) -> ValidationStep:
+        """The step that validates now."""
+        if not self.settings.says_how_to_validate(self.model):
+            raise ConfigurationError([NO_VALID_STEP], f"{what} cannot begin")
+        return self._like_validation(self.make_step("valid").function)
+
+    def prediction_step(self, forward: StepFunction | None) -> ValidationStep:
+        """A step that gives the output of the model that validates."""
+        if forward is not None:
+            return self._like_validation(partial(forward, self.validated))
+        asked = self.settings.valid_step is not None or hasattr(self.model, "valid_step")
+        validate = self.make_step("valid").function if asked else None
+        return self._like_validation(partial(output_of, self.validated, validate))
+
+    def _like_validation(self, function: Callable[[Any], Any]) -> ValidationStep:
+        step = self.make_step("valid")
+        assert isinstance(step, ValidationStep)
+        step.function = function
+        return step
+
+    def metrics_for(self, given: Iterable[AnyMetric] | None, what: str) -> list[AnyMetric]:
+        """The metrics to measure a set with: those of the validation where none are given."""
+        if given is None:
+            return [m for m in self.groups["valid"].metrics if not isinstance(m, Logged)]
+        metrics = list(given)
+        registered = [Registered(metric, "valid", False) for metric in metrics]
+        if wrong := list(metric_mistakes(registered)):
+            raise ConfigurationError(wrong, f"{what} cannot measure with these metrics")
+        return metrics
+
+    @property
+    def validated(self) -> nn.Module:
+        """The model that validates: the one in training, or its moving average."""
+        return self.replica.loop.modes.validated
+
+    @property
+    def loss(self) -> Callable[..., Any] | None:
+        """The loss of `.loss(...)`, if there is one."""
+        return self.settings.loss
+
+    def fork(self, learner: Any, state: State, directory: str | os.PathLike[str]) -> Any:
+        """A sibling of the learner, in this state."""
+        sibling = self._fork(state, directory, self._given)
+        sibling.num_epochs = learner.num_epochs
+        sibling.breakpoints.become(learner.breakpoints)
+        return sibling
 
     def require(self) -> None:
         """Before training: raise where something would be missed only at the end of an epoch."""
@@ -65,11 +173,19 @@ class Loaders:
         if "train" not in passes:
             raise ConfigurationError([NOTHING_TO_TRAIN_ON], CANNOT_BEGIN)
         missed = [why_never_measured(rule, by) for rule, by in self.rules.items() if by[0] not in passes]
+        if not self.settings.says_how_to_train(self.model):
+            missed.append(NO_STEP)
+        missed += _replaced(self.replica.loop.update)
         if missed:
             raise ConfigurationError(missed, CANNOT_BEGIN)
+        self._never_measured()
 
     def _put_in(self, split: Split, cursor: Cursor) -> None:
         loop = self.replica.loop
+        if split == "valid" and not self.settings.says_how_to_validate(self.model):
+            self._waits = cursor
+            self._tell(NOT_VALIDATED)
+            return
         if split in loop.passes:
             here = loop.done if loop.split == split else 0
             cursor.take_over(loop.passes[split].cursor, here)
@@ -91,25 +207,77 @@ class Loaders:
             for name in (f"data {split}", f"metrics {split}"):
                 self.replica.parts[name].restore(state.parts[name])
 
-    def _tell(self, text: str) -> None:
-        self.replica.emit(Notice(text))
+    def _tell(self, text: str, level: Level = "info") -> None:
+        self.replica.emit(Notice(text, level))
+
+    def _never_measured(self) -> None:
+        """Once: metrics that somebody wants of validation alone, and no validation."""
+        names = set(self.settings.metrics_of("valid")) - set(self.settings.metrics_of("train"))
+        if names and "valid" not in self.replica.loop.passes and not self._told and self._waits is None:
+            self._told = True
+            self._tell(
+                f"{', '.join(sorted(names))} of the validation split is never measured, as there is no "
+                "validation data: fit(train_loader, valid_loader)",
+                "warning",
+            )
+
+
+def _replaced(update: Update) -> Iterator[str]:
+    """A layer put in the place of another since the learner was built: what it holds would never be trained.
+    Asked by each verb that trains, not by each step: 0.2 ms for a model of 300 parameters."""
+    mine = {id(p): p.requires_grad for p in update.model.parameters()}
+    theirs = {id(p) for group in update.optimizer.param_groups for p in group["params"]}
+    stale, new = theirs - mine.keys(), [key for key, trains in mine.items() if trains and key not in theirs]
+    if stale and new:
+        yield (
+            f"{len(new)} of the model's parameters are not the optimizer's, which still holds "
+            f"{len(stale)} of before: a layer was replaced after build; replace it first, then make "
+            "the optimizer from model.parameters() and build"
+        )
+
+
+def _odd(settings: Settings, given: Mapping[Split, Any], split: Split) -> Iterator[str]:
+    """What is allowed, and seldom meant."""
+    if len(given) == 2 and given["train"] is given["valid"]:
+        yield (
+            "training and validation have the very same data, so validation says nothing about new data; "
+            "give another loader to validate with"
+        )
+    loader = given[split]
+    size = getattr(loader, "batch_size", None) if isinstance(loader, DataLoader) else None
+    if size is not None and settings.batch_size not in (None, size):
+        yield (
+            f"with_batch_size({settings.batch_size}) is for datasets; the {split} data is a DataLoader with "
+            f"a batch size of its own, {size}, which holds"
+        )
 
 
 def data_mistakes(settings: Settings, model: Any, split: Split, given: Any) -> Iterator[str]:
     """What is wrong with a loader or dataset."""
-    said = f"the {split} data is of type {type(given).__name__}"
+    yield from not_a_loader(settings, f"the {split} data", given)
+    if split == "valid" and isinstance(model, nn.Module) and not _may_validate(settings, model):
+        yield (
+            f"there is a validation loader, but {type(model).__name__} has no valid_step(self, batch); "
+            "define it, or add valid_step(fn) to the builder"
+        )
+
+
+def not_a_loader(settings: Settings, what: str, given: Any) -> Iterator[str]:
+    """Why something is no loader, and no dataset to make one of."""
+    said = f"{what} is of type {type(given).__name__}"
     if isinstance(given, type):
-        yield f"the {split} data is the class {given.__name__}; give an instance"
+        yield f"{what} is the class {given.__name__}; give an instance"
+    elif isinstance(given, nn.Module):
+        yield f"{said}, a model; give a DataLoader, a list of batches, or a dataset"
     elif isinstance(given, Dataset) or (not isinstance(given, Iterable) and _is_like_a_dataset(given)):
         if settings.batch_size is None:
             yield f"{said}, a dataset; say with_batch_size(32) to have it loaded, or give a DataLoader"
     elif isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         yield f"{said}; give an iterable of batches, such as a DataLoader or a list of them, or a dataset"
-    if split == "valid" and isinstance(model, nn.Module) and not settings.says_how_to_validate(model):
-        yield (
-            f"there is a validation loader, but {type(model).__name__} has no valid_step(self, batch); "
-            "define it, or add valid_step(fn) to the builder"
-        )
+
+
+def _may_validate(settings: Settings, model: nn.Module) -> bool:
+    return settings.says_how_to_validate(model) or cells_may_come()
 
 
 def _loader(settings: Settings, split: Split, given: Any) -> Iterable[Any]:

@@ -61,7 +61,8 @@ def _optimizer_mistakes(model: nn.Module, optimizer: Optimizer) -> Iterator[str]
     if strange:
         yield (
             f"{strange} of the optimizer's {len(theirs)} parameters are not the model's; was it made for "
-            "another model, or before the model was copied? make it from model.parameters()"
+            "another model, or before the model was copied or a layer of it replaced? make it from "
+            "model.parameters()"
         )
 
 

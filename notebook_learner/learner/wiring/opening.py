@@ -65,6 +65,8 @@ def _options(settings: Settings) -> Mapping[str, str]:
     if settings.early_stopping is not None:
         rule = settings.early_stopping
         words["early stopping"] = f"{rule.split} {rule.metric}, patience {rule.patience}"
+    if settings.parent:
+        words["forked from"] = settings.parent
     if settings.seed is not None:
         words["seed"] = str(settings.seed)
     return words

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from ...checkpoint.recorder import Recorder
+from ...checkpoint.strategy import Strategy
 from ...event import Sink, Split
 from ...metric import Loss
 from ...metric.base import AnyMetric, Metric, TextMetric
 from ..checkpointer import Checkpointer, Which
 from ..early_stopping import EarlyStopping
 from ..step.schedule import When
-
-StepFunction = Callable[[Any, Any], Any]
-"""fn(model, batch) -> output."""
+from ..step.step import StepFunction
 
 
 @dataclass
@@ -62,12 +62,21 @@ class Settings:
     loggers: list[Sink] = field(default_factory=list)
     renderer: Any = "auto"
     application_log: Any = True
+    remote_control: bool = True
     batch_size: int | None = None
     window: int = 1
     num_epochs: int = 1
     devices: Any = None
     checkpointer: Checkpointer | None = None
     checkpoint: Which | None = None
+    resume: bool = False
+    overwrite: bool = False
+    goes_on: bool = False
+    """Whether a checkpointer of the user's own gave a state to go on from."""
+    files_asked: bool = False
+    recorder: Recorder | None = None
+    strategy: Strategy | None = None
+    autosave: tuple[Any, bool] | None = None
     early_stopping: EarlyStoppingRule | None = None
     precision: Any = "fp32"
     clips: bool = False
@@ -79,6 +88,9 @@ class Settings:
     seed: int | None = None
     keyframe_every: int | None = None
     keyframe_memory: int | None = None
+    parent: str = ""
+    """Where a forked run comes from, in words."""
+    breakpoints: list[tuple[Any, bool]] = field(default_factory=list)
     loss: Callable[..., Any] | None = None
     loss_output: Any = None
     train_step: StepFunction | None = None
@@ -97,13 +109,34 @@ class Settings:
         found = [r.metric for r in self.registered() if r.split == split]
         return {m.name: m for m in found if isinstance(m, (Metric, TextMetric)) and hasattr(m, "name")}
 
+    def says_how_to_train(self, model: Any) -> bool:
+        """Whether training has a step."""
+        return self.train_step is not None or self.loss is not None or hasattr(model, "train_step")
+
     def says_how_to_validate(self, model: Any) -> bool:
         """Whether validation has a step."""
         return self.valid_step is not None or self.loss is not None or hasattr(model, "valid_step")
 
+    @property
+    def about_a_run_there(self) -> Literal["keep", "go on", "overwrite"]:
+        """What becomes of a run that the directory holds, unless one of its checkpoints is loaded."""
+        if self.goes_on:
+            return "go on"
+        return "overwrite" if self.overwrite else "keep"
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether the run writes anything to its directory."""
+        return not self.loggers or self.files_asked or self.application_log is True
+
     def of_one_learner(self) -> Settings:
         """A copy that later calls on the builder, or another `build`, leave alone."""
-        return replace(self, metrics=[replace(r) for r in self.metrics], loggers=list(self.loggers))
+        return replace(
+            self,
+            metrics=[replace(r) for r in self.metrics],
+            loggers=list(self.loggers),
+            breakpoints=list(self.breakpoints),
+        )
 
 
 PRECISIONS: dict[Any, torch.dtype | None] = {

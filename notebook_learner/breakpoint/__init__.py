@@ -1,0 +1,33 @@
+"""Breakpoints: conditions that pause the training before the update of the very step they hold for."""
+
+from .asked import When
+from .base import Asked, Condition, Found, FromMetrics, Measured, Moment, Planned
+from .breakpoints import Breakpoint, Breakpoints
+from .dead_units import DeadUnits
+from .grad_norm import GradNorm
+from .loss_spike import LossSpike
+from .metric_is import MetricIs
+from .non_finite import NonFinite
+from .numbered import AtStep, EveryNSteps
+from .update_ratio import UpdateRatio
+
+__all__ = [
+    "Asked",
+    "AtStep",
+    "Breakpoint",
+    "Breakpoints",
+    "Condition",
+    "DeadUnits",
+    "EveryNSteps",
+    "Found",
+    "FromMetrics",
+    "GradNorm",
+    "LossSpike",
+    "Measured",
+    "MetricIs",
+    "Moment",
+    "NonFinite",
+    "Planned",
+    "UpdateRatio",
+    "When",
+]

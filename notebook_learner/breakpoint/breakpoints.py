@@ -1,0 +1,138 @@
+"""The breakpoints of a learner: conditions that can be switched, and count how often they hit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+from .asked import When
+from .base import Condition, Moment
+
+
+class Breakpoint:
+    """A condition with its switch."""
+
+    def __init__(self, name: str, condition: Condition, once: bool, changed: Callable[[], None]) -> None:
+        self.name = name
+        self.condition = condition
+        self.once = once
+        """Whether it switches itself off when it hits."""
+        self.hits = 0
+        """How often it has stopped the training."""
+        self._on = True
+        self._changed = changed
+
+    @property
+    def on(self) -> bool:
+        """Whether it can stop the training. Set it at any time; it holds from the next boundary on."""
+        return self._on
+
+    @on.setter
+    def on(self, on: bool) -> None:
+        self._on = bool(on)
+        self._changed()
+
+    def hit(self) -> None:
+        """It stops the training now."""
+        self.hits += 1
+        if self.once:
+            self.on = False
+
+    def __repr__(self) -> str:
+        parts = ["once"] * self.once + ["off"] * (not self.on)
+        if self.hits:
+            parts.append(f"hit {'once' if self.hits == 1 else f'{self.hits} times'}")
+        return f"{self.name} ({', '.join(parts)})" if parts else self.name
+
+
+class Breakpoints:
+    """What stops a training where something goes wrong. Shown as a list at the end of a cell.
+
+    >>> from notebook_learner.breakpoint import AtStep, NonFinite
+    >>> breakpoints = Breakpoints()
+    >>> breakpoints.add(NonFinite()), breakpoints.add(AtStep(100), once=True)
+    (NonFinite(), AtStep(100) (once))
+    >>> breakpoints["NonFinite()"].on = False
+    >>> breakpoints
+    1. NonFinite() (off)
+    2. AtStep(100) (once)
+    """
+
+    def __init__(self) -> None:
+        self._all: list[Breakpoint] = []
+        self.changes = 0
+        """Grows with every change, for whoever has to hear of one."""
+
+    def add(
+        self, condition: Condition | Callable[[Moment], bool | str], *, once: bool = False, name: str = ""
+    ) -> Breakpoint:
+        """Stop where a condition holds.
+
+        Args:
+            condition: one of `notebook_learner.breakpoint`, or a function that is given the moment (loss,
+                output, batch, gradients, step, ...) of every training step before its update.
+            once: switch it off when it hits.
+            name: by which it is listed; by default that of the condition.
+        """
+        if isinstance(condition, type) or not (isinstance(condition, Condition) or callable(condition)):
+            raise TypeError(
+                f"a breakpoint is a condition such as NonFinite(), or a function of the moment, not "
+                f"{condition!r}"
+            )
+        if not isinstance(condition, Condition):
+            condition = When(condition)
+        made = Breakpoint(self._free(name or repr(condition)), condition, once, self._changed)
+        self._all = [*self._all, made]
+        self._changed()
+        return made
+
+    def remove(self, which: Breakpoint | str | int) -> None:
+        """Take one away, by itself, its name or its place in the list."""
+        gone = which if isinstance(which, Breakpoint) else self[which]
+        self._all = [each for each in self._all if each is not gone]
+        self._changed()
+
+    def clear(self) -> None:
+        """Take all away."""
+        self._all = []
+        self._changed()
+
+    def become(self, others: Breakpoints) -> None:
+        """The same as another list's, with memories and counts of their own: those of a forked run."""
+        self._all = [self._copy_of(each) for each in others]
+        self._changed()
+
+    def _copy_of(self, other: Breakpoint) -> Breakpoint:
+        condition = other.condition if isinstance(other.condition, When) else deepcopy(other.condition)
+        mine = Breakpoint(other.name, condition, other.once, self._changed)
+        mine._on = other.on
+        return mine
+
+    def __getitem__(self, which: str | int) -> Breakpoint:
+        """By name, or by number: 1 is the first."""
+        for number, each in enumerate(self._all, 1):
+            if which in (each.name, number):
+                return each
+        there = ", ".join(each.name for each in self._all) or "none"
+        raise KeyError(f"there is no breakpoint {which!r}; there are: {there}")
+
+    def __iter__(self) -> Iterator[Breakpoint]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __repr__(self) -> str:
+        lines = [f"{number}. {each!r}" for number, each in enumerate(self._all, 1)]
+        return "\n".join(lines) or "no breakpoints; learner.breakpoints.add(NonFinite()) makes one"
+
+    def _free(self, name: str) -> str:
+        taken: set[Any] = {each.name for each in self._all}
+        number = 1
+        while (free := name if number == 1 else f"{name} {number}") in taken:
+            number += 1
+        return free
+
+    def _changed(self) -> None:
+        self.changes += 1

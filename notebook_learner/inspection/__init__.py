@@ -1,0 +1,32 @@
+"""What a paused step looks like: the batch, the samples, every layer, the optimizer, the memory."""
+
+from __future__ import annotations
+
+from .batch import BatchTensor
+from .culprit import Culprit, trace_non_finite
+from .inspection import Inspection
+from .layers import Layer
+from .look import look
+from .memory import Memory
+from .optimizer import Group, StateSize
+from .pictures import Picture
+from .samples import Sample
+from .statistics import Histogram, Statistics
+from .weights import Parameter
+
+__all__ = [
+    "BatchTensor",
+    "Culprit",
+    "Group",
+    "Histogram",
+    "Inspection",
+    "Layer",
+    "Memory",
+    "Parameter",
+    "Picture",
+    "Sample",
+    "StateSize",
+    "Statistics",
+    "look",
+    "trace_non_finite",
+]

@@ -1,0 +1,332 @@
+"""The tables of a report, before anybody knows whether they become text or HTML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..renderer.numbers import count, duration, number, size_text
+from ..renderer.text import one_line
+from .batch import BatchTensor
+from .layers import Layer
+from .optimizer import Group, Option
+from .samples import Example
+from .statistics import Histogram
+
+if TYPE_CHECKING:
+    from .inspection import Inspection
+
+Cell = str | Histogram | None
+
+
+class Alarm(str):
+    """A cell's text that should catch the eye."""
+
+    __slots__ = ()
+
+
+_LONGEST_NAME, _LONGEST_EXAMPLE = 60, 120
+_MOST_CLASSES = 12
+_OF_VALUES = ("mean", "std", "min", "max", "zeros")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A heading, and whether the column is one of numbers."""
+
+    heading: str
+    right: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A part of the report: a table, and lines below it."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    lines: Sequence[str] = field(default=())
+
+
+def tables(inspection: Inspection, *, most_layers: int, most_samples: int) -> list[Table]:
+    """All parts that have something to show."""
+    found = [
+        batch_table(inspection),
+        samples_table(inspection, most_samples),
+        layers_table(inspection, most_layers),
+        optimizer_table(inspection),
+        state_table(inspection),
+        memory_table(inspection),
+        times_table(inspection),
+    ]
+    return [table for table in found if table.rows or table.lines]
+
+
+def headline(inspection: Inspection) -> str:
+    """The first line: what is looked at, and where it stands."""
+    return " · ".join(
+        part for part in (f"Inspection of {name(inspection.model)}", one_line(inspection.place)) if part
+    )
+
+
+def remarks(inspection: Inspection) -> list[tuple[str, str]]:
+    """What comes before all tables, each with its kind: a failure, what is not finite, notes."""
+    found = []
+    if inspection.failed is not None:
+        found.append(("failed", one_line(inspection.failed)))
+    if inspection.first_non_finite is not None:
+        found.append(("not finite", one_line(str(inspection.first_non_finite))))
+    return found + [("note", one_line(note)) for note in inspection.notes]
+
+
+def name(text: str) -> str:
+    """A name as one harmless line, its beginning cut off where it is too long: the end tells more."""
+    line = one_line(text)
+    return line if len(line) <= _LONGEST_NAME else f"…{line[1 - _LONGEST_NAME :]}"
+
+
+def shape(sizes: Sequence[int] | None) -> str:
+    """A shape for people.
+
+    >>> shape((32, 3)), shape(()), shape(None)
+    ('32 x 3', 'scalar', '')
+    """
+    if sizes is None:
+        return ""
+    return " x ".join("?" if size < 0 else str(size) for size in sizes) or "scalar"
+
+
+def maybe(value: float | None) -> str:
+    """A number, or nothing where there is none; a statistic of no values is none.
+
+    >>> maybe(0.5), maybe(None)
+    ('0.5000', '')
+    """
+    return "" if value is None else number(value)
+
+
+def share(part: float) -> str:
+    """A share as it is compared: exact at both ends.
+
+    >>> share(0), share(0.004), share(0.5), share(0.999), share(1)
+    ('0 %', '< 1 %', '50 %', '> 99 %', '100 %')
+    """
+    if math.isnan(part):
+        return ""
+    if 0 < part < 0.01:
+        return "< 1 %"
+    return "> 99 %" if 0.99 < part < 1 else f"{100 * part:.0f} %"
+
+
+def span(seconds: float) -> str:
+    """A time, also one far below a second: steps may take a fraction of a millisecond.
+
+    >>> span(0.00051), span(0.0123), span(2.5)
+    ('0.51 ms', '12 ms', '2.5 s')
+    """
+    return f"{1000 * seconds:.2f} ms" if 0 <= seconds < 0.00995 else duration(seconds)
+
+
+def some(value: int) -> str:
+    """A count, or nothing where it is zero."""
+    return count(value) if value else ""
+
+
+# ------------------------------------------------------------------------------------------ tables
+
+
+def batch_table(inspection: Inspection) -> Table:
+    """Every tensor of the batch, with classes and texts below."""
+    numbers = ("min", "max", "mean", "std", "NaN", "inf")
+    columns = [Column("tensor"), Column("shape"), Column("type"), Column("device")]
+    columns += [Column(heading, right=True) for heading in numbers]
+    lines = [line for row in inspection.batch for line in _about(row)]
+    return Table("Batch", columns, [_batch_row(row) for row in inspection.batch], lines)
+
+
+def _batch_row(row: BatchTensor) -> list[Cell]:
+    head: list[Cell] = [name(row.path) or "batch", shape(row.shape), row.dtype, row.device]
+    values = row.statistics
+    if values is None or not values.count:
+        return [*head, *[""] * 6]
+    numbers = [bound(row, values.min), bound(row, values.max), number(values.mean), number(values.std)]
+    return [*head, *numbers, Alarm(some(values.nan)), Alarm(some(values.inf))]
+
+
+def bound(row: BatchTensor, value: float) -> str:
+    """The least or greatest value of a tensor: a whole number where the tensor holds those."""
+    whole = "int" in row.dtype or row.dtype == "bool"
+    return count(int(value)) if whole and math.isfinite(value) else number(value)
+
+
+def _about(row: BatchTensor) -> list[str]:
+    path = name(row.path) or "batch"
+    lines = [f"{path} classes: {classes(row)}"] if row.classes else []
+    return lines + [f"{path} row {at}: {text}" for at, text in enumerate(row.texts)]
+
+
+def classes(row: BatchTensor) -> str:
+    """The values of an integer tensor and how often each occurs; of many the most frequent ones."""
+    counted = list((row.classes or {}).items())
+    shown = counted
+    if len(counted) > _MOST_CLASSES:
+        shown = sorted(counted, key=lambda pair: -pair[1])[:_MOST_CLASSES]
+    text = ", ".join(f"{value} ({count(times)})" for value, times in shown)
+    return text if len(shown) == len(counted) else f"{text} and {count(len(counted) - len(shown))} more"
+
+
+def samples_table(inspection: Inspection, most: int) -> Table:
+    """The worst samples; or why there are none."""
+    columns = [Column("sample", True), Column("loss", True), Column("target"), Column("prediction")]
+    if inspection.samples is None:
+        reason = [] if inspection.failed is not None else [inspection.samples_reason]
+        return Table("Worst samples", columns, [], [one_line(line) for line in reason if line])
+    shown = inspection.samples[:most]
+    rows = [[str(one.index), number(one.loss), example(one.target), example(one.prediction)] for one in shown]
+    more = len(inspection.samples) - len(shown)
+    return Table("Worst samples", columns, rows, [f"and {count(more)} with a smaller loss"] if more else [])
+
+
+def example(value: Example) -> str:
+    """A target or a prediction."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        text = f"[{', '.join(example(one) for one in value)}]"
+    elif isinstance(value, float):
+        text = number(value)
+    else:
+        text = one_line(str(value))
+    return text if len(text) <= _LONGEST_EXAMPLE else f"{text[: _LONGEST_EXAMPLE - 1]}…"
+
+
+def layers_table(inspection: Inspection, most: int) -> Table:
+    """The layers in their order; where there are too many, the first ones and all that are flagged."""
+    columns = [Column("layer"), Column("kind"), Column("remarks"), Column("parameters", True)]
+    columns += [Column("output"), *(Column(heading, True) for heading in _OF_VALUES), Column("values")]
+    columns += [Column("gradient", True), Column("gradients"), Column("update/weight", True)]
+    chosen = chosen_layers(inspection.layers, most)
+    more = len(inspection.layers) - len(chosen)
+    lines = [f"and {count(more)} more layers: see inspection.layers"] if more else []
+    return Table("Layers", columns, [_layer_row(layer) for layer in chosen], lines)
+
+
+def chosen_layers(layers: Sequence[Layer], most: int) -> list[Layer]:
+    """At most so many layers, in their order: what is flagged goes before what is not."""
+    if len(layers) <= most:
+        return list(layers)
+    by_weight = sorted(range(len(layers)), key=lambda at: (not is_alarming(layers[at]), at))
+    return [layers[at] for at in sorted(by_weight[:most])]
+
+
+def is_alarming(layer: Layer) -> bool:
+    """Whether a layer has a flag that nobody asked for."""
+    return any(flag != "frozen" for flag in layer.flags)
+
+
+def _layer_row(layer: Layer) -> list[Cell]:
+    values = layer.activation
+    seen = shape(layer.shape) if layer.calls else "not seen"
+    if values is None or not values.count:
+        numbers: list[Cell] = [""] * 5
+    else:
+        numbers = [maybe(one) for one in (values.mean, values.std, values.min, values.max)]
+        numbers.append(share(values.zeros))
+    said = remark(layer)
+    return [
+        *(name(layer.name) or "(itself)", name(layer.kind), Alarm(said) if is_alarming(layer) else said),
+        *(some(layer.parameters), seen, *numbers, layer.activations),
+        *(maybe(layer.gradient_norm), layer.gradients, maybe(layer.update_ratio)),
+    ]
+
+
+def remark(layer: Layer) -> str:
+    """A layer's flags, with how many values they stand for, and its calls where there are several."""
+    parts = [_counted(layer, flag) for flag in layer.flags]
+    return ", ".join([*parts, *([f"{layer.calls} calls"] if layer.calls > 1 else [])])
+
+
+def _counted(layer: Layer, flag: str) -> str:
+    wrong = {"NaN": "nan", "inf": "inf"}.get(flag)
+    if wrong is None:
+        return flag
+    where = {"output": layer.activation, "gradient": layer.gradient}
+    held = [f"{count(many)} in {place}" for place, one in where.items() if (many := getattr(one, wrong, 0))]
+    return f"{flag} ({', '.join(held)})"
+
+
+def optimizer_table(inspection: Inspection) -> Table:
+    """The groups of the optimizer."""
+    columns = [Column("group", True), Column("lr", True), Column("tensors", True), Column("parameters", True)]
+    columns += [Column("steps", True), Column("settings")]
+    return Table("Optimizer", columns, [_group_row(group) for group in inspection.optimizer])
+
+
+def _group_row(group: Group) -> list[Cell]:
+    rate = group.options.get("lr")
+    steps = "" if group.steps is None else count(group.steps)
+    return [
+        *(str(group.index), option(rate), count(group.tensors), count(group.elements), steps),
+        ", ".join(
+            f"{name(key)} {option(value)}" for key, value in group.options.items() if _is_shown(key, value)
+        ),
+    ]
+
+
+def _is_shown(key: str, value: Option) -> bool:
+    # Switches that are off say nothing; `initial_lr` is what a scheduler remembers.
+    return key not in ("lr", "params", "initial_lr") and value is not None and value is not False
+
+
+def option(value: Option) -> str:
+    """A setting as it was written: 0.001 and not 1.000e-3.
+
+    >>> option(0.001), option((0.9, 0.999)), option(None)
+    ('0.001', '(0.9, 0.999)', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return f"({', '.join(option(one) for one in value)})"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = one_line(str(value))
+    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
+
+
+def state_table(inspection: Inspection) -> Table:
+    """The optimizer's state, key by key."""
+    columns = [Column("group", True), Column("state"), Column("mean |x|", True), Column("max |x|", True)]
+    rows = [
+        [str(group.index), name(one.key), number(one.mean), number(one.max)]
+        for group in inspection.optimizer
+        for one in group.state
+    ]
+    return Table("Optimizer state", columns, rows)
+
+
+def memory_table(inspection: Inspection) -> Table:
+    """Bytes by kind, and what a GPU's allocator says."""
+    memory = inspection.memory
+    kinds = {
+        "parameters": memory.parameters,
+        "gradients": memory.gradients,
+        "optimizer state": memory.optimizer,
+        "buffers": memory.buffers,
+        "saved activations": memory.activations,
+        "batch": memory.batch,
+    }
+    rows = [[kind, size_text(size), share(size / memory.total)] for kind, size in kinds.items() if size]
+    device = {"allocated": memory.allocated, "reserved": memory.reserved, "peak": memory.peak}
+    rows += [[f"CUDA, {kind}", size_text(size), ""] for kind, size in device.items() if size is not None]
+    return Table("Memory", [Column("kind"), Column("size", True), Column("share", True)], rows)
+
+
+def times_table(inspection: Inspection) -> Table:
+    """Where a step's time goes."""
+    times = inspection.times or {}
+    whole = sum(times.values()) or 1.0
+    rows = [[name(part), span(seconds), share(seconds / whole)] for part, seconds in times.items()]
+    return Table("Time", [Column("part"), Column("time", True), Column("share", True)], rows)

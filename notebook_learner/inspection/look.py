@@ -1,0 +1,146 @@
+"""One look at a step: run it once under observation, and write down all that was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from ..renderer.text import one_line
+from .batch import decoder, describe_batch
+from .culprit import Trace
+from .inspection import Inspection
+from .layers import describe_layers
+from .memory import SavedTensors, describe_memory
+from .optimizer import describe_optimizer
+from .samples import Samples, item_of, loss_of, sample_losses
+from .walk import tensors_in
+from .watch import Call, plain_model
+from .weights import Weights
+
+_LONGEST_FAILURE = 2000
+
+
+def look(
+    batch: Any,
+    run: Callable[[], Any],
+    model: nn.Module,
+    optimizer: Any = None,
+    *,
+    apply: Callable[[], Any] | None = None,
+    loss_fn: Callable[..., Any] | None = None,
+    tokenizer: Any = None,
+    place: str = "",
+    times: Mapping[str, float] | None = None,
+    scale: float = 1.0,
+) -> Inspection:
+    """Run one step and describe it: batch, samples, layers, optimizer, memory.
+
+    What the step changes (gradients, buffers, random numbers, with `apply` the weights) stays changed: it is
+    the caller's to put back. All hooks are off again at the end, also where the step raises; an exception
+    in it is part of what was seen.
+
+    Args:
+        batch: what the step is given, on the model's device.
+        run: one forward and backward pass; returns the step's output.
+        model: the module whose layers are described.
+        optimizer: whose groups and state are described.
+        apply: one update of the optimizer, to measure how far it moves the weights.
+        loss_fn: the loss the model is trained on, asked for the losses of single samples.
+        tokenizer: with a `decode`, or a function from token numbers to text.
+        place: where training stands, for the report's title.
+        times: seconds spent on parts of a step, such as data, forward, backward, optimizer.
+        scale: what gradients are multiplied with (a GradScaler's scale); they are shown without it.
+
+    Returns:
+        Plain numbers and text; nothing on a device, nothing of the graph.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    >>> x = torch.ones(4, 2)
+    >>> def run():
+    ...     loss = model(x).square().mean()
+    ...     loss.backward()
+    ...     return loss
+    >>> inspection = look(x, run, model)
+    >>> [layer.kind for layer in inspection.layers], inspection["0"].shape
+    (['Linear', 'ReLU'], (4, 3))
+    """
+    plain = plain_model(model)
+    trace, weights = Trace(batch, model, measuring=True), Weights(plain, scale)
+    rows, pictures = describe_batch(batch, tokenizer)
+    tensors = (tensor for _, tensor in tensors_in(batch))
+    saved = SavedTensors([*plain.parameters(), *plain.buffers(), *tensors])
+    output, failed = None, None
+    with trace.watch.watching(), saved.watching():
+        try:
+            output = run()
+        except Exception as error:
+            failed = _failure(error, trace.watch.where)
+    trace.after_step(output)
+    weights.after_step()
+    samples = _samples(output, loss_fn, tokenizer)
+    loss = _loss(output)
+    del output  # and the graph with it, before anything is copied
+    groups = describe_optimizer(optimizer)
+    memory = describe_memory(plain, optimizer, batch, saved.bytes)
+    not_applied = "" if failed or apply is None else _update(trace, weights, apply)
+    parameters = weights.rows()
+    layers = describe_layers(plain, trace.watch, parameters, scale=scale, failed=failed is not None)
+    return Inspection(
+        place=place,
+        model=type(plain).__name__,
+        loss=loss,
+        failed=failed,
+        first_non_finite=trace.culprit(failed=failed is not None),
+        batch=rows,
+        thumbnails=pictures,
+        samples=samples.rows,
+        samples_reason=samples.reason,
+        layers=layers,
+        parameters=tuple(parameters.values()),
+        optimizer=groups,
+        memory=memory,
+        times=None if times is None else {name: float(seconds) for name, seconds in times.items()},
+        notes=tuple(note for note in (_unseen(trace, failed), not_applied) if note),
+    )
+
+
+def _failure(error: Exception, where: Call | None) -> str:
+    said = " ".join(one_line(str(error)).split())
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    text = text if len(text) <= _LONGEST_FAILURE else f"{text[: _LONGEST_FAILURE - 1]}…"
+    return text if where is None else f"{text} (in {where.label})"
+
+
+def _loss(output: Any) -> float | None:
+    loss = loss_of(item_of(output))
+    return float(loss) if loss is not None and loss.numel() == 1 and not loss.is_complex() else None
+
+
+def _samples(output: Any, loss_fn: Callable[..., Any] | None, tokenizer: Any) -> Samples:
+    try:
+        return sample_losses(output, loss_fn, decoder(tokenizer))
+    except Exception as error:  # an output of somebody's own: all the rest is worth seeing without it
+        return Samples(None, f"the output cannot be taken apart into samples: {_failure(error, None)}")
+
+
+def _update(trace: Trace, weights: Weights, apply: Callable[[], Any]) -> str:
+    weights.before_update()
+    try:
+        apply()
+    except Exception as error:
+        return f"the update failed: {_failure(error, None)}"
+    weights.after_update()
+    trace.after_update()
+    return ""
+
+
+def _unseen(trace: Trace, failed: str | None) -> str:
+    if trace.watch.calls or failed is not None:
+        return ""
+    return (
+        "no module was seen running, so there are no activations: a step that was compiled, scripted or "
+        "captured beforehand, or one that uses another model, calls none of this model's hooks"
+    )

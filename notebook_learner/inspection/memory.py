@@ -1,0 +1,162 @@
+"""What takes the memory: bytes by kind, each storage counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .walk import tensors_in
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes by kind. Tensors that share a storage, such as tied weights, count once.
+
+    Attributes:
+        activations: what the forward pass keeps for the backward pass, at most at one time.
+        allocated: on CUDA, what torch's allocator holds for tensors now; else None.
+        reserved: on CUDA, what it took from the device.
+        peak: on CUDA, the most it ever held for tensors.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    activations: int
+    batch: int
+    allocated: int | None = None
+    reserved: int | None = None
+    peak: int | None = None
+
+    @property
+    def total(self) -> int:
+        """All that is counted by kind."""
+        kinds = (self.parameters, self.gradients, self.optimizer, self.buffers, self.activations, self.batch)
+        return sum(kinds)
+
+
+class Storages:
+    """Bytes of tensors, shared ones once: of a storage what its tensors use, at most all of it."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[object, tuple[int, int]] = {}
+        self._views: set[object] = set()
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor's bytes, unless they are counted already."""
+        # A tensor of somebody's own kind has no storage; a lazy parameter has none yet.
+        with suppress(RuntimeError, NotImplementedError, ValueError):
+            self._add(tensor)
+
+    def _add(self, tensor: Tensor) -> None:
+        for part in _parts(tensor):
+            storage = part.untyped_storage()
+            place = (part.device, storage.data_ptr() or id(storage))
+            view = (*place, part.storage_offset(), tuple(part.shape), tuple(part.stride()))
+            if view not in self._views:
+                self._views.add(view)
+                used = self._bytes.get(place, (0, 0))[0] + part.numel() * part.element_size()
+                self._bytes[place] = (used, storage.nbytes())
+
+    def of(self, tensors: Iterable[Tensor]) -> int:
+        """Count tensors, and tell by how much the total grew."""
+        before = self.total
+        for tensor in tensors:
+            self.add(tensor)
+        return self.total - before
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything added."""
+        return sum(min(used, whole) for used, whole in self._bytes.values())
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """The plain tensors that hold a tensor's bytes."""
+    tensor = tensor.detach()
+    if tensor.is_meta:
+        return
+    if tensor.layout is torch.strided:
+        yield tensor
+    elif tensor.is_sparse:
+        yield from (tensor._indices(), tensor._values())
+    else:
+        yield tensor.values()
+
+
+class SavedTensors:
+    """Counts what autograd keeps while it is watched, beyond what was counted before."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        self._storages = Storages()
+        self._before = self._storages.of(known)
+
+    @property
+    def bytes(self) -> int:
+        """What was kept, without parameters, buffers and the batch."""
+        return self._storages.total - self._before
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count what graphs made in the block keep."""
+        with torch.autograd.graph.saved_tensors_hooks(self._keep, _taken):
+            yield
+
+    def _keep(self, tensor: Tensor) -> tuple[Tensor, int]:
+        self._storages.add(tensor)
+        # Not the tensor itself: that would hold its own graph, which nothing would then free.
+        return tensor.detach(), tensor._version
+
+
+def _taken(kept: tuple[Tensor, int]) -> Tensor:
+    tensor, version = kept
+    if tensor._version != version:  # autograd asks this of what it keeps itself, not of what a hook keeps
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"a tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected {version}"
+        )
+    return tensor
+
+
+def describe_memory(model: nn.Module, optimizer: Any, batch: Any, activations: int) -> Memory:
+    """Bytes by kind, as they are now.
+
+    >>> model = nn.Linear(3, 1)
+    >>> describe_memory(model, None, torch.ones(2, 3), 0).parameters
+    16
+    """
+    parameters = list(model.parameters())
+    storages = Storages()
+    return Memory(
+        parameters=storages.of(parameters),
+        buffers=storages.of(model.buffers()),
+        gradients=storages.of(p.grad for p in parameters if p.grad is not None),
+        optimizer=storages.of(_state_of(optimizer)),
+        batch=storages.of(tensor for _, tensor in tensors_in(batch)),
+        activations=activations,
+        **_on_cuda(parameters),
+    )
+
+
+def _state_of(optimizer: Any) -> Iterator[Tensor]:
+    state = getattr(optimizer, "state", None)
+    for held in state.values() if isinstance(state, Mapping) else ():
+        yield from (tensor for _, tensor in tensors_in(held))
+
+
+def _on_cuda(parameters: list[nn.Parameter]) -> dict[str, int]:
+    devices = {parameter.device for parameter in parameters if parameter.device.type == "cuda"}
+    if not devices:
+        return {}
+    readings = {
+        "allocated": torch.cuda.memory_allocated,
+        "reserved": torch.cuda.memory_reserved,
+        "peak": torch.cuda.max_memory_allocated,
+    }
+    return {name: sum(read(device) for device in devices) for name, read in readings.items()}

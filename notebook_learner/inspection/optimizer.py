@@ -1,0 +1,114 @@
+"""What an optimizer holds: the settings of its groups, and the size of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .statistics import bring_over, values_of, wide
+
+Option = int | float | bool | str | None | tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """One key of the optimizer's state over a whole group: the mean and the maximum of its magnitudes."""
+
+    key: str
+    mean: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One parameter group.
+
+    Attributes:
+        options: learning rate and all other settings that are plain values.
+        tensors: how many parameters it trains.
+        elements: how many numbers they hold.
+        state: its state, key by key; empty before the first update.
+        steps: the updates made, the most of any parameter; None where the optimizer does not count.
+    """
+
+    index: int
+    options: Mapping[str, Option]
+    tensors: int
+    elements: int
+    state: tuple[StateSize, ...]
+    steps: int | None
+
+
+def describe_optimizer(optimizer: Any) -> tuple[Group, ...]:
+    """A row for every parameter group; none for what has no groups.
+
+    >>> [group.options["lr"] for group in describe_optimizer(torch.optim.SGD([torch.ones(1)], lr=0.5))]
+    [0.5]
+    """
+    groups = getattr(optimizer, "param_groups", None) or []
+    state = getattr(optimizer, "state", None) or {}
+    return tuple(_group(index, group, state) for index, group in enumerate(groups))
+
+
+def _group(index: int, group: Mapping[str, Any], state: Mapping[Any, Any]) -> Group:
+    parameters = [parameter for parameter in group["params"] if isinstance(parameter, Tensor)]
+    held = [state[parameter] for parameter in parameters if parameter in state]
+    held = [one for one in held if isinstance(one, Mapping)]
+    options = {str(key): _option(value) for key, value in group.items() if _is_option(key, value)}
+    elements = sum(parameter.numel() for parameter in parameters)
+    return Group(index, options, len(parameters), elements, _sizes(held), _steps(held))
+
+
+def _is_option(key: Any, value: Any) -> bool:
+    if key == "params":
+        return False
+    if isinstance(value, tuple):
+        return 0 < len(value) <= 4 and all(_is_option("", one) for one in value)
+    return isinstance(value, (int, float, str)) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _option(value: Any) -> Option:
+    if isinstance(value, tuple):
+        return tuple(float(one) for one in value)
+    plain: Option = value.item() if isinstance(value, Tensor) else value
+    return plain
+
+
+def _steps(held: list[Mapping[Any, Any]]) -> int | None:
+    counted = [one["step"] for one in held if isinstance(one.get("step"), (int, float, Tensor))]
+    tensors = [value for value in counted if isinstance(value, Tensor) and value.numel() == 1]
+    plain = [value for value in counted if not isinstance(value, Tensor)]
+    numbers = [*(float(number.sum()) for number in bring_over(tensors)), *plain]
+    return int(max(numbers)) if numbers else None
+
+
+def _sizes(held: list[Mapping[Any, Any]]) -> tuple[StateSize, ...]:
+    keys = dict.fromkeys(
+        key for one in held for key, value in one.items() if key != "step" and _is_state(value)
+    )
+    pending = [
+        (str(key), torch.stack([_magnitudes(one[key]) for one in held if _is_state(one.get(key))]).cpu())
+        for key in keys
+    ]
+    return tuple(
+        StateSize(key, float(rows[:, 0].sum() / rows[:, 2].sum()), float(rows[:, 1].max()))
+        for key, rows in pending
+    )
+
+
+def _is_state(value: Any) -> bool:
+    number = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    return number and value.numel() > 0 and not value.is_meta
+
+
+@torch.no_grad()
+def _magnitudes(value: Tensor) -> Tensor:
+    numbers = values_of(value)
+    assert numbers is not None  # _is_state left out what holds none
+    sizes = numbers.to(wide(value.device)).abs()
+    total = torch.tensor(float(sizes.numel()), device=sizes.device, dtype=sizes.dtype)
+    return torch.stack([sizes.sum(), sizes.max(), total])

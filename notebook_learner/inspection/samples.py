@@ -1,0 +1,237 @@
+"""The loss of every sample of a batch, the worst first."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .batch import Decode, decoded
+from .statistics import wide
+
+MOST_SAMPLES = 1000
+_LONGEST_LIST = 8
+_IGNORED = -100
+"""What torch's losses leave out, where nothing else is said."""
+
+Example = int | float | bool | str | list[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample of the batch: its place there, its loss, what was to be said, and what was said."""
+
+    index: int
+    loss: float
+    target: Example
+    prediction: Example
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The samples, the worst first; or None and the reason why there are none."""
+
+    rows: tuple[Sample, ...] | None
+    reason: str = ""
+
+
+def field_of(output: Any, name: str) -> Any:
+    """A field of a step's output, whether it is an object or a mapping."""
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+
+
+def item_of(output: Any) -> Any:
+    """The output that holds the loss: a TrainOutput carries it as its `item`."""
+    return output.item if hasattr(output, "grads") and hasattr(output, "item") else output
+
+
+def loss_of(output: Any) -> Tensor | None:
+    """The loss in what a step returned; a bare tensor is one."""
+    loss = output if isinstance(output, Tensor) else field_of(output, "loss")
+    return loss.detach() if isinstance(loss, Tensor) else None
+
+
+def sample_losses(
+    output: Any, loss_fn: Callable[..., Any] | None = None, decode: Decode | None = None
+) -> Samples:
+    """The losses of a step's output, sample by sample.
+
+    Args:
+        output: what the step returned. The four outputs of this package are known by their names, and
+            whatever has the same fields.
+        loss_fn: the loss it was trained on; asked first, with `reduction="none"`, where it has that.
+        decode: from token numbers to text, for sequences.
+
+    >>> from types import SimpleNamespace
+    >>> scores, targets = torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1])
+    >>> output = SimpleNamespace(loss=None, output=scores, targets=targets)
+    >>> [(sample.index, sample.target, sample.prediction) for sample in sample_losses(output).rows]
+    [(1, 1, 0), (0, 0, 0)]
+    """
+    if output is None:
+        return Samples(None, "the step did not get as far as an output")
+    item = item_of(output)
+    scores, targets = _scores(item), field_of(item, "targets")
+    if not isinstance(scores, Tensor) or not isinstance(targets, Tensor):
+        return Samples(None, _why_no_fields(item))
+    scores, targets = scores.detach(), targets.detach()
+    kind = _kind(item, scores, targets)
+    with torch.no_grad():
+        losses = _own_losses(loss_fn, scores, targets) if loss_fn is not None else None
+        if losses is None and kind is not None:
+            losses = _known_losses(kind, item, scores, targets)
+    if losses is None:
+        return Samples(None, _why_no_losses(item, scores, targets))
+    return Samples(_worst(losses, item, kind, scores, targets, decode))
+
+
+def _scores(item: Any) -> Any:
+    """The model's answers with classes in dimension 1."""
+    if "SequenceOutput" in _names(item):
+        return item.logits.movedim(-1, 1)
+    return field_of(item, "output")
+
+
+def _names(item: Any) -> set[str]:
+    return {cls.__name__ for cls in type(item).__mro__}
+
+
+def _kind(item: Any, scores: Tensor, targets: Tensor) -> str | None:
+    names = _names(item)
+    for name in (
+        "SequenceOutput",
+        "MultiLabelClassificationOutput",
+        "ClassificationOutput",
+        "RegressionOutput",
+    ):
+        if name in names:
+            return name
+    # Any other output goes by its shapes, as `.loss(fn)` does it.
+    whole = not targets.is_floating_point() and not targets.is_complex()
+    if whole and scores.ndim == targets.ndim + 1:
+        return "ClassificationOutput"
+    return "RegressionOutput" if scores.shape == targets.shape and not whole else None
+
+
+def _own_losses(loss_fn: Callable[..., Any], scores: Tensor, targets: Tensor) -> Tensor | None:
+    each = _unreduced(loss_fn)
+    if each is None:
+        return None
+    with suppress(Exception):  # a loss of somebody's own: where it fails, the known ones are taken
+        return _per_sample(each(scores, targets), targets, getattr(loss_fn, "ignore_index", _IGNORED))
+    return None
+
+
+def _unreduced(loss_fn: Callable[..., Any]) -> Callable[..., Any] | None:
+    if isinstance(loss_fn, nn.Module):
+        if not hasattr(loss_fn, "reduction"):
+            return None
+        loss_fn = copy.copy(loss_fn)  # a shallow one: class weights are shared, the user's module stays
+        loss_fn.reduction = "none"  # type: ignore[assignment]  # a string, as every loss of torch has it
+        return loss_fn
+    with suppress(TypeError, ValueError):  # a builtin tells no signature
+        if "reduction" in inspect.signature(loss_fn).parameters:
+            return lambda scores, targets: loss_fn(scores, targets, reduction="none")
+    return None
+
+
+def _known_losses(kind: str, item: Any, scores: Tensor, targets: Tensor) -> Tensor | None:
+    scores = scores.float() if scores.is_floating_point() and scores.element_size() < 4 else scores
+    ignored = getattr(item, "ignore_index", _IGNORED)
+    with suppress(RuntimeError, ValueError, IndexError, TypeError):  # an output that is not what it is called
+        if kind in ("ClassificationOutput", "SequenceOutput"):
+            left_out = _IGNORED if ignored is None else ignored
+            each = functional.cross_entropy(scores, targets.long(), reduction="none", ignore_index=left_out)
+            return _per_sample(each, targets, left_out)
+        if kind == "MultiLabelClassificationOutput":
+            each = functional.binary_cross_entropy_with_logits(
+                scores, targets.to(scores.dtype), reduction="none"
+            )
+        else:
+            each = (scores - targets).abs().square()
+        return _per_sample(each, None, 0)
+    return None
+
+
+def _per_sample(each: Any, targets: Tensor | None, ignored: Any) -> Tensor | None:
+    """The mean of each sample's losses; what the loss leaves out is not counted."""
+    if not isinstance(each, Tensor) or each.ndim == 0 or each.is_complex():
+        return None
+    rows: Tensor = each.reshape(len(each), -1).to(wide(each.device))
+    if targets is None or each.shape != targets.shape or targets.is_floating_point() or each.ndim == 1:
+        return rows.mean(1) if each.numel() else None
+    counted = (targets != ignored).reshape(rows.shape)
+    means: Tensor = rows.where(counted, 0).sum(1) / counted.sum(1).clamp(min=1)
+    return means
+
+
+def _worst(
+    losses: Tensor, item: Any, kind: str | None, scores: Tensor, targets: Tensor, decode: Decode | None
+) -> tuple[Sample, ...]:
+    numbers = losses.cpu().numpy()
+    order = np.argsort(-np.where(np.isnan(numbers), math.inf, numbers), kind="stable")[:MOST_SAMPLES]
+    chosen = torch.from_numpy(order).to(scores.device)
+    predictions = _predictions(item, kind, scores)
+    said = _examples(predictions, chosen, decode if kind == "SequenceOutput" else None)
+    meant = _examples(targets, chosen, decode if kind == "SequenceOutput" else None)
+    return tuple(
+        Sample(int(at), float(numbers[at]), target, prediction)
+        for at, target, prediction in zip(order, meant, said, strict=True)
+    )
+
+
+def _predictions(item: Any, kind: str | None, scores: Tensor) -> Tensor:
+    if kind == "SequenceOutput":
+        given = getattr(item, "predictions", None)
+        return given.detach() if isinstance(given, Tensor) else scores.argmax(1)
+    if kind == "ClassificationOutput" and scores.ndim > 1:
+        return scores.argmax(1)
+    if kind == "MultiLabelClassificationOutput":
+        return (scores > 0).to(torch.uint8)
+    return scores
+
+
+def _examples(values: Tensor, chosen: Tensor, decode: Decode | None) -> list[Example]:
+    """One example a chosen sample: a number, a short list, text, or what kind of tensor it is."""
+    if values.ndim == 0 or len(values) <= (int(chosen.max()) if len(chosen) else -1):
+        return [None] * len(chosen)
+    rows = values[chosen.to(values.device)].detach().cpu()
+    rows = rows.double() if rows.is_floating_point() else rows
+    return [_example(row, decode) for row in rows]
+
+
+def _example(row: Tensor, decode: Decode | None) -> Example:
+    row = row.squeeze()
+    if decode is not None and row.ndim == 1:
+        with suppress(Exception):  # a stranger's tokenizer
+            return decoded(decode, row)
+    if row.ndim == 0:
+        value: Example = row.item()
+        return value
+    if row.ndim == 1:
+        start: list[Any] = row[:_LONGEST_LIST].tolist()
+        return start if len(row) <= _LONGEST_LIST else [*start, "…"]
+    return f"[{', '.join(str(size) for size in row.shape)}]"
+
+
+def _why_no_fields(item: Any) -> str:
+    return (
+        f"the step's output is a {type(item).__name__} without tensors `.output` and `.targets`; return "
+        "ClassificationOutput(loss, output, targets), or another of the outputs, to see the samples"
+    )
+
+
+def _why_no_losses(item: Any, scores: Tensor, targets: Tensor) -> str:
+    return (
+        f"no loss of single samples is known for a {type(item).__name__} with output {list(scores.shape)} "
+        f"and targets {list(targets.shape)}; give a loss with a `reduction`, as torch's have it"
+    )

@@ -1,0 +1,190 @@
+"""Hooks on every module, for one forward and backward pass: who ran when, on what, with what result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from .batch import shape_of
+from .finite import Questions
+from .statistics import Pending, measure
+from .walk import floating_in
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of one module."""
+
+    name: str
+    kind: str
+    number: int
+    """1 for the first call of this module in the pass."""
+    parent: Call | None
+    ended: bool = False
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    """Questions about its floating tensors."""
+    into: list[int] = field(default_factory=list)
+    out_of: list[int] = field(default_factory=list)
+    """Those of its tensors that a gradient comes back to, as numbers of `Watch.gradients`."""
+
+    @property
+    def label(self) -> str:
+        """The module as people know it: its name and class."""
+        again = f", call {self.number}" if self.number > 1 else ""
+        return f"{self.name} ({self.kind}){again}" if self.name else f"{self.kind}{again}"
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """The first floating tensor of a module's output."""
+
+    shape: tuple[int, ...] | None
+    values: Pending | None
+
+
+class Watch:
+    """What one pass showed. `watching()` puts the hooks on, and takes every one of them off again.
+
+    Hooks read values and change none, draw no random number, and keep no tensor of the pass.
+    """
+
+    def __init__(self, model: nn.Module, questions: Questions, *, measuring: bool = False) -> None:
+        self.model = plain_model(model)
+        self.questions = questions
+        self.measuring = measuring
+        self.started: list[Call] = []
+        """All calls, in the order in which they began."""
+        self.ended: list[Call] = []
+        """Those that came back, in the order in which they did: a module after its parts."""
+        self.gradients: dict[int, int] = {}
+        """Gradients that came back, first come first: the tensor's number, and the question about it."""
+        self.activations: dict[str, Activation] = {}
+        """Of the last call, by module name."""
+        self.calls: dict[str, int] = {}
+        self._open: list[Call] = []
+        self._nodes: dict[tuple[int, int], tuple[int, Any]] = {}
+        self._handles = ExitStack()
+
+    @property
+    def where(self) -> Call | None:
+        """The innermost module that has begun and not come back: where an exception came from."""
+        return self._open[-1] if self._open else None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Hooks on every module for the length of the block."""
+        with uncompiled(), self._handles:
+            self._handles.callback(self._nodes.clear)
+            for name, module in self.model.named_modules():
+                self._put_on(name, module)
+            yield
+
+    def _put_on(self, name: str, module: nn.Module) -> None:
+        kind, leaf = type(module).__name__, is_row(module)
+
+        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+            self._begin(name, kind, (args, kwargs))
+
+        def after(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
+            self._end(name, output, measuring=self.measuring and leaf)
+
+        with suppress(RuntimeError):  # what torch.jit made takes no hooks
+            before_handle = module.register_forward_pre_hook(before, with_kwargs=True)
+            self._handles.callback(before_handle.remove)
+            self._handles.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+
+    def _begin(self, name: str, kind: str, given: Any) -> None:
+        self.calls[name] = self.calls.get(name, 0) + 1
+        call = Call(name, kind, self.calls[name], self._open[-1] if self._open else None)
+        tensors = _readable(given)
+        call.inputs = [self.questions.ask(tensor) for tensor in tensors]
+        call.into = self._listen(tensors)
+        self.started.append(call)
+        self._open.append(call)
+
+    def _end(self, name: str, output: Any, *, measuring: bool) -> None:
+        # A call that ended in an exception which the model caught is still open: it goes with its parent.
+        at = next(at for at in reversed(range(len(self._open))) if self._open[at].name == name)
+        call = self._open[at]
+        del self._open[at:]
+        tensors = _readable(output)
+        call.outputs = [self.questions.ask(tensor) for tensor in tensors]
+        call.out_of = self._listen(tensors)
+        call.ended = True
+        self.ended.append(call)
+        if measuring:
+            self.activations[name] = _activation(tensors)
+
+    def _listen(self, tensors: list[Tensor]) -> list[int]:
+        return [self._number(tensor) for tensor in tensors if tensor.requires_grad]
+
+    def _number(self, tensor: Tensor) -> int:
+        """The tensor's number; the same tensor has one, out of one module and into the next.
+
+        The nodes are kept while the pass lasts, so that no other can get the `id` of one that is gone.
+        """
+        node = tensor if tensor.grad_fn is None else tensor.grad_fn
+        place = (id(node), tensor.output_nr)
+        if place not in self._nodes:
+            number = len(self._nodes)
+            self._nodes[place] = (number, node)
+            handle = tensor.register_hook(self._listener(number))  # type: ignore[no-untyped-call]
+            self._handles.callback(handle.remove)
+        return self._nodes[place][0]
+
+    def _listener(self, number: int) -> Callable[[Tensor], None]:
+        def heard(gradient: Tensor) -> None:
+            if number not in self.gradients:
+                self.gradients[number] = self.questions.ask(gradient)
+
+        return heard
+
+
+def _readable(value: Any) -> list[Tensor]:
+    """The floating tensors of a value. Those inside a `torch.func.vmap` have no values outside of it."""
+    return [tensor for tensor in floating_in(value) if not is_functorch_wrapped_tensor(tensor)]
+
+
+def _activation(tensors: list[Tensor]) -> Activation:
+    if not tensors:
+        return Activation(None, None)
+    first = tensors[0]
+    values = None
+    with suppress(RuntimeError, NotImplementedError):  # a number format this device cannot read
+        values = measure([first])
+    return Activation(shape_of(first), values)
+
+
+def is_row(module: nn.Module) -> bool:
+    """Whether a module is a layer of its own: it has no parts, or parameters beside them."""
+    return next(module.children(), None) is None or next(module.parameters(recurse=False), None) is not None
+
+
+def plain_model(model: nn.Module) -> nn.Module:
+    """The model inside the wrapper that `torch.compile` makes.
+
+    >>> plain_model(nn.Linear(1, 1))
+    Linear(in_features=1, out_features=1, bias=True)
+    """
+    inner = getattr(model, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Run what was compiled as it was written: a compiled model calls no hooks.
+
+    Worse, one compiled anew while there are hooks would have them in it for good. Where nothing has loaded
+    the compiler, nothing is compiled; loading it to ask takes a second.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance

@@ -1,0 +1,80 @@
+"""Looking at a step without taking it: whatever it changes is put back, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# The one way to write back the value that a graph has seen, without telling it that something was written.
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from .loop import Loop
+from .state import ModelPart, Part
+
+_LOOP_OWN = ("loop", "metrics train", "metrics valid")
+"""What only the loop itself changes, between steps."""
+
+
+@contextmanager
+def aside(
+    loop: Loop, parts: Mapping[str, Part], *, data: bool = False, but: Collection[str] = ()
+) -> Iterator[None]:
+    """Everything that a step can change is as it was, afterwards, also where it fails.
+
+    Graphs that live on stay usable: their tensors get the old values without counting as changed. Gradients
+    that people look at stay, too.
+
+    Args:
+        loop: at a boundary, its random stream entered.
+        parts: of the state.
+        data: whether batches are fetched meanwhile. Then the loader is opened anew afterwards.
+        but: parts that nothing touches meanwhile, and that need no copy.
+    """
+    update = loop.update
+    chosen = {
+        name: part
+        for name, part in parts.items()
+        if name not in (*_LOOP_OWN, *but) and (data or not name.startswith("data "))
+    }
+    models = {name: part for name, part in chosen.items() if isinstance(part, ModelPart)}
+    before = {name: part.capture() for name, part in chosen.items()}
+    modes = {module: module.training for part in models.values() for module in part.model.modules()}
+    shown, hiding = [p.grad for p in update.parameters], update.hides
+    schedule_rates, was_quiet, loop.quiet = list(update.rates), loop.quiet, True
+    versions = ExitStack()
+    try:
+        for each in models.values():
+            for tensor in _tensors(each.model).values():
+                versions.enter_context(_unsafe_preserve_version_counter(tensor))
+        yield
+    finally:
+        loop.quiet = was_quiet
+        for name, part in chosen.items():
+            if name in models:
+                _put_back(models[name].model, before[name])
+            else:
+                part.restore(before[name])
+        versions.close()
+        update.rates = schedule_rates
+        if update.count == 0 or hiding:
+            update.show(shown)
+        for module, training in modes.items():
+            module.training = training
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    return {**parameters, **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def _put_back(model: nn.Module, state: Any) -> None:
+    # All of them: BatchNorm, for one, writes its statistics without counting them as changed.
+    for name, tensor in _tensors(model).items():
+        with torch.no_grad():
+            tensor.copy_(state["tensors"][name])
+    for name, extra in state["extra"].items():
+        model.get_submodule(name).set_extra_state(extra)

@@ -1,0 +1,228 @@
+"""Measuring what a saved run has learned, without a Learner."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ..artifacts import Artifacts
+from ..artifacts.evaluations import Evaluation, Evaluations
+from ..errors import ConfigurationError
+from ..event import Evaluated, Event, FanOut, Sink
+from ..logger import ApplicationLogger, FileMetricLogger
+from ..metric import Loss
+from ..metric.base import AnyMetric
+from ..store.layout import RunLayout
+from .control import Control
+from .data.cursor import Cursor
+from .driver import Driver
+from .evaluating import Tour, evaluate_set
+from .modes import Modes
+from .position import Position, Split
+from .predicting import AfterBatch, Forward, output_of, predict
+from .rng import capture_generators, capture_rng, restore_generators, restore_rng
+from .step.step import ValidationStep
+from .step.supervised import supervised
+from .wiring.checks import metric_mistakes
+from .wiring.loaders import not_a_loader
+from .wiring.settings import PRECISIONS, Registered, Settings
+
+T = TypeVar("T")
+
+
+class Evaluator:
+    """Evaluates and predicts with the weights of a saved run.
+
+    `Evaluator("runs/digits", Net(), loss=F.cross_entropy, metrics=[Loss(), Accuracy()]).evaluate(loader)`
+
+    The values go where `learner.evaluate` puts them, below `test/<name>` of the run's directory. What
+    `learner.predict` says of batches and outputs holds here, too.
+
+    Args:
+        run: the run's directory, or its `Artifacts`.
+        model: of the same shape; the weights are loaded into it. It stays on its device, and keeps its mode.
+        checkpoint: an epoch's number, "best", "latest", or a label such as "3-117".
+        average: whether to take the moving average of the weights; by default where the run kept one, as its
+            validation did (but for `.ema(..., validate=False)`: there say False).
+        loss: for `(x, y)` batches, where nothing else says how to measure one.
+        valid_step: `fn(model, batch)`; by default the model's own `valid_step`, if it has one.
+        metrics: by default the loss.
+        precision: "fp32", "bf16" or "fp16", as the builder's.
+        renderer: where progress is shown: "auto", "rich", "plain", "silent", or a sink.
+
+    Raises:
+        StateError: there is no such checkpoint, or it is of another model: every difference is listed.
+        DamagedError: the checkpoint is damaged.
+        ConfigurationError: nothing says how to measure a batch, or something given is no metric.
+    """
+
+    def __init__(
+        self,
+        run: Artifacts | str | os.PathLike[str],
+        model: nn.Module,
+        *,
+        checkpoint: int | str = "best",
+        average: bool | None = None,
+        loss: Callable[..., Any] | None = None,
+        valid_step: Forward | None = None,
+        metrics: Iterable[AnyMetric] | None = None,
+        precision: Any = "fp32",
+        renderer: Any = "auto",
+    ) -> None:
+        self.artifacts = run if isinstance(run, Artifacts) else Artifacts(run)
+        self.metrics: list[AnyMetric] = [Loss()] if metrics is None else list(metrics)
+        self._settings = Settings(self.artifacts.directory, loss=loss, valid_step=valid_step)
+        self._settings.precision = precision
+        from ..renderer import resolve  # a display is loaded for whoever evaluates
+
+        self._renderer = resolve(renderer)
+        _require_sound(self._settings, self.metrics, model)
+        self.checkpoint = self.artifacts.find(checkpoint)
+        """Whose weights the model has."""
+        label = self.checkpoint.label  # what is the best or the latest one may change meanwhile
+        averaged = self.artifacts.has_average(label) if average is None else average
+        self.model = self.artifacts.load_model(model, label, average=averaged)
+        self._driver = Driver(Control())
+
+    def evaluate(
+        self, loader: Any, name: str | None = None, metrics: Iterable[AnyMetric] | None = None
+    ) -> Any:
+        """Measure a set; gives its values. Several by name: `evaluate({"clean": a, "noisy": b})`.
+
+        Args:
+            loader: any iterable of batches.
+            name: of the set; "test" if none is given.
+            metrics: in place of the evaluator's.
+
+        Raises:
+            Paused: somebody interrupted it. Nothing was recorded.
+        """
+        __tracebackhide__ = True
+        chosen: list[AnyMetric] = self.metrics if metrics is None else list(metrics)
+        if wrong := _metric_mistakes(chosen):
+            raise ConfigurationError(wrong, "evaluate() cannot measure with these metrics")
+        if not isinstance(loader, Mapping):
+            return self._evaluate(loader, "test" if name is None else name, chosen)
+        if name is not None:
+            raise ValueError(f"evaluate(..., name={name!r}) was given several loaders by name; leave it out")
+        return Evaluations.of(self._evaluate(each, key, chosen) for key, each in loader.items())
+
+    def predict(self, loader: Any, function: AfterBatch | None = None, *, step: Forward | None = None) -> Any:
+        """The model's outputs for all batches, joined, on the host.
+
+        Args:
+            loader: any iterable of batches.
+            function: `fn(output, batch)`, whose value is kept in place of the output.
+            step: `fn(model, batch)` that gives the output, for batches that are no x, (x,) or (x, y).
+        """
+        __tracebackhide__ = True
+        own = self._settings.valid_step is not None or hasattr(self.model, "valid_step")
+        if step is not None:
+            runner = self._step(partial(step, self.model))
+        else:
+            runner = self._step(partial(output_of, self.model, self._validate() if own else None))
+        tour = self._tour(loader, "predict", runner)
+        return self._beside(tour, lambda: predict(tour, runner, function))
+
+    def __repr__(self) -> str:
+        directory = os.fspath(self.artifacts.directory)
+        return f"Evaluator({directory!r}, {type(self.model).__name__}, checkpoint {self.checkpoint.label})"
+
+    # -------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, loader: Any, name: str, metrics: list[AnyMetric]) -> Evaluation:
+        __tracebackhide__ = True
+        RunLayout("").test_dir(name)  # before an hour's work: can it be a folder's name?
+        step = self._step(self._validate())
+        tour = self._tour(loader, f"evaluate {name}", step)
+        at = self._place()
+        found = self._beside(tour, lambda: evaluate_set(name, tour, step, metrics, at))
+        self._record(found)
+        return Evaluation.of(found)
+
+    def _record(self, found: Evaluated) -> None:
+        """Write it down as a learner does. Who trains there meanwhile will find it when it next writes
+        artifacts.h5; else that is made anew here."""
+        directory = Path(self.artifacts.directory)
+        rests = self.artifacts.status != "running"
+        recorders: list[Sink] = [FileMetricLogger(directory)]
+        recorders.append(ApplicationLogger(RunLayout(directory).experiment_log))
+        try:
+            FanOut(recorders, [self._renderer]).emit(found)
+        finally:
+            for recorder in recorders:
+                recorder.close()  # type: ignore[attr-defined]
+        if rests:
+            self.artifacts.renew()
+
+    def _place(self) -> Position:
+        """Where the training stood that the weights are of: the end of an epoch is its last step."""
+        info, history = self.checkpoint, self.artifacts.history
+        if "-" in info.label:
+            return Position(info.epoch, info.split, info.step, info.iteration)
+        split: Split = "valid" if info.epoch in history.epoch_numbers("valid") else "train"
+        known = info.epoch in history.epoch_numbers(split)
+        steps = len(history.steps(split, info.epoch)) if known else info.step
+        return Position(info.epoch, split, steps, info.iteration)
+
+    def _validate(self) -> Callable[[Any], Any]:
+        settings = self._settings
+        if settings.valid_step is not None:
+            return partial(settings.valid_step, self.model)
+        if settings.loss is not None:
+            return partial(supervised, self.model, settings.loss, None)
+        step: Callable[[Any], Any] = self.model.valid_step  # type: ignore[assignment]
+        return step
+
+    def _step(self, function: Callable[[Any], Any]) -> ValidationStep:
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        return ValidationStep(function, device, PRECISIONS[self._settings.precision])
+
+    def _tour(self, loader: Any, what: str, step: ValidationStep) -> Tour:
+        if wrong := list(not_a_loader(self._settings, what, loader)):
+            raise ConfigurationError(wrong, "this data cannot be used")
+        return Tour(what, Cursor(loader), self._driver.control, self._show, step.device)
+
+    def _show(self, event: Event) -> None:
+        self._renderer.handle(event)
+
+    def _beside(self, tour: Tour, work: Callable[[], T]) -> T:
+        """Do the work; the model's mode and all random generators come out as they went in."""
+        __tracebackhide__ = True
+        modes, generators = Modes(self.model, self.model), tour.cursor.walk.generators
+        drawn, live = capture_generators(generators), capture_rng()
+        try:
+            with modes.kept():
+                self.model.eval()
+                value, interrupted = self._driver.here(work)
+        finally:
+            restore_generators(generators, drawn)
+            restore_rng(live)
+        if interrupted:  # it came when the work was as good as done
+            raise KeyboardInterrupt
+        return value
+
+
+def _require_sound(settings: Settings, metrics: list[AnyMetric], model: Any) -> None:
+    wrong = _metric_mistakes(metrics)
+    if not isinstance(model, nn.Module):
+        wrong.append(f"the model is of type {type(model).__name__}; give a torch.nn.Module")
+    elif not settings.says_how_to_validate(model):
+        wrong.append(
+            "nothing says how to measure it: give loss=F.cross_entropy for (x, y) batches, or "
+            "valid_step=fn with fn(model, batch), or a model with a valid_step(self, batch)"
+        )
+    if settings.precision not in PRECISIONS:
+        wrong.append(f'precision={settings.precision!r}: choose "fp32", "bf16" or "fp16"')
+    if wrong:
+        raise ConfigurationError(wrong, "this evaluator cannot be made")
+
+
+def _metric_mistakes(metrics: list[AnyMetric]) -> list[str]:
+    return list(metric_mistakes([Registered(metric, "valid", False) for metric in metrics]))

@@ -1,0 +1,229 @@
+"""What the model says to every batch of a loader, on the host."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import StepError
+from .evaluating import Tour
+from .step.output import LossOutput
+from .step.step import ValidationStep
+
+Forward = Callable[[nn.Module, Any], Any]
+AfterBatch = Callable[[Any, Any], Any]
+
+BLOCK = 64 << 20
+"""Bytes of outputs that an accelerator copies before the host waits for the copies before those."""
+
+
+def predict(tour: Tour, step: ValidationStep, function: AfterBatch | None) -> Any:
+    """Every output, or what `function(output, batch)` makes of it, joined over the batches.
+
+    Args:
+        tour: through the loader.
+        step: gives the output of a batch.
+        function: told each output, and the batch as the loader gave it.
+    """
+    __tracebackhide__ = True
+    gathered = Gathered()
+
+    def take(batch: Any) -> None:
+        __tracebackhide__ = True
+        output = step(batch, False)
+        if type(output) is LossOutput:  # what a step makes of a bare tensor, which here is the output itself
+            output = output.loss
+        if function is not None:
+            with torch.no_grad():
+                output = function(output, batch)
+        gathered.add(output)
+
+    tour.go(take)
+    return gathered.joined()
+
+
+# What a model is called with -------------------------------------------------------------------------
+
+
+def output_of(model: nn.Module, validate: Callable[[Any], Any] | None, batch: Any) -> Any:
+    """`model(x)` where the batch is x, (x,) or (x, y); else the output of the validation step."""
+    __tracebackhide__ = True
+    if isinstance(batch, Tensor):
+        return model(batch)
+    pair = isinstance(batch, (tuple, list)) and not hasattr(batch, "_fields") and len(batch) in (1, 2)
+    if pair and isinstance(batch[0], Tensor):
+        return model(batch[0])
+    if validate is None:
+        raise StepError(f"predict() cannot tell what to give the model of {_said(batch)}: {_REMEDY}")
+    item = validate(batch)
+    for name in ("logits", "output"):
+        if (output := getattr(item, name, None)) is not None:
+            return output
+    raise StepError(
+        f"predict() goes by the validation step where a batch is {_said(batch)}, and that step returned a "
+        f"{type(item).__name__} without `output` or `logits`: {_REMEDY}"
+    )
+
+
+_REMEDY = "say how with step=, a function fn(model, batch) that returns the output"
+
+
+def _said(batch: Any) -> str:
+    parts = f" of {len(batch)}" if isinstance(batch, (tuple, list, Mapping)) else ""
+    return f"a {type(batch).__name__}{parts}"
+
+
+# Gathering -------------------------------------------------------------------------------------------
+
+
+class Gathered:
+    """Outputs on the host. Those of an accelerator are copied while it computes the next ones.
+
+    >>> gathered = Gathered()
+    >>> for size in (3, 2):
+    ...     gathered.add({"scores": torch.zeros(size, 4), "ids": ["a"] * size})
+    >>> whole = gathered.joined()
+    >>> whole["scores"].shape, whole["ids"]
+    (torch.Size([5, 4]), ['a', 'a', 'a', 'a', 'a'])
+    """
+
+    def __init__(self) -> None:
+        self._outputs: list[Any] = []
+        self._block = _Copies()
+        self._before = _Copies()
+
+    def add(self, output: Any) -> None:
+        """Take a batch's output. On an accelerator nothing waits for it."""
+        self._outputs.append(_mapped(output, self._copied))
+        if self._block.bytes >= BLOCK:
+            self._before.land()
+            self._block.left()
+            self._before, self._block = self._block, _Copies()
+
+    def joined(self) -> Any:
+        """All batches as one value."""
+        self._before.land()
+        self._block.left()
+        self._block.land()
+        outputs, self._outputs = [_mapped(each, _landed) for each in self._outputs], []
+        return _join(outputs)
+
+    def _copied(self, tensor: Tensor) -> Any:
+        # A copy on the CPU, too: it may be a view of something larger, or of a buffer that is used again.
+        tensor = tensor.detach()
+        if tensor.device.type == "cpu":
+            return _Copy(tensor.clone())
+        # torch takes pinned memory for it, so the call returns at once.
+        copied = _Copy(tensor.to("cpu", non_blocking=True))
+        self._block.add(copied, tensor.device)
+        return copied
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A tensor on its way to the host."""
+
+    tensor: Tensor
+
+
+@dataclass(slots=True)
+class _Copies:
+    """Some that are waited for together."""
+
+    copies: list[_Copy] = field(default_factory=list)
+    bytes: int = 0
+    device: torch.device | None = None
+    _event: Any = None
+
+    def add(self, copied: _Copy, device: torch.device) -> None:
+        self.copies.append(copied)
+        self.bytes += copied.tensor.nbytes
+        self.device = device
+
+    def left(self) -> None:
+        """All of them are asked for."""
+        if self.device is not None and self.device.type == "cuda":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(self.device))
+
+    def land(self) -> None:
+        """Wait for them, and give the pinned memory back, of which there is little."""
+        if self._event is not None:
+            self._event.synchronize()
+        elif self.device is not None:
+            torch.accelerator.synchronize(self.device)
+        for copied in self.copies:
+            copied.tensor = copied.tensor.clone()
+        self.copies, self.bytes, self.device, self._event = [], 0, None, None
+
+
+def _landed(leaf: Any) -> Any:
+    return leaf.tensor if isinstance(leaf, _Copy) else leaf
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with its tensors changed; containers are copied and keep their type."""
+    if isinstance(value, (Tensor, _Copy)):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(each, change) for each in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(each, change) for each in value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(each, change) for key, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        other = copy.copy(value)
+        for each in fields(value):
+            object.__setattr__(other, each.name, _mapped(getattr(value, each.name), change))
+        return other
+    return value
+
+
+def _join(batches: Sequence[Any]) -> Any:
+    """Batches of one shape as one value: tensors and arrays in one piece, lists one after the other,
+    what is inside tuples and dicts each by itself; anything else as a list with an entry for each batch."""
+    first = batches[0]
+    if any(type(each) is not type(first) for each in batches):
+        return list(batches)
+    if isinstance(first, Tensor):
+        return _joined_tensors(batches)
+    if isinstance(first, np.ndarray):
+        fits = first.ndim and len({(each.shape[1:], each.dtype) for each in batches}) == 1
+        return np.concatenate(batches) if fits else list(batches)
+    if isinstance(first, list) and not _holds_tensors(first):
+        return [each for batch in batches for each in batch]
+    if isinstance(first, (list, tuple)) and len({len(each) for each in batches}) == 1:
+        parts = [_join(part) for part in zip(*batches, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    if isinstance(first, Mapping) and all(each.keys() == first.keys() for each in batches):
+        return {key: _join([each[key] for each in batches]) for key in first}
+    if is_dataclass(first):
+        return _joined_records(batches)
+    return list(batches)
+
+
+def _joined_tensors(batches: Sequence[Tensor]) -> Any:
+    """In one piece. Those of no dimension are stacked; those of different lengths stay a list."""
+    first = batches[0]
+    if not all(each.dtype == first.dtype and each.shape[1:] == first.shape[1:] for each in batches):
+        return list(batches)
+    if any((each.ndim == 0) != (first.ndim == 0) for each in batches):
+        return list(batches)
+    return torch.cat(list(batches)) if first.ndim else torch.stack(list(batches))
+
+
+def _joined_records(batches: Sequence[Any]) -> Any:
+    other = copy.copy(batches[0])
+    for each in fields(other):
+        object.__setattr__(other, each.name, _join([getattr(batch, each.name) for batch in batches]))
+    return other
+
+
+def _holds_tensors(values: Sequence[Any]) -> bool:
+    return any(isinstance(each, (Tensor, tuple, list, Mapping)) for each in values)

@@ -1,0 +1,103 @@
+"""The part of a Learner that is on show: which display it has, and what that is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..event import Display, Event, Notice, Rewound, RunOpened, Sink, StatusChanged
+from ..logger import History
+from .driver import Driver
+from .position import Position
+from .replica import Replica
+
+if TYPE_CHECKING:
+    from ..checkpoint.info import CheckpointInfo
+    from ..event import Status
+
+
+class Shown:
+    """How a learner appears on a page. A class of its own only because a file has one subject."""
+
+    _replica: Replica
+    _driver: Driver
+    _opened: RunOpened
+    _status: Status
+    _display: Display | None
+
+    @property
+    def position(self) -> Position:
+        raise NotImplementedError
+
+    @property
+    def history(self) -> History:
+        raise NotImplementedError
+
+    @property
+    def num_epochs(self) -> int:
+        raise NotImplementedError
+
+    def _emit(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def shown_on(self, display: Display) -> None:
+        """Let a display show this learner where it trains, and where it is a cell's last line."""
+        with self._driver.held():
+            self._display = display
+            display.attach(self)
+            self._replica.sinks.add(display)
+
+    def show(self) -> None:
+        """Show the panel below the cell that runs, where there is one. `fit` and `start` do so."""
+        if self._display is not None:
+            self._display.show()
+
+    def tell(self, newcomer: Sink) -> None:
+        """Tell somebody who comes later what happened so far."""
+        at, record = self.position, self.history.snapshot()
+        newcomer.handle(replace(self._opened, num_epochs=self.num_epochs))
+        if record:
+            newcomer.handle(Rewound(at.epoch, at.split, at.step, record, 0, 0))
+        for evaluated in self.history.evaluated.values():
+            newcomer.handle(evaluated)
+        newcomer.handle(StatusChanged(self._status, at.epoch, at.split, at.step, at.total))
+
+    def saved(self) -> tuple[Sequence[CheckpointInfo], str | None]:
+        """The checkpoints on the disk right now, and the label of the best: as `checkpoints`, but nothing
+        is waited for."""
+        return self._replica.saving.saved()
+
+    @property
+    def lacks(self) -> str:
+        """What is missing before it can train; nothing where it can."""
+        return "" if "train" in self._replica.loop.passes else "there is nothing to train on: give it loaders"
+
+    def note(self, text: str) -> None:
+        """Write a line into the log of what happened, at a step boundary; from any thread."""
+        with self._driver.held():
+            self._emit(Notice(text))
+
+    def freeze(self) -> None:
+        """Leave of the panel only what a saved notebook shows: curves and table, as they are now."""
+        if self._display is not None:
+            self._display.freeze()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        if self._display is None:
+            from ..widget.face import display_of_page  # only IPython asks
+
+            display = display_of_page()
+            if display is not None:
+                self.shown_on(display)
+        more = {} if self._display is None else self._display.bundle()
+        return {"text/plain": repr(self), **more}
+
+    def _blocking(self) -> AbstractContextManager[Callable[[], None]]:
+        """While a verb keeps this thread from everything else."""
+        return nullcontext(_nothing) if self._display is None else self._display.blocking()
+
+
+def _nothing() -> None:
+    pass

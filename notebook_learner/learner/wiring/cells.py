@@ -1,0 +1,20 @@
+"""Whether a step may still come from a `%%train` or `%%valid` cell.
+
+Without the magics a model that does not say how it trains is a mistake, told when it is built. With them the
+step may be the next cell.
+"""
+
+from __future__ import annotations
+
+_loaded = False
+
+
+def expect_cells(expected: bool = True) -> None:
+    """The magics are loaded, or are not any more."""
+    global _loaded  # a property of the process, like the extension itself
+    _loaded = expected
+
+
+def cells_may_come() -> bool:
+    """Whether the magics are loaded."""
+    return _loaded

@@ -1,0 +1,126 @@
+"""A sibling run: the same settings with copies of everything that training changes."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from ...errors import StateError
+from ...event import Split
+from ..learner import Learner
+from ..state import State
+from ..step.schedule import TorchScheduler
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a learner was built from, to build another one from."""
+
+    settings: Settings
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: Any
+
+    def fork(self, state: State, directory: str | os.PathLike[str], data: Mapping[Split, Any]) -> Learner:
+        """A learner of its own in the same state, with its own directory.
+
+        Raises:
+            StateError: something cannot be copied, or the directory holds a run.
+        """
+        from .assembly import assemble  # which makes this origin
+
+        _require_room(directory, self.settings)
+        model, optimizer, scheduler = self._copies()
+        loaders = {split: _copied_loader(split, loader) for split, loader in data.items()}
+        sibling = assemble(
+            self._settings_of(directory, state),
+            model,
+            optimizer,
+            scheduler,
+            loaders.get("train"),
+            loaders.get("valid"),
+        )
+        sibling.restore(state)
+        sibling.note_fork(self._told(state))
+        return sibling
+
+    def _copies(self) -> tuple[nn.Module, Optimizer, Any]:
+        scheduler = self.scheduler if isinstance(self.scheduler, TorchScheduler) else None
+        try:  # in one go, so that the copied optimizer holds the copied parameters
+            model, optimizer, copied = copy.deepcopy((self.model, self.optimizer, scheduler))
+        except Exception as refused:
+            raise StateError(
+                "fork() copies the model, the optimizer and the schedule, and one of them cannot be copied: "
+                f"{refused}"
+            ) from refused
+        if isinstance(copied, LRScheduler):
+            _report_steps(optimizer)
+        return model, optimizer, self.scheduler if scheduler is None else copied
+
+    def _settings_of(self, directory: str | os.PathLike[str], state: State) -> Settings:
+        """The same, but for what belongs to one run alone: listeners and keepers of the user's own."""
+        mine = self.settings
+        renderer = mine.renderer if isinstance(mine.renderer, str) else "auto"
+        return replace(
+            mine.of_one_learner(),
+            directory=directory,
+            checkpoint=None,
+            resume=False,
+            overwrite=False,
+            goes_on=False,
+            checkpointer=None,
+            loggers=[],
+            renderer=renderer,
+            parent=self._told(state),
+        )
+
+    def _told(self, state: State) -> str:
+        at = state.position
+        return f"{os.fspath(self.settings.directory)} at {at}, training step {at.iteration}"
+
+
+def _require_room(directory: str | os.PathLike[str], settings: Settings) -> None:
+    path = Path(directory)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise StateError(
+            f"fork({os.fspath(directory)!r}): there is something there; give a directory of its own"
+        )
+    if os.path.abspath(path) == os.path.abspath(settings.directory):
+        raise StateError(f"fork({os.fspath(directory)!r}) is this run's own directory; give another one")
+
+
+def _copied_loader(split: Split, loader: Any) -> Any:
+    """Another object over the same data, so that the two runs draw from generators of their own."""
+    if isinstance(loader, (list, tuple)):
+        return loader
+    shared = {id(loader.dataset): loader.dataset} if isinstance(loader, DataLoader) else {}
+    try:
+        return copy.deepcopy(loader, shared)
+    except Exception as refused:
+        raise StateError(
+            f"fork(): the {split} loader ({type(loader).__name__}) cannot be copied, and two runs cannot "
+            f"share one: {refused}"
+        ) from refused
+
+
+def _report_steps(optimizer: Optimizer) -> None:
+    """Torch's schedulers replace `optimizer.step` by one that notes that it was called, and warn where a
+    copied optimizer has its plain one."""
+    step: Callable[..., Any] = optimizer.step
+
+    def reporting(*args: Any, **kwargs: Any) -> Any:
+        vars(optimizer)["_opt_called"] = True
+        return step(*args, **kwargs)
+
+    vars(reporting)["_wrapped_by_lr_sched"] = True
+    vars(optimizer)["step"] = reporting

@@ -1,0 +1,132 @@
+"""What a run writes to its directory, put together: checkpoints, logs and `artifacts.h5`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ...artifacts.live import LiveIndex
+from ...checkpoint.folder import CheckpointFolder
+from ...checkpoint.hdf5 import Hdf5Recorder
+from ...checkpoint.info import CheckpointInfo
+from ...checkpoint.keeper import Keeper
+from ...checkpoint.strategy import DEFAULT, resolved
+from ...event import CheckpointSaved, MetricInfo, Notice, Record, Sink
+from ...logger import ApplicationLogger, FileMetricLogger
+from ...store import RunLayout
+from ...store.background import Background, Job
+from ..filing import FileCheckpointer
+from ..saving import Saving
+from .autosave import autosave_of
+from .settings import Settings
+
+
+class Storing:
+    """The writing side of one learner."""
+
+    def __init__(
+        self, settings: Settings, metrics: tuple[MetricInfo, ...], record: Callable[[], Record]
+    ) -> None:
+        self.settings = settings
+        self.metrics = metrics
+        self.record = record
+        self.layout = RunLayout(Path(os.fspath(settings.directory)))
+        self.background = Background()
+        self.emit: Callable[[Notice | CheckpointSaved], None] = lambda event: None
+        """Set once there is somebody to tell."""
+        self.keeper = self._keeper()
+        self.index = self._index()
+        self.store = FileCheckpointer(
+            self.layout.directory, self.keeper, self._about, self.metrics, self.record
+        )
+        self.writers = self._writers()
+        """Who writes in the run's directory."""
+
+    @property
+    def listeners(self) -> list[Sink]:
+        """Who must lose nothing either, and writes elsewhere: what the user brought."""
+        target = self.settings.application_log
+        own = [] if isinstance(target, bool) else [ApplicationLogger(target)]
+        return [*self.settings.loggers, *own]
+
+    def _writers(self) -> list[Sink]:
+        found: list[Sink] = [] if self.settings.loggers else [FileMetricLogger(self.layout.directory)]
+        if self.settings.application_log is True:
+            found.append(ApplicationLogger(self.layout.experiment_log))
+        return found if self.index is None else [*found, self.index]
+
+    def saving(self) -> Saving:
+        """When states are kept, and where."""
+        settings, store = self.settings, self.store
+        if not settings.files_asked:
+            return Saving(settings.checkpointer, store)
+        return Saving(store, store, autosave_of(settings.autosave))
+
+    def finish(self) -> None:
+        """Wait until everything that was handed over is on the disk, and let go of open files. What a disk
+        refuses is kept, and told of by the next verb."""
+        self.background.wait()
+        for writer in self.writers:
+            if isinstance(writer, (FileMetricLogger, ApplicationLogger)):
+                with suppress(OSError):
+                    writer.close()
+
+    def forget(self) -> None:
+        """Whatever was looked at in the directory is not there any more."""
+        self.store.forget()
+
+    def give_way(self, place: Path | None) -> None:
+        """Another run has the directory; this one's files are at the place, if they are anywhere."""
+        self.keeper.give_way()
+        if place is not None:
+            self.layout.directory = place
+            self.keeper.folder.path = self.layout.checkpoint
+
+    def _keeper(self) -> Keeper:
+        strategy = self.settings.strategy or DEFAULT
+        directions: dict[tuple[str, str], bool | None] = {
+            (info.split, info.name): info.higher_is_better for info in self.metrics
+        }
+        return Keeper(
+            CheckpointFolder(self.layout.checkpoint, self.settings.recorder or Hdf5Recorder()),
+            resolved(strategy, lambda split, name: directions.get((split, name))),
+            self.background,
+            after=self._saved,
+            tell=lambda text: self.emit(Notice(text, "warning")),
+            announce=self._announce,
+        )
+
+    def _index(self) -> LiveIndex | None:
+        """`artifacts.h5` is written where the logs are, or checkpoints."""
+        if self.settings.loggers and not self.settings.files_asked:
+            return None
+        return LiveIndex(self.layout.directory, self.record, self.keeper.open, self._submit)
+
+    def _submit(self, job: Job) -> None:
+        self.background.submit("artifacts.h5", lambda: self._derived(job))
+
+    def _derived(self, job: Job) -> None:
+        """`artifacts.h5` can always be made again: failing to write it must not stop a training."""
+        try:
+            job()
+        except OSError as error:
+            self.keeper.note(
+                f"artifacts.h5 could not be written ({error.strerror or error}); logs and checkpoints hold "
+                "all of it, and the next epoch tries again"
+            )
+
+    def _saved(self) -> None:
+        if self.index is not None:
+            self.index.refresh()
+
+    def _announce(self, info: CheckpointInfo) -> None:
+        self.emit(CheckpointSaved(info.label, info.epoch, info.split, info.step, info.size))
+
+    def _about(self) -> dict[str, Any]:
+        best = self.keeper.best
+        rule = None if best is None else {"metric": best.metric, "split": best.split, "mode": best.mode}
+        run = {} if self.index is None else self.index.about()
+        return {"run": run, "best": rule}

@@ -1,0 +1,191 @@
+"""Copies made while training goes on: the bits of the boundary, or none at all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from builder_support import Tape, quiet
+from exactness import differences
+from torch import nn
+
+from notebook_learner.checkpoint import KeepAll
+from notebook_learner.errors import CheckpointError
+from notebook_learner.event import Notice
+from notebook_learner.learner import snapshot
+from notebook_learner.learner.snapshot import Snapshots
+
+
+class Tied(nn.Module):
+    """Buffers that a forward pass changes, a channels-last weight, and a weight with two names."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm2d(8)
+        self.first = nn.Linear(8, 8)
+        self.again = nn.Linear(8, 8)
+        self.again.weight = self.first.weight
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.norm(self.conv(x)).relu().mean((2, 3))
+        return self.last(self.again(self.first(x)))
+
+
+def images(count=6):
+    source = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(4, 3, 6, 6, generator=source), torch.randint(0, 3, (4,), generator=source))
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def everything_is_large(monkeypatch):
+    monkeypatch.setattr(snapshot, "LARGE", 1)
+
+
+def learner_in(directory, *, step=None, renderer="silent", epochs=3):
+    model = Tied()
+    builder = quiet(directory).num_epochs(epochs).seed(3).renderer(renderer)
+    builder = builder.train_step(step) if step else builder.loss(F.cross_entropy)
+    builder.with_file_checkpointer().with_checkpointing_strategy(KeepAll()).keyframes(every=1)
+    return builder.build(model, torch.optim.Adam(model.parameters(), lr=0.01), None, images())
+
+
+def plain_step(model, batch):
+    from notebook_learner import ClassificationOutput
+
+    x, y = batch
+    output = model(x)
+    return ClassificationOutput(F.cross_entropy(output, y), output, y)
+
+
+def test_every_keyframe_is_the_state_that_a_capture_at_once_gives(tmp_path):
+    learner = learner_in(tmp_path / "a")
+    captured = []
+    for _ in range(8):
+        captured.append(learner.capture())
+        learner.step()
+    frames = {state.position.key: state for state in learner._replica.timeline.keyframes}
+    compared = 0
+    for state in captured:
+        if (frame := frames.get(state.position.key)) is not None:
+            assert list(differences(dict(frame.parts), dict(state.parts))) == []
+            compared += 1
+    assert compared >= 7
+
+
+def test_what_it_copies_keeps_its_layout_and_its_ties(tmp_path):
+    learner = learner_in(tmp_path)
+    learner.step()
+    frame = learner._replica.timeline.keyframes[-1].parts["model"]["tensors"]
+    assert frame["conv.weight"].is_contiguous(memory_format=torch.channels_last)
+    assert frame["again.weight"] is frame["first.weight"]
+
+
+def test_a_checkpoint_copied_during_a_step_ends_like_one_copied_at_once(tmp_path, monkeypatch):
+    learner = learner_in(tmp_path / "soon")
+    learner.fit()
+    assert learner._replica.snapshots.deferring, "or nothing was tested"
+    monkeypatch.setattr(snapshot, "LARGE", 1 << 60)
+    at_once = learner_in(tmp_path / "at once")
+    at_once.fit()
+    for epoch in (1, 2, 3):
+        learner.restore(epoch)
+        at_once.restore(epoch)
+        one, other = learner.capture(), at_once.capture()
+        assert list(differences(dict(one.parts), dict(other.parts))) == []
+
+
+@pytest.mark.parametrize("kind", ["in place", "through .data"])
+def test_a_step_that_writes_to_its_parameters_is_found_out_and_waited_for(kind, tmp_path, monkeypatch):
+    """Weight clipping in the step itself. The copy is slowed down, so that it cannot be done before."""
+    slowly(monkeypatch)
+
+    def clipping(model, batch):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                (parameter if kind == "in place" else parameter.data).clamp_(-0.05, 0.05)
+        return plain_step(model, batch)
+
+    told = Tape()
+    learner = learner_in(tmp_path, step=clipping, renderer=told)
+    learner.step(3)
+    assert not learner._replica.snapshots.deferring
+    assert any("writes to parameters outside the optimizer" in notice.text for notice in told.of(Notice))
+
+    before = learner.capture()
+    learner.step(2)
+    assert learner.rewind(2).exact
+    assert list(differences(dict(learner.capture().parts), dict(before.parts))) == []
+    learner.fit()
+    assert [info.label for info in learner.checkpoints] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 16, 17, 300])
+def test_large_and_small_tensors_are_watched_and_no_more_than_a_few(count):
+    lives = [torch.zeros(size) for size in range(1, count + 1)]
+    watched = [len(live) for _, live in snapshot._watched([(live, live) for live in lives])]
+    assert len(watched) == len(set(watched)) <= 16
+    assert set(watched) >= set(range(max(1, count - 7), count + 1))
+    assert count < 100 or min(watched) < 40
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 1000, 100_000])
+def test_a_sample_sees_what_is_done_to_every_value_and_takes_a_nan_for_itself(size):
+    live = torch.full((size,), float("nan"))
+    before = snapshot._sample(live)
+    assert before.numel() <= 64 and snapshot._same_bytes(before, snapshot._sample(live))
+    live.data.fill_(1.0)
+    assert not snapshot._same_bytes(before, snapshot._sample(live))
+
+
+def test_a_checkpoint_whose_copy_was_spoilt_is_an_error_and_not_a_file(tmp_path, monkeypatch):
+    def clipping_later(model, batch):
+        if learner.position.epoch == 2:
+            with torch.no_grad():
+                model.last.weight.add_(1.0)
+        return plain_step(model, batch)
+
+    learner = learner_in(tmp_path, step=clipping_later)
+    learner.run_until((1, 4))
+    slowly(monkeypatch)
+    with pytest.raises(CheckpointError, match="checkpoint 1 was not written: the training step wrote"):
+        learner.fit()
+    assert [info.label for info in learner.checkpoints] == []
+    learner.fit()
+    assert [info.label for info in learner.checkpoints] == ["2", "3"]
+
+
+def test_an_optimizer_waits_for_the_copy_and_forgets_the_hook_afterwards(monkeypatch):
+    slowly(monkeypatch)
+    model = nn.Linear(300, 300)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    snapshots = Snapshots(optimizer)
+    before = model.weight.detach().clone()
+    model(torch.ones(2, 300)).sum().backward()
+
+    copy = snapshots.begin()(model.weight)
+    pending = snapshots.go()
+    optimizer.step()
+
+    assert pending.wait() and torch.equal(copy, before)
+    assert not torch.equal(model.weight, before)
+    snapshots.tidy()
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def slowly(monkeypatch):
+    """The copying thread sleeps before each piece, as behind a slow memory."""
+    import time
+
+    real = torch._foreach_copy_
+
+    def late(copies, lives):
+        time.sleep(0.05)
+        real(copies, lives)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", late)
