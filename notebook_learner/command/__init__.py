@@ -1,0 +1,103 @@
+"""`notebook-learner`: look at runs, check, export and steer them, from a shell.
+
+    notebook-learner ls runs              the runs below a directory
+    notebook-learner show runs/digits     one run: settings, best epochs, checkpoints
+    notebook-learner verify runs/digits   is every byte right?
+    notebook-learner repair runs/digits   clear away what a killed process left
+    notebook-learner export runs/digits digits.h5
+    notebook-learner compare runs/a runs/b
+    notebook-learner ctl runs/digits pause     steer the run that trains there
+
+The exit status is 0 when all is well, 1 when damage was found or something failed, 2 for a wrong command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from ..errors import NotebookLearnerError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; gives the exit status."""
+    given = _parser().parse_args(arguments)
+    try:
+        # Each command loads what it needs: looking at runs loads torch, steering one is quicker than that.
+        module, name = given.verb
+        status: int = getattr(import_module(f".{module}", __name__), name)(given)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (NotebookLearnerError, OSError, KeyError, ValueError) as error:
+        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        print(f"notebook-learner: {one_line(text)}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="notebook-learner", description="Look at training runs, check, export and steer them."
+    )
+    verbs = parser.add_subparsers(required=True, metavar="COMMAND")
+    ls = verbs.add_parser("ls", help="list the runs below directories")
+    ls.add_argument("directories", nargs="*", default=["."], metavar="DIR")
+    ls.set_defaults(verb=("runs", "ls"))
+    for name, text in (
+        ("show", "show runs: settings, best epochs, checkpoints"),
+        ("verify", "read every byte of runs and say what is damaged"),
+        ("repair", "clear away what a killed process left half done"),
+        ("compare", "compare runs"),
+    ):
+        each = verbs.add_parser(name, help=text)
+        each.add_argument("directories", nargs="+", metavar="DIR")
+        each.set_defaults(verb=("runs", name))
+    export = verbs.add_parser("export", help="write a whole run into one HDF5 file")
+    export.add_argument("directory", metavar="DIR")
+    export.add_argument("target", metavar="FILE")
+    export.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    export.set_defaults(verb=("runs", "export"))
+    _add_ctl(verbs)
+    return parser
+
+
+def _add_ctl(verbs: Any) -> None:
+    ctl = verbs.add_parser(
+        "ctl",
+        help="steer the run that trains in a directory: pause, resume, step, stop, save, set",
+        description="Steer the run that trains in a directory, from any terminal of the same user.",
+        epilog=_COMMANDS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    ctl.add_argument("--json", action="store_true", help="print the answer as a line of JSON")
+    ctl.add_argument("directory", metavar="DIR", help="the directory that the run writes to")
+    ctl.add_argument("words", nargs="+", metavar="COMMAND", help="one of those below")
+    ctl.set_defaults(verb=("steer", "ctl"), parser=ctl)
+
+
+def one_line(text: str) -> str:
+    """A message on one line, without what a terminal would obey."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+_COMMANDS = """\
+commands:
+  status                 where it stands, how fast it is, what it measured last; holds nothing up
+  pause                  at the next step boundary; returns once the run stands there
+  resume                 go on, in the background of the run's process
+  step [N]               take N steps of a run that is paused; returns when they are taken
+  stop                   end the running fit() at the next step boundary
+  save                   save a checkpoint of this very step; prints its label
+  set lr=0.01            the learning rate of all parameter groups, from the next step on
+  set lr[1]=0.001        of one parameter group, counted from 0
+  set num_epochs=20      train up to this epoch; several changes are made at one boundary
+
+What acts is written to the run's experiment.log, with who asked. The exit status is 0 when it was done, 1
+when the run refused or could not be reached, 2 for a wrong command.
+"""

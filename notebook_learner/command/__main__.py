@@ -1,0 +1,7 @@
+"""`python -m notebook_learner.command`."""
+
+import sys
+
+from . import main
+
+sys.exit(main())

@@ -1,0 +1,144 @@
+"""A cell as the learner's step: calls the body, keeps what it left, and makes the output for the metrics."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from ..learner.learner import Learner
+from ..learner.step.output import (
+    ClassificationOutput,
+    MultiLabelClassificationOutput,
+    RegressionOutput,
+    SequenceOutput,
+)
+from ..learner.step.supervised import kind_of
+from .body import Body
+
+Values = Mapping[str, Any]
+MakeOutput = Callable[[Values], Any]
+
+
+class CellStep:
+    """`fn(model, batch) -> output` of a `%%train` or `%%valid` cell.
+
+    It does not keep its learner alive: the learner holds it.
+    """
+
+    def __init__(self, learner: Learner, body: Body, kind: str | None = None) -> None:
+        self._learner = weakref.ref(learner)
+        self.body = body
+        self.kind = kind
+        self.make_output = output_maker(kind, body.assigned)
+
+    def __call__(self, model: Any, batch: Any) -> Any:
+        __tracebackhide__ = True
+        learner = self._learner()
+        assert learner is not None  # it is what calls this
+        learner.locals = {}  # the last step's values need not live through this one's peak
+        loop = learner._replica.loop  # learner.position tells the same, but makes an object of it: 2 us more
+        try:
+            values = self.body.function(model, batch, learner, loop.epoch, loop.done)
+        except UnboundLocalError as error:
+            self._explain(error)
+            raise
+        learner.locals = values
+        return self.make_output(values)
+
+    def is_like(self, other: object) -> bool:
+        """Whether it does the same, comments apart."""
+        return isinstance(other, CellStep) and (self.body.shape, self.kind) == (other.body.shape, other.kind)
+
+    def adopt(self, other: CellStep) -> None:
+        """Be the cell that was run again without a change, whose lines may stand elsewhere."""
+        self.body = other.body
+
+    def of(self, learner: Learner) -> CellStep:
+        """The same step for another learner, such as a fork."""
+        return CellStep(learner, self.body, self.kind)
+
+    def _explain(self, error: UnboundLocalError) -> None:
+        """Python's message does not tell why a name that the next cell prints has no value here."""
+        found = re.search(r"'(\w+)'", str(error))
+        name = found[1] if found else ""
+        if name in self.body.assigned and name in self.body.function.__globals__:
+            error.args = (
+                f"{error}: the cell assigns {name!r}, so it is the step's own name all through the cell, and "
+                f"not the notebook's {name!r}; take another name for one of the two",
+            )
+
+
+# Outputs ---------------------------------------------------------------------------------------------
+
+KINDS = ("classification", "regression", "multilabel", "sequence", "none")
+"""What `--output` takes."""
+
+
+def output_maker(kind: str | None, assigned: Collection[str]) -> MakeOutput:
+    """How the output is made of the values, decided by the names once for all steps.
+
+    Raises:
+        UsageError: the kind asked for needs a name that the body never assigns.
+    """
+    target = next((name for name in ("targets", "target") if name in assigned), None)
+    plain = _plain_maker()
+    if kind is None:
+        return plain if target is None or "output" not in assigned else partial(_guessed, plain)
+    if kind == "none":
+        return plain
+    needed = "logits" if kind == "sequence" and "logits" in assigned else "output"
+    there = {needed: needed in assigned, "target": target is not None}
+    if missing := " and ".join(f"`{name}`" for name, found in there.items() if not found):
+        raise UsageError(
+            f"--output {kind} is made of `{needed}` and `target`; the cell never assigns {missing}"
+        )
+    return _MAKERS[kind]
+
+
+def _target(values: Values) -> Any:
+    return values["targets"] if "targets" in values else values.get("target")
+
+
+class CellOutput(SimpleNamespace):
+    """All that a body left, where it is of no kind that metrics know."""
+
+    _advice = "Let the cell leave `output` and `target` (or `targets`), or leave the metric out"
+
+
+def _plain_maker() -> MakeOutput:
+    """A class for each body: metrics look at the fields of the first output of a class only."""
+    kind = type("CellOutput", (CellOutput,), {})
+    # But `weight`: it would be taken for a number of samples.
+    return lambda values: kind(**{name: value for name, value in values.items() if name != "weight"})
+
+
+def _guessed(plain: MakeOutput, values: Values) -> Any:
+    """As `.loss(fn)` does it: class numbers have one dimension less than their scores."""
+    output, target = values.get("output"), _target(values)
+    if output is None or target is None or "loss" not in values:
+        return plain({**values, "targets": target})
+    return kind_of(output, target)(values["loss"], output, target)
+
+
+def _made(kind: Callable[..., Any]) -> MakeOutput:
+    return lambda values: kind(values.get("loss"), values.get("output"), _target(values))
+
+
+def _sequence(values: Values) -> SequenceOutput:
+    logits = values["logits"] if "logits" in values else values.get("output")
+    ignored = values.get("ignore_index", -100)
+    return SequenceOutput(values.get("loss"), logits, _target(values), values.get("predictions"), ignored)  # type: ignore[arg-type]
+
+
+_MAKERS: dict[str, MakeOutput] = {
+    "classification": _made(ClassificationOutput),
+    "regression": _made(RegressionOutput),
+    "multilabel": _made(MultiLabelClassificationOutput),
+    "sequence": _sequence,
+}

@@ -1,0 +1,193 @@
+"""The magics themselves: what is written is read here, and handed to who does it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics
+
+from ..event import Split
+from ..learner.learner import Learner
+from .body import compiled
+from .cell_step import CellStep
+from .declaring import magic, magics, read
+from .finding import find_learner, learners_in
+from .options import (
+    BODY,
+    COUNT,
+    DIRECTORY,
+    EXPORT,
+    LEARNER,
+    PLACE,
+    RUNNING,
+    at_least_one,
+    position_or_count,
+    running,
+    unquoted,
+)
+from .running import dry, pause_background, put_in, run
+from .source import source_of
+
+
+@magics
+class TrainingMagics(Magics):
+    """`%%train` and its family, for the learners of this notebook."""
+
+    shell: Any
+
+    # A cell is the step ------------------------------------------------------------------------------
+
+    @magic("%%train", RUNNING, BODY, EXPORT)
+    def train_cell(self, line: str, cell: str) -> Any:
+        """Train with this cell: its body is the training step.
+
+        The body is given `model`, `batch` (on the model's device), `learner`, and where the step stands:
+        `epoch`, from 1, and `step`, the steps of this epoch that came before. It also sees every name of the
+        notebook. It must leave a scalar tensor in `loss`; where it leaves `output` and `target` (or
+        `targets`) as well, metrics such as Accuracy read them, and learner.log("name", value) makes a metric
+        of any other number. The learner does the rest: zero_grad, backward, the optimizer, the scheduler.
+
+        What the body assigns stays its own: it changes no name of the notebook. `learner.locals` holds the
+        values of the last step. To hand something on, change an object's contents, or take --export.
+
+        Run an edited cell again while training is paused (or in the background), and it goes on from that
+        very step with the new body.
+
+        Example::
+
+          %%train --epochs 3
+          x, target = batch
+          output = model(x)
+          loss = F.cross_entropy(output, target)
+        """
+        __tracebackhide__ = True
+        given = read(self.train_cell, line)
+        options = running(given)
+        learner = self._learner(given.learner)
+        step = self._step(learner, "train", line, cell, given.output)
+        if options.dry:
+            return self._dry(learner, step, options)
+        in_background = put_in(learner, "train", step)
+        if in_background and options.plain and not options.export:
+            return learner.start()
+        return run(learner, options, self.shell.user_ns)
+
+    @magic("%%valid", LEARNER, BODY)
+    def valid_cell(self, line: str, cell: str) -> None:
+        """Validate with this cell: its body is the validation step.
+
+        As `%%train`, but without gradients and in eval mode, and nothing is run yet: the next `%%train`,
+        `%train` or `fit` uses it at the end of each epoch. It leaves `loss`, or `output` and `target`.
+
+        Example::
+
+          %%valid
+          x, target = batch
+          output = model(x)
+          loss = F.cross_entropy(output, target)
+        """
+        given = read(self.valid_cell, line)
+        learner = self._learner(given.learner)
+        if put_in(learner, "valid", self._step(learner, "valid", line, cell, given.output)):
+            learner.start()
+
+    # Run ---------------------------------------------------------------------------------------------
+
+    @magic("%train", RUNNING, EXPORT)
+    def train_line(self, line: str) -> Any:
+        """Train on with the step in use, to the last epoch if nothing else is said."""
+        __tracebackhide__ = True
+        given = read(self.train_line, line)
+        options = running(given)
+        learner = self._learner(given.learner)
+        if options.dry:
+            return self._dry(learner, None, options)
+        return run(learner, options, self.shell.user_ns)
+
+    @magic("%step", COUNT)
+    def step(self, line: str) -> Any:
+        """Take one step, or N, of training or validation, whichever comes; gives a report.
+
+        `%step`, `%step 10`, `%step 10 learner`
+        """
+        __tracebackhide__ = True
+        learner, count = self._learner_and(read(self.step, line).what, "%step")
+        return learner.step(at_least_one("%step", count or "1"))
+
+    @magic("%rewind", PLACE)
+    def rewind(self, line: str) -> Any:
+        """Take back one step, or N, or go back to a place; stepping on gives the same bits again.
+
+        `%rewind`, `%rewind 3`, `%rewind 2:117` (epoch 2, step 117), `%rewind 2:valid:0`
+        """
+        learner, where = self._learner_and(read(self.rewind, line).what, "%rewind")
+        target = position_or_count(where or "1")
+        return learner.rewind(target) if isinstance(target, int) else learner.rewind(to=target)
+
+    # Control -----------------------------------------------------------------------------------------
+
+    @magic("%pause", LEARNER)
+    def pause(self, line: str) -> None:
+        """Pause training that runs in the background; it stands at a step when the cell ends."""
+        learner = self._learner(read(self.pause, line).learner)
+        learner.pause()
+        self._tell(learner)
+
+    @magic("%resume", LEARNER)
+    def resume(self, line: str) -> None:
+        """Go on after a pause, in the background."""
+        self._learner(read(self.resume, line).learner).resume()
+
+    @magic("%stop", LEARNER)
+    def stop(self, line: str) -> None:
+        """End training that runs in the background at its next step; `%train` can go on from there."""
+        learner = self._learner(read(self.stop, line).learner)
+        learner.stop()
+        self._tell(learner)
+
+    # Look and branch ---------------------------------------------------------------------------------
+
+    @magic("%inspect", LEARNER)
+    def inspect(self, line: str) -> Any:
+        """Look at the step in hand: its batch, every layer, gradients and updates. Changes nothing."""
+        learner = self._learner(read(self.inspect, line).learner)
+        return learner.inspect()
+
+    @magic("%fork", DIRECTORY, LEARNER)
+    def fork(self, line: str) -> Any:
+        """A second learner from this very step, with a folder of its own: `other = %fork runs/other`."""
+        given = read(self.fork, line)
+        learner = self._learner(given.learner)
+        return learner.fork(unquoted(given.directory))
+
+    # Reading what was written ------------------------------------------------------------------------
+
+    def _learner(self, name: str | None) -> Learner:
+        return find_learner(self.shell.user_ns, name)
+
+    def _learner_and(self, words: list[str], magic: str) -> tuple[Learner, str | None]:
+        """A name and a number in any order, each of which may be missing."""
+        names = [word for word in words if word.isidentifier()]
+        others = [word for word in words if word not in names]
+        if len(names) > 1 or len(others) > 1:
+            raise UsageError(f"{magic} takes one number and one learner's name, not {' '.join(words)}")
+        return self._learner(names[0] if names else None), others[0] if others else None
+
+    def _step(self, learner: Learner, split: Split, line: str, cell: str, output: str | None) -> CellStep:
+        body = compiled(self.shell, source_of(self.shell, split, line, cell), split)
+        return CellStep(learner, body, output)
+
+    def _dry(self, learner: Learner, step: CellStep | None, options: Any) -> Any:
+        __tracebackhide__ = True
+        paused = pause_background(learner)
+        try:
+            return dry(learner, step, options, self.shell.user_ns)
+        finally:
+            if paused:
+                learner.start()
+
+    def _tell(self, learner: Learner) -> None:
+        several = len(learners_in(self.shell.user_ns)) > 1
+        name = next((name for name, each in self.shell.user_ns.items() if each is learner), "learner")
+        print(f"{name + ': ' if several else ''}{learner.status} at {learner.position}")

@@ -1,0 +1,145 @@
+"""What the options of a running magic do."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from IPython.core.error import UsageError
+
+from ..event import Split
+from ..learner.learner import Learner
+from ..learner.step.step import StepFunction
+from .body import GIVEN
+from .cell_step import CellStep
+from .dry import DryReport
+from .options import Running
+
+Names = dict[str, Any]
+FIELDS = ("output", "logits", "targets", "loss")
+"""What an output that no cell made may have."""
+
+
+def run(learner: Learner, options: Running, names: Names) -> Any:
+    """Train as far as the options say; what the cell shows."""
+    __tracebackhide__ = True  # as in `fit`: a traceback shows the cell, not what ran it
+    step = learner.step_in_use("train")
+    cell = step if isinstance(step, CellStep) else None
+    if options.background:
+        return learner.start(epochs=options.epochs)
+    learner.show()  # a long way to go: there is something to look at, and a button to pause
+    with _exported(learner, names if options.export else None):
+        if options.steps is not None:
+            return learner.step(options.steps)
+        if options.until is not None:
+            return learner.run_until(condition(learner, options.until, cell, names))
+        learner.fit(epochs=options.epochs)
+    return None
+
+
+def dry(learner: Learner, step: CellStep | None, options: Running, names: Names) -> DryReport:
+    """One step of this cell (or of the step in use), taken back."""
+    __tracebackhide__ = True
+    noted: Names = {}
+    function = step or learner.step_in_use("train")
+
+    def noting(function: StepFunction, model: Any, batch: Any) -> Any:
+        __tracebackhide__ = True
+        output = function(model, batch)
+        noted.update(learner.locals)
+        return output
+
+    trial = learner.try_step(None if function is None else partial(noting, function))
+    if options.export:
+        names.update(noted)
+    return DryReport(trial.position, noted or _fields(trial.output))
+
+
+def _fields(output: Any) -> Names:
+    there = ((name, getattr(output, name, None)) for name in FIELDS)
+    return {name: value for name, value in there if value is not None}
+
+
+@contextmanager
+def _exported(learner: Learner, names: Names | None) -> Iterator[None]:
+    """Bring the last step's values into the notebook at the end, whatever ended it."""
+    try:
+        yield
+    finally:
+        if names is not None:
+            names.update(learner.locals)
+
+
+# A new step, wherever training is ----------------------------------------------------------------------
+
+
+def put_in(learner: Learner, split: Split, step: CellStep) -> bool:
+    """Make a cell the step of this split, also where training runs in the background: then it pauses for
+    that, and the answer is True. A cell that says what the last one said is no edit."""
+    paused = pause_background(learner)
+    present = learner.step_in_use(split)
+    if isinstance(present, CellStep) and step.is_like(present):
+        present.adopt(step)
+    else:
+        edited = isinstance(present, CellStep)
+        learner.use_step(split, step, "cell edited" if edited else f"a %%{split} cell takes over")
+    return paused
+
+
+def pause_background(learner: Learner) -> bool:
+    """Pause training that runs while this cell does; whether there was some, and it stands now."""
+    if learner.status != "running":
+        return False
+    learner.pause()
+    status: str = learner.status  # it may have come to its end just now
+    return status == "paused"
+
+
+# --until -----------------------------------------------------------------------------------------------
+
+
+def condition(learner: Learner, text: str, cell: CellStep | None, names: Names) -> Callable[[Learner], bool]:
+    """An expression over what the cell left, asked after each step that the cell took.
+
+    Raises:
+        UsageError: it is no expression, or names what nobody has.
+    """
+    try:
+        code = compile(text, "--until", "eval", dont_inherit=True)
+    except (SyntaxError, ValueError) as wrong:
+        reason = wrong.msg if isinstance(wrong, SyntaxError) else wrong
+        raise UsageError(f"--until {text!r} is no expression: {reason}") from None
+    step = (*GIVEN, *(cell.body.assigned if cell is not None else FIELDS))
+    known = {*step, *names, *dir(builtins)}
+    if unknown := [name for name in _free_names(text) if name not in known]:
+        raise UsageError(
+            f"--until {text!r}: there is no `{unknown[0]}`; a step has {', '.join(sorted(step))}"
+        )
+    asked = learner.position.iteration
+
+    def holds(learner: Learner) -> bool:
+        nonlocal asked
+        before, asked = asked, learner.position.iteration
+        if before == asked:
+            return False  # a step of the validation: nothing new to ask about
+        values = learner.locals if cell is not None else _fields(learner.output)
+        return bool(eval(code, {**names, **_given(learner), **values}))
+
+    return holds
+
+
+def _given(learner: Learner) -> Names:
+    """What the body was given in the training step that was just taken."""
+    at = learner.position
+    return dict(zip(GIVEN, (learner.model, learner.batch, learner, at.epoch, at.step - 1), strict=True))
+
+
+def _free_names(text: str) -> list[str]:
+    nodes = list(ast.walk(ast.parse(text, mode="eval")))
+    bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+    return [node.id for node in nodes if isinstance(node, ast.Name) and node.id not in bound]
