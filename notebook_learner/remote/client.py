@@ -1,0 +1,121 @@
+"""The asking end: one request to the learner that trains in a directory."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import RemoteError
+from .place import NAME, Folder, connected, supported
+from .protocol import Answer, Request, RequestError, read_answer, request_of
+
+PATIENCE = 10.0
+"""Seconds that an answer to a question may take. What acts may take as long as it likes: a step, an hour."""
+_LONGEST_ANSWER = 1 << 20
+
+
+def control(directory: str | os.PathLike[str], *words: str) -> Answer:
+    """Steer the learner that trains in a directory, from another process of the same user.
+
+    The words are those of `notebook-learner ctl`: "status", "pause", "resume", "step" and a number, "stop",
+    "save", "set" and name=value (lr, lr[1] for one parameter group, num_epochs).
+
+    >>> import torch
+    >>> from notebook_learner import LearnerBuilder
+    >>> from notebook_learner.remote import control
+    >>> model = torch.nn.Linear(2, 1)
+    >>> learner = (
+    ...     LearnerBuilder("runs/steered")
+    ...     .loss(torch.nn.functional.mse_loss)
+    ...     .renderer("silent")
+    ...     .build(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ... )
+    >>> _ = learner.fit([(torch.ones(4, 2), torch.ones(4, 1))] * 5)
+    >>> control("runs/steered", "set", "num_epochs=3")
+    trains up to epoch 3
+    >>> control("runs/steered", "step", "2").ok, learner.position.step
+    (True, 2)
+
+    Returns:
+        What came of it: printed, a line; true where it was done.
+
+    Raises:
+        RemoteError: no run is alive there, or it belongs to somebody else.
+        ValueError: there is no such command.
+    """
+    return ask(directory, request_of(words))
+
+
+def ask(directory: str | os.PathLike[str], request: Request) -> Answer:
+    """The same for a request that is made already."""
+    if not supported():
+        raise RemoteError(
+            "a run is steered from elsewhere over a Unix-domain socket, which Python does not have on this "
+            "system; use the learner itself, or its panel"
+        )
+    folder = _folder(Path(directory))
+    try:
+        with _connection(folder, directory) as connection:
+            return _exchange(connection, request, directory)
+    finally:
+        folder.close()
+
+
+def is_there(directory: str | os.PathLike[str]) -> bool:
+    """Whether a directory has the socket of a learner, alive or not."""
+    return os.path.lexists(os.path.join(directory, NAME))
+
+
+def _folder(directory: Path) -> Folder:
+    try:
+        return Folder(directory)
+    except FileNotFoundError:
+        raise RemoteError(f"there is no directory {str(directory)!r}; give the one a run writes to") from None
+    except NotADirectoryError:
+        raise RemoteError(f"{str(directory)!r} is a file; give the directory that a run writes to") from None
+    except PermissionError:
+        raise RemoteError(_not_permitted(directory)) from None
+
+
+def _connection(folder: Folder, directory: str | os.PathLike[str]) -> socket.socket:
+    where = repr(os.fspath(directory))
+    try:
+        return connected(folder, PATIENCE)
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise RemoteError(
+            f"no run is alive in {where}: a learner can be steered from its first step until it is let go; "
+            "`notebook-learner show` tells what a run that is over has left"
+        ) from None
+    except PermissionError:
+        raise RemoteError(_not_permitted(directory)) from None
+    except (BlockingIOError, TimeoutError):
+        raise RemoteError(f"the run in {where} takes no more requests right now; try again") from None
+    except OSError as error:
+        raise RemoteError(f"the run in {where} cannot be reached: {error.strerror or error}") from None
+
+
+def _exchange(connection: socket.socket, request: Request, directory: str | os.PathLike[str]) -> Answer:
+    connection.settimeout(PATIENCE if request.cmd == "status" else None)
+    data = b""
+    with suppress(BrokenPipeError):  # it hung up on us, and what it said before is still to be read
+        connection.sendall(request.line())
+    try:
+        while b"\n" not in data and len(data) < _LONGEST_ANSWER:
+            more = connection.recv(1 << 16)
+            if not more:
+                break
+            data += more
+        return read_answer(data.partition(b"\n")[0])
+    except TimeoutError:
+        reason = f"gave no answer within {PATIENCE:g} s; its process may be stopped"
+    except (ConnectionError, RequestError):
+        reason = "ended before it answered"
+    raise RemoteError(f"the run in {os.fspath(directory)!r} {reason}")
+
+
+def _not_permitted(directory: str | os.PathLike[str]) -> str:
+    return (
+        f"not permitted: the run in {os.fspath(directory)!r} belongs to another user, who alone may steer it"
+    )

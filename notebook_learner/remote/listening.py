@@ -1,0 +1,59 @@
+"""Who has the run of a directory open: asked before another one begins there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from .peer import peer_of
+from .place import Folder, connected, supported
+
+_PATIENCE = 1.0
+"""Seconds that a learner may take to accept: it need not answer."""
+
+
+def other_process_in(directory: Path) -> str:
+    """The process that trains in a directory, in words; nothing where there is none, or it is this one.
+
+    It says nothing of a run that was told `.remote_control(False)`, nor on a system without such sockets.
+    """
+    if not supported():
+        return ""
+    try:
+        folder = Folder(directory)
+    except OSError:  # there is no such directory yet
+        return ""
+    try:
+        if not _is_socket(folder.socket_file()):  # a link may lead anywhere
+            return ""
+        connection = connected(folder, _PATIENCE)
+    except (BlockingIOError, TimeoutError):
+        return "another process"
+    except PermissionError:
+        return "a process of another user"
+    except OSError:  # nobody listens, or never did
+        return ""
+    finally:
+        folder.close()
+    with connection:
+        peer = peer_of(connection)
+    if peer is not None and peer.pid == os.getpid():
+        return ""
+    return "another process" if peer is None else f"another process, of {peer},"
+
+
+def clear_socket(directory: Path) -> None:
+    """Take away what a killed process left: it belongs to a run that is over."""
+    if not supported():
+        return
+    with suppress(OSError):
+        folder = Folder(directory)
+        if _is_socket(folder.socket_file()):
+            folder.remove_socket_file()
+        folder.close()
+
+
+def _is_socket(info: os.stat_result | None) -> bool:
+    return info is not None and stat.S_ISSOCK(info.st_mode)

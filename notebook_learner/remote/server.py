@@ -1,0 +1,212 @@
+"""The listening end: one thread for a learner, one more for each request while it lasts.
+
+A learner that nobody holds any more must go, and take its socket along: so all of this knows it by a weak
+reference only.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from contextvars import copy_context
+from pathlib import Path
+
+from .commands import Commands
+from .inherited import held, let_go
+from .peer import peer_of
+from .place import Door, Folder, OccupiedError, supported
+from .protocol import LONGEST, Answer, Request, RequestError, read_request
+from .steering import Steering
+
+PATIENCE = 5.0
+"""Seconds that a connection may take to say what it wants, and to take the answer."""
+MOST_TALKS = 16
+_serving: dict[tuple[int, int], RemoteControl] = {}
+"""By directory: in one process the learner that opened a run last is the one that is steered, since a cell
+that is run again leaves the learner of before behind it, alive as long as anything refers to it."""
+
+
+class RemoteControl:
+    """Lets other processes of the same user steer the learner that trains in a directory.
+
+    Args:
+        directory: where `control.sock` is made.
+        changed: called where a command changed what a step reads, while the learner stands still.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], changed: Callable[[], None] = lambda: None) -> None:
+        self.directory = Path(directory)
+        self._changed = changed
+        self._learner: Callable[[], Steering | None] = _nobody
+        self._door: Door | None = None
+        self._identity = (0, 0)
+        self._talks: set[socket.socket] = set()
+        self._wakes: socket.socket | None = None
+
+    def __call__(self, learner: Steering) -> str:
+        """Serve this learner from now on, for as long as it lives.
+
+        Returns:
+            What a person should know where that cannot be; training does not depend on it.
+        """
+        if not supported():  # the client says so to whoever tries
+            return ""
+        self._learner = weakref.ref(learner)  # before anybody can ask
+        try:
+            self._open()
+        except (OSError, OccupiedError, RuntimeError) as error:  # the last where no thread is left
+            self._learner = _nobody
+            reason = getattr(error, "strerror", None) or str(error)
+            return f"no remote control (notebook-learner ctl) in {self.directory}: {reason}; training goes on"
+        weakref.finalize(learner, self.close)  # also at the interpreter's end
+        return ""
+
+    def _open(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as undo:
+            folder = held(Folder(self.directory))
+            undo.callback(let_go, folder)
+            ear, wakes = (held(end) for end in socket.socketpair())
+            undo.callback(let_go, ear)
+            undo.callback(let_go, wakes)
+            self._identity = folder.identity
+            before = _serving.get(self._identity)
+            if before is not None:
+                before.close()
+            door = Door(folder)
+            undo.callback(door.close)
+            undo.callback(door.remove_file)
+            context = copy_context()  # what a step prints belongs below the cell that opened the run
+            threading.Thread(
+                target=context.run,
+                args=(_serve, door, ear, self._talk_in_a_thread),
+                name="notebook_learner remote control",
+                daemon=True,
+            ).start()
+            undo.pop_all()
+        self._door, self._wakes = door, wakes
+        _serving[self._identity] = self
+
+    def close(self) -> None:
+        """Take the socket away. From any thread, the serving one and the garbage collector's among them,
+        so nothing is waited for: the thread gives the descriptors back by itself."""
+        door, self._door = self._door, None
+        if door is None:
+            return
+        if _serving.get(self._identity) is self:
+            del _serving[self._identity]
+        self._learner, self._changed = _nobody, _nothing  # the thread may end later than the weights must go
+        door.remove_file()
+        if self._wakes is not None:
+            let_go(self._wakes)
+
+    # One connection ----------------------------------------------------------------------------------
+
+    def _talk_in_a_thread(self, connection: socket.socket) -> None:
+        if len(self._talks) >= MOST_TALKS:
+            _reply(connection, Answer(False, f"{MOST_TALKS} requests are under way already; try again"))
+            let_go(connection)
+            return
+        self._talks.add(connection)
+        context = copy_context()
+        thread = threading.Thread(
+            target=context.run, args=(self._talk, connection), name="notebook_learner request", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter ends, or has no thread left
+            self._talks.discard(connection)
+            let_go(connection)
+
+    def _talk(self, connection: socket.socket) -> None:
+        try:
+            answer, afterwards = self._answer(connection)
+            if answer is not None:
+                _reply(connection, answer)
+            afterwards()
+        finally:
+            self._talks.discard(connection)
+            let_go(connection)
+
+    def _answer(self, connection: socket.socket) -> tuple[Answer | None, Callable[[], None]]:
+        """What to say, and what is left to do once it is said."""
+        peer = peer_of(connection)
+        if peer is not None and not peer.may_steer:
+            return Answer(
+                False, f"not permitted: this run is steered by its own user, and not by {peer}"
+            ), _nothing
+        line = _line_from(connection)
+        if line is None:  # somebody only looked whether we are alive
+            return None, _nothing
+        try:
+            request = read_request(line)
+        except RequestError as refused:
+            return Answer(False, str(refused)), _nothing
+        learner = self._learner()
+        if learner is None:
+            return Answer(False, "the learner was let go just now"), _nothing
+        asker = str(peer or "somebody")
+        return Commands(learner, asker, self._changed).carry_out(request), lambda: self._note(request, asker)
+
+    def _note(self, request: Request, asker: str) -> None:
+        """What has been answered already; a learner that was let go since needs no note of it."""
+        learner = self._learner()
+        if learner is not None:
+            Commands(learner, asker, self._changed).note_question(request)
+
+
+def _nobody() -> None:
+    return None
+
+
+def _nothing() -> None:
+    pass
+
+
+def _serve(door: Door, ear: socket.socket, talk: Callable[[socket.socket], None]) -> None:
+    """Take connections until the other end of `ear` is closed."""
+    with selectors.PollSelector() as poll:  # `select` knows no descriptor above 1023
+        poll.register(door.socket, selectors.EVENT_READ)
+        poll.register(ear, selectors.EVENT_READ)
+        while not any(key.fileobj is ear for key, _ in poll.select()):
+            connection = _taken(door)
+            if connection is not None:
+                talk(connection)
+    door.close()
+    let_go(ear)
+
+
+def _taken(door: Door) -> socket.socket | None:
+    try:
+        connection = held(door.socket.accept()[0])
+    except OSError:  # it hung up already, or this process has no descriptor left
+        time.sleep(0.05)
+        return None
+    connection.settimeout(PATIENCE)
+    return connection
+
+
+def _line_from(connection: socket.socket) -> bytes | None:
+    """The request, up to the end of its line; None where nothing came."""
+    data = b""
+    with suppress(OSError):  # it took too long, or hung up
+        while b"\n" not in data and len(data) <= LONGEST:
+            more = connection.recv(LONGEST)
+            if not more:
+                break
+            data += more
+    line, end, _ = data.partition(b"\n")
+    if not data:
+        return None
+    return line if end and len(line) <= LONGEST else b""
+
+
+def _reply(connection: socket.socket, answer: Answer) -> None:
+    with suppress(OSError):  # nobody waits for it any more
+        connection.sendall(answer.line())
