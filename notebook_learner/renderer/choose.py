@@ -7,19 +7,21 @@ import sys
 
 from ..event import Sink
 
-_CHOICES = ("auto", "terminal", "plain", "silent")
+_CHOICES = ("auto", "panel", "terminal", "plain", "silent")
 
 
 def default_renderer() -> Sink:
-    """A live display in a terminal; lines in a pipe, in CI and in a notebook."""
-    return resolve("terminal" if _in_terminal() and not _in_kernel() else "plain")
+    """A panel in a notebook, a live display in a terminal, lines in a pipe and in CI."""
+    if _in_kernel():
+        return resolve("panel")
+    return resolve("terminal" if _in_terminal() else "plain")
 
 
 def resolve(renderer: str | Sink | None = "auto") -> Sink:
     """The renderer that was asked for.
 
     Args:
-        renderer: "auto" (or None), "terminal", "plain", "silent", or any object with a
+        renderer: "auto" (or None), "panel", "terminal", "plain", "silent", or any object with a
             `handle(event)` method.
 
     Raises:
@@ -28,6 +30,10 @@ def resolve(renderer: str | Sink | None = "auto") -> Sink:
     match renderer:
         case None | "auto":
             return default_renderer()
+        case "panel":
+            from ..widget.face import NotebookRenderer  # widgets: loaded only in a notebook
+
+            return NotebookRenderer()
         case "terminal":
             from .terminal import TerminalRenderer  # rich: loaded only for whoever sees it
 

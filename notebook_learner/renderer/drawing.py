@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,7 @@ def draw(charts: list[Chart], axis: Axis, dark: bool) -> Figure:
     if not charts:
         figure.text(0.5, 0.5, "nothing to plot yet", color=palette.faint, ha="center", va="center", size=13)
     for index, chart in enumerate(charts):
-        _panel(figure.add_subplot(rows, columns, index + 1), chart, axis, palette, labels=8 - columns)
+        panel(figure.add_subplot(rows, columns, index + 1), chart, axis, palette, labels=8 - columns)
     return figure
 
 
@@ -74,7 +75,8 @@ def _columns(charts: int) -> int:
     return 1 if charts <= 1 else 2 if charts in (2, 4) else 3
 
 
-def _panel(ax: Axes, chart: Chart, axis: Axis, palette: Palette, labels: int) -> None:
+def panel(ax: Axes, chart: Chart, axis: Axis, palette: Palette, labels: int) -> None:
+    """Draw one chart, with as many labels on its axis as there is room for."""
     _dress(ax, palette)
     handles = [_draw_series(ax, series, chart, palette) for series in chart.series]
     _steps_axis(ax, axis, palette, labels)
@@ -262,3 +264,46 @@ def _point_to(ax: Axes, where: tuple[float, float], marker: str, text: str, pale
         fontsize=9,
         parse_math=False,
     )
+
+
+def lines(
+    curves: Sequence[tuple[str, Any, Any]],
+    x_label: str,
+    y_label: str,
+    palette: Palette,
+    *,
+    log: bool = False,
+    mark: float | None = None,
+) -> Figure:
+    """A few curves over one axis: what was tried, compared.
+
+    Args:
+        curves: (label, x, y) of each.
+        x_label: of the axis.
+        y_label: likewise.
+        palette: colours.
+        log: whether the axis is logarithmic.
+        mark: an x to point out.
+    """
+    figure = NotebookFigure(figsize=(7.2, 3.6), dpi=80, layout="constrained", facecolor=palette.paper)
+    FigureCanvasAgg(figure)
+    ax = figure.subplots()
+    for (label, x, y), colour in zip(curves, (palette.train, palette.valid), strict=False):
+        ax.plot(
+            x, y, label=plain_label(label), color=colour, marker="o" if len(x) <= 25 else None, markersize=3
+        )
+    if log:
+        ax.set_xscale("log")
+    if mark is not None:
+        ax.axvline(mark, color=palette.faint, linestyle="--", label=f"{number(mark)}")
+    ax.set_xlabel(x_label, color=palette.faint)
+    ax.set_ylabel(plain_label(y_label), color=palette.faint)
+    _dress(ax, palette)
+    ax.legend(frameon=False, labelcolor=palette.ink)
+    return figure
+
+
+def plain_label(text: str) -> str:
+    """Dollar signs would be read as a formula, a leading underscore would hide a label."""
+    text = one_line(text)
+    return "\u200b" * text.startswith("_") + text.replace("$", r"\$")

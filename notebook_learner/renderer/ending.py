@@ -1,8 +1,9 @@
-"""What is left on the screen when a run pauses or ends: one line, and the summary."""
+"""What is left on the screen when a run pauses or ends, or a set was evaluated: a line, and the summary."""
 
 from __future__ import annotations
 
-from .numbers import duration
+from ..event import Evaluated, SetProgress
+from .numbers import count, duration, number, percent
 from .summary import Summary, summary_rows
 from .tally import Tally
 from .text import one_line
@@ -30,3 +31,23 @@ def news(tally: Tally) -> Summary | None:
     tally.fresh = False
     epochs = f"{tally.epochs_done} of {tally.num_epochs}"
     return Summary(run.model, run.parameters, {**run.settings, "epochs": epochs}, rows)
+
+
+def evaluation(event: Evaluated) -> str:
+    """An evaluated set in one line."""
+    units = {info.name: one_line(info.unit) for info in event.metrics}
+    finals = (event.record.finals or {}).items()
+    values = [f"{one_line(name)} {number(value, units.get(name, ''))}" for name, value in finals]
+    steps = event.record.steps
+    batches = f"{count(steps)} batch{'' if steps == 1 else 'es'}"
+    return " · ".join([f"evaluated {one_line(event.name)}", *values, batches])
+
+
+def tour(event: SetProgress) -> str:
+    """How far other data was gone through.
+
+    >>> tour(SetProgress("evaluate clean", 5, 20))
+    'evaluate clean: batch 5 of 20 (25 %)'
+    """
+    of = f" of {count(event.total)} ({percent(event.step / event.total)})" if event.total else ""
+    return f"{one_line(event.what)}: batch {count(event.step)}{of}"

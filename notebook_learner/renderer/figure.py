@@ -51,7 +51,7 @@ def plot(
     names = _chosen(history, metrics, known)
     trained = history.steps("train")
     axis = training_axis(trained["epoch"], trained["step"])
-    charts = [_chart(history, name, axis, smoothing, known) for name in names]
+    charts = [chart_of(history, name, axis, smoothing, known) for name in names]
 
     from .drawing import draw
 
@@ -72,13 +72,14 @@ def _chosen(
     return names
 
 
-def _chart(
+def chart_of(
     history: StepSource,
     name: str,
     axis: Axis,
     smoothing: float | None,
     known: dict[tuple[str, str], MetricInfo],
 ) -> Chart:
+    """What is drawn of one metric: both splits, smoothed where they have many points."""
     info = known.get((name, "train")) or known.get((name, "valid"))
     series = [
         _series(history, name, split, axis, smoothing) for split in SPLITS if name in history.metrics(split)

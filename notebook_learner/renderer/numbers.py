@@ -54,6 +54,18 @@ def percent(fraction: float) -> str:
     return f"{math.floor(100 * min(max(fraction, 0.0), 1.0) + 1e-9)} %"
 
 
+def size_text(size: float) -> str:
+    """A size for people.
+
+    >>> size_text(512), size_text(389_000_000)
+    ('512 B', '389 MB')
+    """
+    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= limit:
+            return f"{size / limit:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
 def duration(seconds: float) -> str:
     """A time span in its two largest units.
 

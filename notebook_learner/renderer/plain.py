@@ -6,9 +6,20 @@ import sys
 import time
 from typing import TextIO
 
-from ..event import EpochEnded, Event, MetricBlock, Notice, Rewound, RunOpened, SplitStarted, StatusChanged
+from ..event import (
+    EpochEnded,
+    Evaluated,
+    Event,
+    MetricBlock,
+    Notice,
+    Rewound,
+    RunOpened,
+    SetProgress,
+    SplitStarted,
+    StatusChanged,
+)
 from . import epoch_table
-from .ending import because, news, whereabouts
+from .ending import because, evaluation, news, tour, whereabouts
 from .numbers import count, number, percent, rate, remaining
 from .tally import Tally
 from .text import encodable, one_line
@@ -57,6 +68,11 @@ class PlainRenderer:
                 self._write(mark + one_line(event.text))
             case Rewound():
                 self._write(f"now at {self._tally.place()}{because(event.reason)}")
+            case SetProgress(over=False):
+                if time.monotonic() - self._spoke >= self._progress_seconds:
+                    self._write(f"  {tour(event)}")
+            case Evaluated():
+                self._write(evaluation(event))
             case RunOpened():
                 self._announced = False
             case _:

@@ -16,11 +16,13 @@ from ..event import (
     Column,
     EpochEnded,
     Event,
+    MetricAdded,
     MetricBlock,
     MetricInfo,
     Notice,
     Rewound,
     RunOpened,
+    SetProgress,
     Split,
     SplitEnded,
     SplitStarted,
@@ -84,6 +86,8 @@ class Tally:
     texts: dict[str, str] = field(default_factory=dict)
     notices: deque[Notice] = field(default_factory=lambda: deque(maxlen=3))
     infos: dict[tuple[str, str], MetricInfo] = field(default_factory=dict)
+    tour: SetProgress | None = None
+    """How far other data is gone through, while it is."""
     fresh: bool = False
     """Whether a pass ended since somebody showed a summary."""
 
@@ -105,6 +109,10 @@ class Tally:
                 self.notices.append(event)
             case Rewound():
                 self._rewound(event)
+            case MetricAdded():
+                self.infos[event.info.name, event.info.split] = event.info
+            case SetProgress():
+                self.tour = None if event.over else event
             case RunOpened():
                 self._opened(event)
             case _:

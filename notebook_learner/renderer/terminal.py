@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ..event import Event, Notice, RunOpened, StatusChanged
+from ..event import Evaluated, Event, Notice, RunOpened, SetProgress, StatusChanged
 from .above import Redirect
-from .ending import news, whereabouts
+from .ending import evaluation, news, tour, whereabouts
 from .frame import LEVEL_STYLES, STATUS_STYLES, Frame, frame, notice_text
 from .numbers import number
 from .tally import Tally
@@ -63,6 +63,10 @@ class TerminalRenderer:
                     self.close()
                 case Notice():
                     self._notice(event)
+                case SetProgress():
+                    self._tour(event)
+                case Evaluated():
+                    self._print(Text(evaluation(event)))
                 case _:
                     self._refresh()
         except (OSError, ValueError, SystemExit):
@@ -106,8 +110,20 @@ class TerminalRenderer:
         done = time.monotonic()
         self._next = done + max(INTERVAL, IDLE_PER_COST * (done - now))
 
-    def _frame(self) -> Frame:
+    def _tour(self, event: SetProgress) -> None:
+        """Other data is gone through while the training stands: one line in place."""
+        if event.over:
+            self.close()
+            return
+        self._open()
+        self._refresh()
+
+    def _frame(self) -> Frame | Text:
         size = self._console.size
+        if self._tally.tour is not None:
+            line = Text(encodable(tour(self._tally.tour), self._console.encoding), no_wrap=True)
+            line.truncate(size.width, overflow="ellipsis")
+            return line
         return frame(self._tally, size.width, size.height, self._console.encoding)
 
     def _abandon(self) -> None:

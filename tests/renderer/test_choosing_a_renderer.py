@@ -12,6 +12,7 @@ import pytest
 from notebook_learner.event import Sink
 from notebook_learner.renderer import PlainRenderer, SilentRenderer, default_renderer, resolve
 from notebook_learner.renderer.terminal import TerminalRenderer
+from notebook_learner.widget.face import NotebookRenderer
 
 
 class Terminal(io.StringIO):
@@ -45,7 +46,9 @@ def test_an_object_that_handles_events_is_taken_as_it_is():
 
 @pytest.mark.parametrize("wrong", ["tui", 3, [], True])
 def test_anything_else_is_told_what_exists(wrong):
-    with pytest.raises(ValueError, match='use one of "auto", "terminal", "plain", "silent", or an object'):
+    with pytest.raises(
+        ValueError, match='use one of "auto", "panel", "terminal", "plain", "silent", or an object'
+    ):
         resolve(wrong)
 
 
@@ -68,11 +71,15 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch):
     assert isinstance(default_renderer(), PlainRenderer)
 
 
-def test_a_notebook_kernel_gets_lines(monkeypatch):
+def test_a_notebook_kernel_gets_the_panel(monkeypatch):
     in_terminal(monkeypatch)
     shell = types.SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    assert isinstance(default_renderer(), PlainRenderer)
+    assert isinstance(default_renderer(), NotebookRenderer)
+
+
+def test_the_panel_can_be_asked_for():
+    assert isinstance(resolve("panel"), NotebookRenderer)
 
 
 @pytest.mark.parametrize("stdout", [None, object()])
