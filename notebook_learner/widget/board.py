@@ -1,0 +1,322 @@
+"""What a panel says beside its curves: a tally of the run as plain JSON, every number in words."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import PurePath
+from typing import Any, Protocol
+
+from ..event import (
+    CheckpointSaved,
+    EpochEnded,
+    Evaluated,
+    Event,
+    Marked,
+    MetricBlock,
+    MetricInfo,
+    Notice,
+    Rewound,
+    RunOpened,
+    Split,
+    SplitEnded,
+    SplitStarted,
+    StatusChanged,
+)
+from ..renderer.ending import evaluation, tour
+from ..renderer.numbers import count, number, rate, remaining, size_text
+from ..renderer.tally import Tally
+from ..renderer.text import one_line, place
+from .wire import Json
+
+SPLITS: tuple[Split, ...] = ("train", "valid")
+MOST_LINES = 100
+"""Lines of the log that a panel shows."""
+MOST_MARKS = 500
+"""Marks on the axis: beyond them the oldest go."""
+_LONGEST_ERROR = 20_000
+_MARKS = {"breakpoint": "breakpoint", "edited": "edit", "forked": "fork"}
+"""By what the page calls them."""
+
+
+class Saved(Protocol):
+    """A checkpoint as a panel lists it."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def place(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def metrics(self) -> Mapping[str, Mapping[str, float]]: ...
+    @property
+    def damage(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at a training step."""
+
+    x: float
+    kind: str
+    text: str
+
+
+@dataclass
+class Board:
+    """The state of a run, folded from its events, as the page is told it."""
+
+    tally: Tally = field(default_factory=Tally)
+    trained: int = 0
+    """Training steps of the run up to where it stands."""
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
+    marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
+    error: Json | None = None
+    evaluated: dict[str, Evaluated] = field(default_factory=dict)
+    notes: bool = True
+    """Whether what happens is noted in the log; a run of another process has a log of its own."""
+    _starts: dict[int, int] = field(default_factory=dict)
+
+    def handle(self, event: Event, /) -> None:
+        """Fold one event in."""
+        self.tally.handle(event)
+        match event:
+            case MetricBlock():
+                self.trained = event.iteration
+            case SplitStarted():
+                if event.split == "train":
+                    self._starts[event.epoch] = self.trained
+                self._note(f"epoch {event.epoch}, {event.split}: {_batches(event.total)}")
+            case SplitEnded():
+                values = ", ".join(
+                    f"{one_line(name)} {number(value)}" for name, value in event.finals.items()
+                )
+                self._note(f"epoch {event.epoch}, {event.split}: {values or 'over'}")
+            case EpochEnded():
+                self._mark("epoch", f"epoch {event.epoch}")
+            case StatusChanged():
+                self._status(event)
+            case Marked():
+                self._mark(_MARKS[event.kind], event.text)
+                self._note(f"{event.kind}: {event.text}")
+            case CheckpointSaved():
+                self._mark("checkpoint", f"checkpoint {event.label}", self._place(event))
+                self._note(f"checkpoint {event.label} saved, {size_text(event.size)}")
+            case Evaluated():
+                self.evaluated[event.name] = event
+                self._note(evaluation(event))
+            case Notice():
+                self._note(event.text if event.level == "info" else f"{event.level}: {event.text}")
+            case Rewound():
+                self._rewound(event)
+            case RunOpened():
+                self._opened(event)
+            case _:
+                pass  # a kind of event that did not exist when this was written
+
+    def failed(self, title: str, text: str) -> None:
+        """An error, with where it came from."""
+        self.error = {"title": one_line(title)[:500], "text": text[-_LONGEST_ERROR:]}
+
+    # What the page is told
+
+    def moving(self) -> Json:
+        """What changes from step to step."""
+        tally = self.tally
+        speed, left = tally.pace.steps_per_second, tally.seconds_left()
+        running, reason = tally.status == "running", one_line(tally.reason)
+        if tally.tour is not None:
+            reason = tour(tally.tour)
+        stopped = tally.status == "paused" and self._at_breakpoint and self.marks[-1].text == reason
+        return {
+            "status": tally.status,
+            "reason": f"stopped by {reason}" if stopped else reason,
+            "stopped": stopped,
+            "position": tally.place(),
+            "epoch": tally.epoch,
+            "split": tally.split,
+            "step": tally.step,
+            "total": tally.total,
+            "num_epochs": tally.num_epochs,
+            "progress": tally.progress,
+            "rate": "" if speed is None else rate(speed, "steps"),
+            "left": "" if left is None or not running else remaining(left),
+            "table": self._table(),
+            "texts": [[one_line(name), one_line(text)] for name, text in tally.texts.items()],
+        }
+
+    def events(self) -> Json:
+        """What changes when something happens."""
+        return {
+            "log": list(self.log),
+            "marks": [{"x": mark.x, "kind": mark.kind, "text": mark.text} for mark in self.marks],
+            "error": self.error,
+            "evaluated": [self._evaluated(each) for each in self.evaluated.values()],
+        }
+
+    def _evaluated(self, event: Evaluated) -> Json:
+        units = {info.name: one_line(info.unit) for info in event.metrics}
+        finals = (event.record.finals or {}).items()
+        return {
+            "name": one_line(event.name),
+            "values": [[one_line(name), number(value, units.get(name, ""))] for name, value in finals],
+            "batches": count(event.record.steps),
+            "where": place(event.epoch, event.split, event.step, None) if event.epoch else "",
+        }
+
+    def fixed(self) -> Json:
+        """What was known from the beginning."""
+        run = self.tally.run
+        if run is None:
+            return {
+                "title": "",
+                "directory": "",
+                "model": "",
+                "parameters": "",
+                "settings": [],
+                "metrics": [],
+            }
+        return {
+            "title": one_line(PurePath(run.directory).name) or one_line(run.model),
+            "directory": one_line(run.directory),
+            "model": one_line(run.model),
+            "parameters": count(run.parameters),
+            "settings": [[one_line(name), one_line(str(value))] for name, value in run.settings.items()],
+            "metrics": self._metrics(list(self.tally.infos.values())),
+        }
+
+    def plotted(self) -> dict[Split, set[str]]:
+        """The metrics with a curve."""
+        return {
+            split: {name for (name, of), info in self.tally.infos.items() if of == split and _has_curve(info)}
+            for split in SPLITS
+        }
+
+    def _metrics(self, infos: Sequence[MetricInfo]) -> list[Json]:
+        names = dict.fromkeys(info.name for info in infos if _has_curve(info))
+        return [self._metric(name, [info for info in infos if info.name == name]) for name in names]
+
+    def _metric(self, name: str, infos: Sequence[MetricInfo]) -> Json:
+        better = infos[0].higher_is_better
+        return {
+            "name": name,
+            "unit": one_line(infos[0].unit),
+            "better": None if better is None else "higher" if better else "lower",
+            "splits": [info.split for info in infos],
+        }
+
+    def _table(self) -> list[Json]:
+        tally = self.tally
+        return [
+            self._row(name, split) for name in tally.names() for split in SPLITS if tally.info(name, split)
+        ]
+
+    def _row(self, name: str, split: Split) -> Json:
+        tally, unit = self.tally, one_line(self.tally.unit(name))
+        best = tally.best(name, split)
+
+        def shown(value: float | None) -> str:
+            return "" if value is None else number(value, unit)
+
+        return {
+            "metric": one_line(name),
+            "unit": unit,
+            "split": split,
+            "last": shown(tally.last(name, split)),
+            "epoch": shown(tally.average(name, split)),
+            "best": "" if best is None else shown(best[0]),
+            "where": "" if best is None else f"epoch {best[1]}",
+        }
+
+    # How events change it
+
+    def _opened(self, event: RunOpened) -> None:
+        self.trained, self.error = 0, None
+        self.evaluated.clear()
+        self._starts.clear()
+        self.marks.clear()
+        self._note(f"{event.model}, {count(event.parameters)} parameters")
+
+    def _status(self, event: StatusChanged) -> None:
+        why = f": {one_line(event.reason)}" if event.reason else ""
+        self._note(f"{event.status} at {self.tally.place()}{why}")
+        if event.status == "running":
+            self.error = None
+        elif event.status == "paused" and not self._at_breakpoint:
+            self._mark("pause", f"paused at {self.tally.place()}{why}")
+        elif event.status == "failed" and self.error is None:
+            self.failed(event.reason, "")
+
+    @property
+    def _at_breakpoint(self) -> bool:
+        """Whether the pause has its mark already: that of the breakpoint which just hit here."""
+        last = self.marks[-1] if self.marks else None
+        return last is not None and (last.kind, last.x) == ("breakpoint", float(self.trained))
+
+    def _rewound(self, event: Rewound) -> None:
+        before, self.trained = self.trained, 0
+        self._starts.clear()
+        for past in event.record:
+            if past.split == "train":
+                self._starts[past.epoch] = self.trained
+                self.trained += past.steps
+        kept = [mark for mark in self.marks if mark.x <= self.trained]
+        self.marks.clear()
+        self.marks.extend(sorted(dict.fromkeys([*kept, *self._epochs()]), key=lambda mark: mark.x))
+        if before:  # else it is how somebody who came later is told what happened so far
+            self._mark("rewind", f"back to {self.tally.place()}")
+        self._note(f"now at {self.tally.place()}{': ' + one_line(event.reason) if event.reason else ''}")
+
+    def _epochs(self) -> list[Mark]:
+        """Where the epochs before the last one ended."""
+        starts = [(epoch, start) for epoch, start in self._starts.items() if start]
+        return [Mark(float(start), "epoch", f"epoch {epoch - 1}") for epoch, start in starts]
+
+    def _mark(self, kind: str, text: str, x: float | None = None) -> None:
+        mark = Mark(float(self.trained if x is None else x), kind, one_line(text))
+        if not self.marks or self.marks[-1] != mark:
+            self.marks.append(mark)
+
+    def _place(self, event: CheckpointSaved) -> float:
+        """A checkpoint is told of when it is on the disk; training may be further on by then."""
+        start = self._starts.get(event.epoch)
+        if start is None or event.split != "train":
+            return float(self.trained)
+        return float(start + event.step)
+
+    def _note(self, text: str) -> None:
+        if self.notes:
+            self.log.append(f"{datetime.now():%H:%M:%S}  {one_line(text)}")
+
+
+def checkpoints(saved: Iterable[Saved], best: str | None = None) -> list[Json]:
+    """Checkpoints for the page, in the order they were saved; it shows the newest first."""
+    rows: list[dict[str, Any]] = [
+        {
+            "label": each.label,
+            "place": each.place,
+            "size": size_text(each.size),
+            "metrics": _values(each.metrics),
+            "state": "damaged" if each.damage else "complete",
+            "best": each.label == best,
+        }
+        for each in saved
+    ]
+    return rows
+
+
+def _values(metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """Of validation where there are any, else of training."""
+    values = metrics.get("valid") or metrics.get("train") or {}
+    return ", ".join(f"{one_line(name)} {number(value)}" for name, value in values.items())
+
+
+def _batches(total: int | None) -> str:
+    return "started" if total is None else f"started, {count(total)} batches"
+
+
+def _has_curve(info: MetricInfo) -> bool:
+    return info.kind == "numeric" and info.plotted

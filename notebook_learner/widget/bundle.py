@@ -1,0 +1,51 @@
+"""The built front end of the panel: one script, one style sheet.
+
+Both are made from `notebook_learner/widget/js` when the package is built, are in every wheel and sdist, and
+are read when the first panel is shown.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+STATIC = Path(__file__).parent / "static"
+
+_HOW = """\
+the front end of the panel is not there: {path}
+It is built when the package is. In a checkout, either of these builds it:
+  pip install -e .
+  cd {source} && npm ci --ignore-scripts && npm run build"""
+
+
+class BundleError(RuntimeError):
+    """The built front end is missing. Training does not need it; only the panel does."""
+
+
+@cache
+def script() -> str:
+    """The panel as a JavaScript module, for a widget's `_esm`.
+
+    A string, because a widget that was given a path watches that file, and is kept alive by watching.
+
+    Raises:
+        BundleError: it was never built.
+    """
+    return _text("panel.js")
+
+
+@cache
+def style() -> str:
+    """The panel's style sheet, for a widget's `_css`.
+
+    Raises:
+        BundleError: it was never built.
+    """
+    return _text("panel.css")
+
+
+def _text(name: str) -> str:
+    path = STATIC / name
+    if not path.is_file():
+        raise BundleError(_HOW.format(path=path, source=path.parent.with_name("js")))
+    return path.read_text("utf-8")

@@ -1,0 +1,79 @@
+"""What a panel tells of a learner's breakpoints, of its inspection, and of how far back it can go.
+
+None of them has events of its own: a cell, or another page, may switch a breakpoint at any time. So each
+message asks whether anything of it is other than it was last told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..renderer.numbers import count
+from ..renderer.text import one_line
+from .steering import Hit, Look, Steering, Switch
+from .wire import Json
+
+NOTHING: Json = {"breakpoints": [], "inspection": [], "reach": None}
+"""Where there is no learner: in the panel of files."""
+
+
+@dataclass
+class Debugger:
+    """Remembers what was told, to tell when that has changed."""
+
+    _changes: int = -1
+    _hit: Hit | None = None
+    _seen: Look | None = None
+    _sections: list[Json] | None = None
+
+    def changed(self, learner: Steering) -> bool:
+        """Whether the pages show something that does not hold any more."""
+        hit, seen = _here(learner)
+        changes = learner.breakpoints.changes
+        return changes != self._changes or hit is not self._hit or seen is not self._seen
+
+    def told(self, learner: Steering, trained: int) -> Json:
+        """All of it, which is then known.
+
+        Args:
+            learner: to tell of.
+            trained: training steps of the run up to where it stands.
+        """
+        breakpoints = learner.breakpoints
+        self._changes = breakpoints.changes
+        self._hit, seen = _here(learner)
+        if seen is not self._seen or self._sections is None:
+            self._seen, self._sections = seen, _sections(seen)
+        return {
+            "breakpoints": [_switch(each, self._hit) for each in breakpoints],
+            "inspection": self._sections,
+            "reach": {"from": min(learner.reach.iteration, trained), "to": trained},
+        }
+
+
+def _here(learner: Steering) -> tuple[Hit | None, Look | None]:
+    """What belongs to the place where it stands: nothing of that holds once it sets out."""
+    return (None, None) if learner.status == "running" else (learner.hit, learner.seen)
+
+
+def switch(learner: Steering, name: str, on: bool) -> str:
+    """Switch the breakpoint of that name; what was done, in words."""
+    for each in learner.breakpoints:
+        if each.name == name:
+            each.on = on
+            return f"{one_line(name)} is {'on' if on else 'off'}"
+    raise ValueError(f"there is no breakpoint {name!r} any more")
+
+
+def _switch(each: Switch, hit: Hit | None) -> Json:
+    here = hit is not None and hit.name == each.name
+    parts = [one_line(hit.text)] if here and hit is not None and hit.text else []
+    if each.hits:
+        parts.append(f"hit {'once' if each.hits == 1 else f'{count(each.hits)} times'}")
+    if each.once:
+        parts.append("once only")
+    return {"name": each.name, "text": "; ".join(parts), "on": each.on, "hit": here}
+
+
+def _sections(seen: Look | None) -> list[Json]:
+    return [] if seen is None else [dict(section) for section in seen.sections()]

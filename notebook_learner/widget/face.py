@@ -1,0 +1,133 @@
+"""The renderer of a notebook: a panel where a page shows it, lines where a program collects outputs, and
+below both a picture that needs no running kernel."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import PurePath
+from typing import Any
+from uuid import uuid4
+
+from ..event import EpochEnded, Event, Notice, RunOpened, Sink, StatusChanged
+from ..renderer.plain import PlainRenderer
+from . import notebook
+from .bundle import BundleError
+from .panel import Panel
+from .steering import Steering
+from .still import Still
+
+_INSTEAD = "the panel of a learner, which needs its kernel"
+_OVER = ("paused", "failed", "stopped", "finished")
+
+
+def display_of_page() -> NotebookRenderer | None:
+    """The display of a learner that has another one, or none, on a page; None where nobody looks."""
+    return NotebookRenderer() if notebook.front_end() == "page" else None
+
+
+class NotebookRenderer:
+    """What a learner looks like in a notebook: `renderer("panel")`, and the default there.
+
+    On a page (JupyterLab, Notebook 7, VS Code, Colab) it is the live panel; under nbclient, nbconvert and
+    papermill, which nobody looks at, it writes lines. A picture of the curves with a table follows below, at
+    epochs, pauses and the end: what a saved notebook shows.
+    """
+
+    def __init__(self) -> None:
+        self._panel: Panel | None = None
+        self._lines: Sink | None = None
+        self._still: Still | None = None
+        self._learner: weakref.ref[Steering] | None = None
+        self._opened: RunOpened | None = None
+        self._name = f"notebook-learner-{uuid4().hex}"
+        self._cell = ""
+        """Where it appeared last."""
+        self._fitting = False
+        self._frozen = False
+
+    def __repr__(self) -> str:
+        return "NotebookRenderer()"
+
+    def attach(self, learner: Steering, /) -> None:
+        """Show this learner. It is not kept alive, and the panel goes with it."""
+        self._learner = weakref.ref(learner)
+        if notebook.front_end() == "page":
+            self._panel = self._opened_panel(learner)
+        if self._panel is None:
+            self._lines = self._lines or PlainRenderer()
+
+    def _opened_panel(self, learner: Steering) -> Panel | None:
+        from .shell import servicing
+
+        try:
+            from .view import View
+        except BundleError as missing:
+            self._lines = PlainRenderer()
+            self._lines.handle(Notice(str(missing), "warning"))
+            return None
+        panel = Panel(View, servicing())
+        panel.attach(learner)
+        weakref.finalize(learner, panel.close)
+        return panel
+
+    def handle(self, event: Event, /) -> None:
+        """Take one event."""
+        for sink in (self._panel, self._lines):
+            if sink is not None:
+                sink.handle(event)
+        match event:
+            case RunOpened():
+                self._opened = event
+            case EpochEnded():
+                self._draw(final=False)
+            case StatusChanged() if event.status in _OVER:
+                self._draw(final=self._fitting)
+                self._fitting = False
+            case _:
+                pass
+
+    def show(self) -> None:
+        """Appear below the cell that runs, once."""
+        self._fitting = True
+        here = notebook.cell()
+        if self._frozen or here in ("", self._cell):
+            return
+        self._cell = here
+        self._still = Still()
+        if self._panel is not None:
+            # Front ends show the text where the widget cannot be: no word of it may be of this moment only.
+            notebook.publish({"text/plain": _INSTEAD, **self._panel.wire.bundle()}, self._name)
+
+    def blocking(self) -> AbstractContextManager[Callable[[], None]]:
+        """A cell trains or waits meanwhile."""
+        return nullcontext(_nothing) if self._panel is None else self._panel.blocking()
+
+    def bundle(self) -> dict[str, Any]:
+        """The panel, for a cell whose last line is the learner."""
+        return {} if self._panel is None or self._frozen else self._panel.wire.bundle()
+
+    def freeze(self) -> None:
+        """Leave the picture and the table, here and now, and end the panel."""
+        if notebook.shell() is not None and self._still is None:
+            self._still = Still()
+        self._draw(final=True)
+        if self._panel is not None and not self._frozen:
+            if self._cell:  # or a saved notebook would say that a widget is missing
+                notebook.publish({"text/plain": ""}, self._name, update=True)
+            self._panel.close()
+        self._frozen = True
+
+    def _draw(self, *, final: bool) -> None:
+        learner = None if self._learner is None else self._learner()
+        if learner is None or self._still is None or self._frozen:
+            return
+        infos = None if self._opened is None else self._opened.metrics
+        run = "" if self._opened is None else f"{PurePath(self._opened.directory).name} · "
+        headline = f"{run}{learner.status} at {learner.position}"
+        self._still.update(learner.history, infos, str(learner.summary()), headline, final=final)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,260 @@
+// The plots: a tab for each metric, the views of it, and the same as a table.
+
+import { fill, freshId, h, setAttribute, setText, show } from "./dom.js";
+import { number, whole } from "./format.js";
+import { epochOf, epochSpans, wordOf } from "./marks.js";
+import { Plot } from "./plot.js";
+import { tabulate } from "./series.js";
+import { keyOf } from "./store.js";
+import { splitNumber, swatch } from "./table.js";
+import { colours } from "./theme.js";
+
+const DESCRIBED_EVERY = 5000; // ms: the words for screen readers need not follow each step
+const ROWS = 24;
+const SMOOTHING = 30; // of 100: little enough to hide nothing, and the raw line stays
+
+export class Curves {
+  #signal;
+  #redraw;
+  #colours = null;
+  #metrics = [];
+  #metric = null;
+  #drawn = "";
+  #hover = null;
+  #described = 0;
+  #asTable = false;
+
+  constructor(panel, signal, redraw) {
+    this.panel = panel;
+    this.#signal = signal;
+    this.#redraw = redraw;
+    this.#make();
+    this.plot = new Plot(this.canvas, () => (this.#colours ??= colours(this.panel)), (at) => this.#hovered(at));
+    this.plot.slider = SMOOTHING / 100;
+    this.plot.onWindow = () => this.#again();
+    const sized = new ResizeObserver(() => this.#again());
+    sized.observe(this.canvas);
+    signal.addEventListener("abort", () => sized.disconnect());
+    this.#listen();
+  }
+
+  update(board, store) {
+    this.#metrics = board.metrics ?? [];
+    const names = this.#metrics.map(({ name }) => name);
+    if (!names.includes(this.#metric)) this.#metric = names[0] ?? null;
+    this.board = board;
+    this.store = store;
+    show(this.element, names.length > 0 && store.begun);
+    if (this.#metric === null || this.element.hidden) return;
+    this.#updateTabs();
+    const metric = this.#metrics[names.indexOf(this.#metric)];
+    this.plot.lines = metric.splits
+      .map((split) => ({ split, series: store.series.get(keyOf(metric.name, split)) }))
+      .filter(({ series }) => series !== undefined);
+    this.plot.marks = board.marks ?? [];
+    this.plot.epoch = board.epoch;
+    this.unit = metric.unit;
+    setText(this.caption, metric.name);
+    setAttribute(this.frame, "data-points", this.plot.lines[0]?.series.length ?? 0);
+    this.#draw(store.curves);
+    this.#read();
+    this.#describe(metric);
+  }
+
+  /** Show a step of the past that somebody considers; null for none. */
+  aim(step) {
+    if (this.plot.target === step) return;
+    this.plot.target = step;
+    this.plot.repaint();
+    if (this.store) this.#read();
+  }
+
+  repaint() {
+    this.#colours = null;
+    this.plot.repaint();
+  }
+
+  close() {
+    this.plot.close();
+  }
+
+  #make() {
+    this.tabs = h("div", { class: "nl-tabs", role: "tablist", "aria-label": "Metrics" });
+    this.all = h("button", { class: "nl-button nl-small", type: "button", "aria-pressed": "true" }, "All");
+    this.recent = h("button", { class: "nl-button nl-small", type: "button", "aria-pressed": "false" }, "Recent");
+    this.log = h("button", { class: "nl-button nl-small", type: "button", "aria-pressed": "false" }, "Log scale");
+    this.table = h("button", { class: "nl-button nl-small", type: "button", "aria-pressed": "false" }, "Table");
+    this.slider = h("input", { type: "range", class: "nl-slider", min: 0, max: 100, value: SMOOTHING, "aria-label": "Smoothing" });
+    this.memory = h("span", { class: "nl-memory" });
+    const tools = h(
+      "div",
+      { class: "nl-tools" },
+      h("label", { class: "nl-smoothing" }, h("span", {}, "Smoothing"), this.slider, this.memory),
+      h("div", { class: "nl-joined", role: "group", "aria-label": "Steps shown" }, this.all, this.recent),
+      this.log,
+      this.table,
+    );
+    this.where = h("span", { class: "nl-read-where" });
+    this.values = h("span", { class: "nl-read-values" });
+    this.marks = h("span", { class: "nl-read-marks" });
+    this.readout = h("div", { class: "nl-readout" }, this.values, this.where, this.marks);
+    this.canvas = h("div", { class: "nl-canvas", role: "img", "aria-label": "Plot" });
+    this.caption = h("span", { class: "nl-unseen" });
+    this.frame = h(
+      "div",
+      { class: "nl-frame", "data-part": "plot", "data-points": 0, tabindex: 0, role: "group", "aria-label": "Plot: arrows read it, plus and minus zoom, shift and arrows move, 0 shows everything" },
+      this.caption,
+      this.canvas,
+    );
+    this.rows = h("tbody");
+    this.heads = h("tr");
+    this.numbers = h("div", { class: "nl-frame nl-scroll", tabindex: 0, role: "group", "aria-label": "The plot as a table", hidden: true }, h("table", { class: "nl-table" }, h("thead", {}, this.heads), this.rows));
+    this.sheet = h("div", { role: "tabpanel", id: freshId("sheet"), class: "nl-sheet" }, h("div", { class: "nl-over" }, this.readout, tools), this.frame, this.numbers);
+    this.element = h("section", { class: "nl-section nl-curves", "aria-label": "Curves" }, this.tabs, this.sheet);
+  }
+
+  #listen() {
+    const on = (element, event, handler) => element.addEventListener(event, handler, { signal: this.#signal });
+    on(this.all, "click", () => this.#view("all"));
+    on(this.recent, "click", () => this.#view("recent"));
+    on(this.log, "click", () => {
+      this.plot.log = !this.plot.log;
+      this.#again();
+    });
+    on(this.table, "click", () => {
+      this.#asTable = !this.#asTable;
+      this.#again();
+    });
+    on(this.slider, "input", () => {
+      this.plot.slider = Number(this.slider.value) / 100;
+      this.#again();
+    });
+    on(this.tabs, "keydown", (event) => this.#tabKey(event));
+    on(this.frame, "keydown", (event) => this.#plotKey(event));
+    on(this.frame, "blur", () => this.plot.unpoint());
+  }
+
+  #view(name) {
+    this.plot.window = name;
+    this.#again();
+  }
+
+  #again() {
+    this.#drawn = "";
+    this.#redraw();
+  }
+
+  #updateTabs() {
+    const make = () => {
+      const tab = h("button", { class: "nl-tab", type: "button", role: "tab", id: freshId("tab"), "aria-controls": this.sheet.id });
+      tab.addEventListener("click", () => this.#choose(tab.dataset.metric), { signal: this.#signal });
+      return tab;
+    };
+    fill(this.tabs, this.#metrics, make, (tab, { name }) => {
+      const chosen = name === this.#metric;
+      tab.dataset.metric = name;
+      setText(tab, name);
+      setAttribute(tab, "aria-selected", String(chosen));
+      setAttribute(tab, "tabindex", chosen ? 0 : -1);
+      if (chosen) setAttribute(this.sheet, "aria-labelledby", tab.id);
+    });
+  }
+
+  #choose(name) {
+    this.#metric = name;
+    this.#again();
+  }
+
+  #tabKey(event) {
+    const tabs = [...this.tabs.children];
+    const at = tabs.indexOf(event.target);
+    const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 }[event.key];
+    if (next === undefined || at < 0) return;
+    event.preventDefault();
+    const tab = tabs[(next + tabs.length) % tabs.length];
+    this.#choose(tab.dataset.metric);
+    tab.focus();
+  }
+
+  #plotKey(event) {
+    const { key, shiftKey } = event;
+    const arrow = { ArrowLeft: -1, ArrowRight: 1 }[key];
+    if (arrow !== undefined) shiftKey ? this.plot.pan(arrow * 0.2) : this.plot.point(arrow * 4);
+    else if (key === "+" || key === "=") this.plot.zoom(0.7);
+    else if (key === "-") this.plot.zoom(1 / 0.7);
+    else if (key === "0") this.plot.reset();
+    else return;
+    event.preventDefault();
+  }
+
+  #draw(version) {
+    setAttribute(this.all, "aria-pressed", String(this.plot.window === "all"));
+    setAttribute(this.recent, "aria-pressed", String(this.plot.window === "recent"));
+    setAttribute(this.log, "aria-pressed", String(this.plot.log));
+    setAttribute(this.table, "aria-pressed", String(this.#asTable));
+    show(this.frame, !this.#asTable);
+    show(this.numbers, this.#asTable);
+    const now = `${version} ${this.#metric} ${this.plot.marks.length}`;
+    if (now === this.#drawn) return;
+    this.#drawn = now;
+    const memory = Math.round(this.plot.memory);
+    setText(this.memory, memory > 0 ? `${whole(memory)} ${memory === 1 ? "step" : "steps"}` : "off");
+    setAttribute(this.slider, "aria-valuetext", this.memory.textContent);
+    if (this.#asTable) this.#drawTable();
+    else this.plot.draw();
+  }
+
+  #drawTable() {
+    const lines = this.plot.lines;
+    fill(this.heads, ["Step", ...lines.map(({ split }) => split)], () => h("th", { scope: "col" }), setText);
+    const rows = tabulate(lines.map(({ series }) => series), ...this.plot.shown, ROWS);
+    fill(this.rows, rows, () => h("tr"), (row, { from, to, cells }) => {
+      const texts = [from === to ? whole(from) : `${whole(from)} – ${whole(to)}`, ...cells.map(cellText)];
+      fill(row, texts, () => h("td"), setText);
+    });
+  }
+
+  #hovered(at) {
+    this.#hover = at;
+    if (this.store) this.#read();
+  }
+
+  /** The line above the plot: what is under the pointer, or else the newest values. */
+  #read() {
+    const { lines, marks } = this.plot;
+    const x = this.#hover?.x ?? this.plot.target ?? Infinity;
+    const make = () => h("span", { class: "nl-read" }, swatch(), h("span"), h("b"));
+    let step = null;
+    fill(this.values, lines, make, (item, { split, series }) => {
+      const at = series.nearest(x === Infinity ? Number.MAX_VALUE : x);
+      if (at >= 0 && (step === null || split === "train")) step = series.x[at];
+      setAttribute(item.children[0], "data-split", splitNumber([], split));
+      setText(item.children[1], split);
+      setText(item.children[2], at < 0 ? "–" : valueText(series, at, this.unit));
+    });
+    const epoch = step === null ? null : epochOf(epochSpans(marks, this.board.epoch, this.plot.bounds), step);
+    setText(this.where, step === null ? "" : `step ${whole(step)}${epoch === null ? "" : ` · epoch ${epoch}`}`);
+    setText(this.marks, (this.#hover?.marks ?? []).map(({ kind, text }) => text || wordOf(kind)).join(" · "));
+  }
+
+  #describe({ name, unit }) {
+    if (Date.now() - this.#described < DESCRIBED_EVERY && this.canvas.dataset.metric === name) return;
+    this.#described = Date.now();
+    this.canvas.dataset.metric = name;
+    const words = this.plot.lines.map(({ split, series }) => `${split} ${series.length > 0 ? valueText(series, series.length - 1, unit) : "has no values yet"}`);
+    setAttribute(this.canvas, "aria-label", `${name} against training steps: ${words.join(", ")}. The table holds the numbers.`);
+  }
+}
+
+function valueText(series, at, unit) {
+  const suffix = unit ? ` ${unit}` : "";
+  const [low, high] = [series.low[at], series.high[at]];
+  if (low === high || Number.isNaN(low)) return number(series.mean[at]) + suffix;
+  return `${number(series.mean[at])}${suffix} (${number(low, 3)} … ${number(high, 3)})`;
+}
+
+function cellText(cell) {
+  if (cell === null) return "";
+  if (cell.low === cell.high || !isFinite(cell.mean)) return number(cell.mean);
+  return `${number(cell.mean)} (${number(cell.low, 3)} … ${number(cell.high, 3)})`;
+}

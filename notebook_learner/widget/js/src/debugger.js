@@ -1,0 +1,110 @@
+// Breakpoints, and what a step looks like where the training stands.
+
+import { Listing, fill, freshId, h, icon, section, setAttribute, setText, show } from "./dom.js";
+
+/** What a row of the inspection says of values that nobody wants, so that the eye finds it. */
+const ALARMING = /\b(NaN|inf|dead)\b|^(failed|not finite)$|\b(no|zero) gradient\b/;
+
+export const isAlarming = ([name, text]) => ALARMING.test(name) || ALARMING.test(text);
+
+const LONG = 34; // letters: what has more of them stands in two lines, the text below its name
+
+/** A table of many columns needs the whole width; what is narrower stands side by side. */
+export const isWide = ({ grid }) => Boolean(grid) && grid.heads.length > 5;
+
+export class Breakpoints extends Listing {
+  constructor(ask, signal) {
+    super("Breakpoints", "breakpoints", ask, signal);
+  }
+
+  update(board) {
+    this.fill(board.breakpoints ?? [], () => this.#make(), (row, item) => {
+      const box = row.querySelector("input");
+      const [name, badge] = row.querySelector(".nl-its > div").children;
+      row.dataset.name = item.name;
+      setAttribute(row, "data-hit", item.hit ? "true" : null);
+      if (box.checked !== item.on) box.checked = item.on;
+      box.disabled = board.readonly === true;
+      setText(name, item.name);
+      show(badge, item.hit === true);
+      setText(row.querySelector(".nl-its-note"), item.text || (item.on ? "no hit yet" : "off"));
+    });
+  }
+
+  #make() {
+    const box = h("input", { class: "nl-switch", type: "checkbox", role: "switch" });
+    const name = h("span", { class: "nl-its-label", id: freshId("breakpoint") });
+    const badge = h("span", { class: "nl-badge nl-wrong" }, icon("dot"), "stopped here");
+    const note = h("span", { class: "nl-its-note", id: freshId("note") });
+    setAttribute(box, "aria-labelledby", name.id);
+    setAttribute(box, "aria-describedby", note.id);
+    const row = h("li", {}, h("label", { class: "nl-check" }, box, h("span", { class: "nl-its" }, h("div", {}, name, badge), note)));
+    box.addEventListener("change", () => this.ask("breakpoint", { name: row.dataset.name, on: box.checked }), { signal: this.signal });
+    return row;
+  }
+}
+
+/** What a paused step looks like. */
+export class Inspection {
+  constructor() {
+    this.list = h("div", { class: "nl-cards" });
+    this.element = section("Inspection", "inspection", this.list);
+  }
+
+  update(board) {
+    const items = board.inspection ?? [];
+    show(this.element, items.length > 0);
+    fill(this.list, items, makeCard, (card, item) => {
+      const [title, pairs, frame, more] = card.children;
+      setText(title, item.title);
+      card.classList.toggle("nl-wide", isWide(item));
+      show(pairs, !item.grid);
+      show(frame, Boolean(item.grid));
+      setText(more, item.grid?.more);
+      if (item.grid) fillGrid(frame, item);
+      else fillRows(pairs, item.rows);
+    });
+  }
+}
+
+const makeCard = () =>
+  h(
+    "details",
+    { open: true },
+    h("summary"),
+    h("dl", { class: "nl-pairs nl-mono" }),
+    h("div", { class: "nl-scroll", tabindex: 0, role: "group" }, h("table", { class: "nl-table nl-grid" }, h("thead", {}, h("tr")), h("tbody"))),
+    h("small"),
+  );
+
+/** 1e-4 would be broken at its hyphen. */
+const unbroken = (text) => text.replace(/(\de)-(?=\d)/g, "$1−");
+
+function fillRows(list, rows) {
+  fill(list, rows, () => h("div", {}, h("dt"), h("dd")), (pair, row) => {
+    setText(pair.firstElementChild, row[0]);
+    setText(pair.lastElementChild, unbroken(row[1]));
+    setAttribute(pair, "data-long", row[0].length + row[1].length > LONG ? "true" : null);
+    setAttribute(pair, "data-alarming", isAlarming(row) ? "true" : null);
+  });
+}
+
+function fillGrid(frame, { title, grid }) {
+  const [head, body] = frame.firstElementChild.children;
+  setAttribute(frame, "aria-label", `${title}: table`);
+  fill(head.firstElementChild, grid.heads, () => h("th", { scope: "col" }), (cell, text, at) => {
+    setText(cell, text);
+    setAttribute(cell, "data-right", grid.right[at]);
+  });
+  const makeRow = () => h("tr", {}, h("th", { scope: "row" }));
+  fill(body, grid.cells, makeRow, (row, cells, number) => {
+    setAttribute(row, "data-alarming", grid.wrong[number]);
+    while (row.children.length > cells.length) row.lastElementChild.remove();
+    while (row.children.length < cells.length) row.append(h("td"));
+    cells.forEach((text, at) => {
+      setText(row.children[at], text);
+      setAttribute(row.children[at], "data-right", grid.right[at]);
+      setAttribute(row.children[at], "data-said", grid.heads[at] === "remarks");
+    });
+  });
+}

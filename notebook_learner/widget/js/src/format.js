@@ -1,0 +1,67 @@
+// Numbers as people read them.
+
+const EXPONENT = /e([+-])(\d+)$/;
+
+function exponential(value, digits) {
+  return value.toExponential(digits).replace(/\.?0+e/, "e").replace(EXPONENT, (_, sign, power) => `e${sign === "-" ? "−" : ""}${power}`);
+}
+
+/** A metric's value, with four digits that count. */
+export function number(value, digits = 4) {
+  if (value === undefined || value === null) return "–";
+  if (Number.isNaN(value)) return "nan";
+  if (!isFinite(value)) return value > 0 ? "inf" : "−inf";
+  const size = Math.abs(value);
+  if (size !== 0 && (size >= 1e6 || size < 1e-3)) return minus(exponential(value, digits - 2));
+  if (size >= 10 ** (digits - 1)) return minus(Math.round(value).toLocaleString("en-US"));
+  return minus(value.toPrecision(digits));
+}
+
+/** A step, or a count: 12,400. */
+export function whole(value) {
+  return minus(Math.round(value).toLocaleString("en-US"));
+}
+
+/** Labels of an axis: as many decimals as tell neighbours apart, and no more. */
+export function ticks(values) {
+  const gaps = values.slice(1).map((value, at) => Math.abs(value - values[at]));
+  const gap = Math.min(...gaps.filter((one) => one > 0));
+  const most = Math.max(...values.map(Math.abs));
+  return values.map((value) => {
+    if (value === 0) return "0";
+    if (most >= 1e6 || most < 1e-3 || !isFinite(gap)) return number(value, 3);
+    const decimals = [0, 1, 2, 3, 4, 5].find((one) => isWhole(gap * 10 ** one)) ?? 6;
+    return minus(value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+  });
+}
+
+/** Steps below an axis: 500, 2k, 1.5M. */
+export function steps(values) {
+  const gap = values.length > 1 ? values[1] - values[0] : 1;
+  return values.map((value) => {
+    if (value !== Math.round(value)) return "";
+    if (gap >= 100_000 && value >= 1e6) return `${trim(value / 1e6)}M`;
+    if (gap >= 1000 && value >= 1000) return `${trim(value / 1000)}k`;
+    return whole(value);
+  });
+}
+
+const isWhole = (value) => Math.abs(value - Math.round(value)) < 1e-6 * Math.max(1, Math.abs(value));
+const trim = (value) => String(Math.round(value * 100) / 100);
+const minus = (text) => text.replace(/^-/, "−");
+
+/** Where a logarithmic axis has its lines: 1, 2, 5 of each power of ten, or fewer when it is long. */
+export function logTicks(low, high) {
+  const decades = Math.log10(high / low);
+  const leading = decades > 8 ? [1] : decades > 3 ? [1] : decades > 1.2 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9];
+  const every = Math.max(1, Math.ceil(decades / 8));
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
+    if (power % every !== 0) continue;
+    for (const digit of leading) {
+      const value = digit * 10 ** power;
+      if (value >= low * 0.999999 && value <= high * 1.000001) found.push(value);
+    }
+  }
+  return found;
+}

@@ -1,0 +1,102 @@
+// The metrics as numbers.
+
+import { fill, h, section, setAttribute, setText, show } from "./dom.js";
+
+export const splitNumber = (splits, split) => {
+  const known = ["train", "valid", "test"].indexOf(split);
+  return known >= 0 ? known : Math.max(0, splits.indexOf(split)) % 4;
+};
+
+/** A short line in the colour and the dashes of a split. */
+export const swatch = () => h("span", { class: "nl-swatch", "aria-hidden": "true" });
+
+export class Numbers {
+  constructor() {
+    this.body = h("tbody");
+    const heads = ["Metric", "", "Last", "Epoch", "Best"].map((name, at) =>
+      at === 1 ? h("th", { scope: "col" }, h("span", { class: "nl-unseen" }, "Split")) : h("th", { scope: "col" }, name),
+    );
+    this.element = section("Metrics", "numbers", h("div", { class: "nl-scroll", tabindex: 0, role: "group", "aria-label": "Table of metrics" }, h("table", { class: "nl-table" }, h("thead", {}, h("tr", {}, ...heads)), this.body)));
+  }
+
+  update(board) {
+    const rows = board.table ?? [];
+    // Before the first value there are only names, which the tabs and the settings say better.
+    show(this.element, rows.some(({ last, epoch, best }) => last || epoch || best));
+    const units = rows.map(({ metric, unit }) => (unit ? `${metric} (${unit})` : metric));
+    fill(this.body, rows, makeRow, (row, item, at) => {
+      const [metric, split, last, epoch, best] = row.children;
+      const repeated = at > 0 && rows[at - 1].metric === item.metric;
+      row.classList.toggle("nl-repeated", repeated);
+      setText(metric.firstElementChild, units[at]);
+      setAttribute(metric.firstElementChild, "title", units[at]);
+      setAttribute(split.firstElementChild, "data-split", splitNumber(["train", "valid"], item.split));
+      setText(split.lastElementChild, item.split);
+      setText(last, item.last);
+      setText(epoch, item.epoch);
+      setText(best.firstElementChild, item.best);
+      setText(best.lastElementChild, item.where);
+    });
+  }
+}
+
+const makeRow = () =>
+  h(
+    "tr",
+    {},
+    h("th", { scope: "row" }, h("span")),
+    h("td", { class: "nl-split" }, swatch(), h("span")),
+    h("td", { class: "nl-last" }),
+    h("td"),
+    h("td", {}, h("span"), h("small")),
+  );
+
+/** The sets that were evaluated, a row a value. */
+export class Evaluated {
+  constructor() {
+    this.body = h("tbody");
+    const heads = ["Set", "Metric", "Value"].map((name) => h("th", { scope: "col" }, name));
+    this.element = section("Evaluated", "evaluated", h("div", { class: "nl-scroll", tabindex: 0, role: "group", "aria-label": "Table of evaluated sets" }, h("table", { class: "nl-table" }, h("thead", {}, h("tr", {}, ...heads)), this.body)));
+  }
+
+  update(board) {
+    const sets = board.evaluated ?? [];
+    const rows = sets.flatMap(({ name, values, where, batches }) => {
+      const of = [`${batches} batches`, where && `weights of ${where}`].filter(Boolean).join(", ");
+      return (values.length > 0 ? values : [["", ""]]).map(([metric, value], at) => ({ name, of, metric, value, repeated: at > 0 }));
+    });
+    show(this.element, rows.length > 0);
+    fill(this.body, rows, makeSetRow, (row, item) => {
+      const [name, metric, value] = row.children;
+      row.classList.toggle("nl-repeated", item.repeated);
+      setText(name.firstElementChild, item.name);
+      setAttribute(name.firstElementChild, "title", `${item.name}: ${item.of}`);
+      setText(metric, item.metric);
+      setText(value, item.value);
+    });
+  }
+}
+
+const makeSetRow = () => h("tr", {}, h("th", { scope: "row" }, h("span")), h("td"), h("td"));
+
+/** Metrics that are words: memory, a device's state. */
+export class Texts {
+  constructor() {
+    this.list = h("dl", { class: "nl-pairs" });
+    this.element = section("More", "texts", this.list);
+  }
+
+  update(board) {
+    show(this.element, (board.texts ?? []).length > 0);
+    fillPairs(this.list, board.texts ?? []);
+  }
+}
+
+/** Names and values, two and two. */
+export function fillPairs(list, pairs) {
+  const make = () => h("div", {}, h("dt"), h("dd"));
+  fill(list, pairs, make, (pair, [name, value]) => {
+    setText(pair.firstElementChild, name);
+    setText(pair.lastElementChild, value);
+  });
+}

@@ -1,0 +1,214 @@
+// One view of a Learner: puts the parts together, and decides when anything is drawn.
+
+import { Controls } from "./controls.js";
+import { Curves } from "./curves.js";
+import { Breakpoints, Inspection } from "./debugger.js";
+import { freshId, h, setAttribute, setText, show } from "./dom.js";
+import { Header, Progress } from "./header.js";
+import { Checkpoints, Failure, Log, Setup } from "./lists.js";
+import { Rewinder } from "./rewind.js";
+import { Evaluated, Numbers, Texts } from "./table.js";
+import { follow } from "./theme.js";
+
+const WAITING = "waiting for the kernel: it answers when the running cell is over";
+const FIRST_WAIT = 3000; // ms without a snapshot before the panel says so
+const ANSWER_WAIT = 2000; // ms without an answer to a button
+const SILENCE = 20_000; // ms without news of a running training
+const ANSWER_SHOWN = 6000;
+const SPOKEN_EVERY = 3000; // ms between two sentences to a screen reader
+
+export class View {
+  #store;
+  #stop = new AbortController();
+  #frame = 0;
+  #onScreen = false;
+  #wasLooking = false;
+  #lookingSince = Date.now();
+  #answer = null;
+  #spoken = { text: "", at: 0 };
+  #toSay = "";
+
+  constructor(store, host) {
+    this.#store = store;
+    const signal = this.#stop.signal;
+    const ask = (cmd, args) => store.ask(cmd, args);
+    this.panel = h("section", { class: "nl-panel", role: "region", "aria-label": "Learner", "data-lm-suppress-shortcuts": "true", "data-p-suppress-shortcuts": "true" });
+    this.header = new Header();
+    this.progress = new Progress();
+    this.curves = new Curves(this.panel, signal, () => this.schedule());
+    const refuse = (text) => this.#note(false, text);
+    this.controls = new Controls(ask, refuse, signal);
+    this.rewinder = new Rewinder(ask, refuse, (step) => this.curves.aim(step), signal);
+    this.checkpoints = new Checkpoints(ask, signal);
+    this.inspection = new Inspection();
+    this.breakpoints = new Breakpoints(ask, signal);
+    this.setup = new Setup();
+    this.parts = [
+      this.header,
+      this.controls,
+      this.progress,
+      new Failure(),
+      this.curves,
+      this.rewinder,
+      this.inspection,
+      new Log(signal),
+      new Numbers(),
+      new Texts(),
+      new Evaluated(),
+      this.breakpoints,
+      this.checkpoints,
+      this.setup,
+    ];
+    this.#assemble(host);
+    this.#listen(signal);
+    follow(this.panel, () => this.#repaint(), signal);
+    this.#update();
+  }
+
+  #assemble(host) {
+    const [, , , failure, , , , log, numbers, texts, evaluated] = this.parts;
+    this.hint = h("div", { class: "nl-hint", id: freshId("hint"), "data-part": "hint" });
+    this.live = h("div", { class: "nl-unseen", role: "status", "aria-live": "polite" });
+    this.waiting = h("div", { class: "nl-waiting", "data-part": "waiting" }, h("span", { class: "nl-spinner", "aria-hidden": "true" }), h("span", {}, "loading"));
+    this.whole = h(
+      "div",
+      { class: "nl-whole" },
+      this.header.element,
+      h("div", { class: "nl-bar" }, this.controls.element, this.hint),
+      this.progress.element,
+      failure.element,
+      h(
+        "div",
+        { class: "nl-body" },
+        h("div", { class: "nl-main" }, this.curves.element, this.rewinder.element, this.inspection.element, log.element),
+        h("div", { class: "nl-side" }, numbers.element, texts.element, evaluated.element, this.breakpoints.element, this.checkpoints.element, this.setup.element),
+      ),
+    );
+    this.panel.append(this.waiting, this.whole, this.live);
+    host.append(this.panel);
+  }
+
+  #listen(signal) {
+    const unsubscribe = this.#store.subscribe((what, detail) => this.#heard(what, detail));
+    signal.addEventListener("abort", unsubscribe);
+    const screen = new IntersectionObserver((entries) => {
+      this.#onScreen = entries[entries.length - 1].isIntersecting;
+      this.#look();
+    });
+    screen.observe(this.panel);
+    signal.addEventListener("abort", () => screen.disconnect());
+    document.addEventListener("visibilitychange", () => this.#look(), { signal });
+    const clock = setInterval(() => this.#tick(), 1000);
+    signal.addEventListener("abort", () => clearInterval(clock));
+    // Keys pressed here are not commands of the notebook around.
+    this.panel.addEventListener("keydown", (event) => event.key !== "Escape" && event.stopPropagation(), { signal });
+  }
+
+  close() {
+    this.#stop.abort();
+    cancelAnimationFrame(this.#frame);
+    this.curves.close();
+    this.#store.watch(this, null);
+    this.panel.remove();
+  }
+
+  /** Draw once more before the next frame, if anybody can see it. */
+  schedule() {
+    if (this.#frame !== 0 || !this.#looking) return;
+    this.#frame = requestAnimationFrame(() => {
+      this.#frame = 0;
+      this.#update();
+    });
+  }
+
+  get #looking() {
+    return this.#onScreen && document.visibilityState !== "hidden" && !this.#stop.signal.aborted;
+  }
+
+  #look() {
+    if (this.#looking && !this.#wasLooking) this.#lookingSince = Date.now();
+    this.#wasLooking = this.#looking;
+    this.#store.watch(this, this.#looking);
+    this.schedule();
+  }
+
+  #heard(what, detail) {
+    if (what === "answer") this.#note(detail.ok, detail.text);
+    this.schedule();
+  }
+
+  #note(ok, text) {
+    if (text === "") return;
+    this.#answer = { ok, text, at: Date.now() };
+    this.#say(text);
+    this.schedule();
+  }
+
+  #tick() {
+    if (!this.#looking) return;
+    if (this.#store.board === null) this.#showWaiting();
+    else this.#showHint();
+    this.#speak();
+  }
+
+  #repaint() {
+    if (this.#looking) this.curves.repaint();
+  }
+
+  #update() {
+    const { board } = this.#store;
+    show(this.waiting, board === null);
+    show(this.whole, board !== null);
+    if (board === null) return this.#showWaiting();
+    setAttribute(this.panel, "data-status", board.status);
+    setAttribute(this.panel, "data-readonly", board.readonly ? "true" : null);
+    setAttribute(this.panel, "data-begun", String(this.#store.begun));
+    setAttribute(this.panel, "aria-label", "Learner");
+    for (const part of this.parts) part.update(board, this.#store);
+    this.#showHint();
+    this.#sayStatus(board);
+    this.#speak();
+  }
+
+  #showWaiting() {
+    const late = this.#store.waited > FIRST_WAIT;
+    setText(this.waiting.lastElementChild, late ? WAITING : "loading");
+    if (late) this.#say(WAITING);
+  }
+
+  #showHint() {
+    const { board } = this.#store;
+    const news = Math.min(this.#store.silence, Date.now() - this.#lookingSince);
+    let [text, kind] = [board.connection?.text ?? "", "calm"];
+    // A run is answered when it is over: who hears from the kernel does not wait for it.
+    if (this.#store.unanswered > ANSWER_WAIT && this.#store.silence > ANSWER_WAIT) [text, kind] = [WAITING, "waiting"];
+    else if (this.#answer !== null && this.#answer.text !== board.error?.title && Date.now() - this.#answer.at < ANSWER_SHOWN) {
+      [text, kind] = [this.#answer.text, this.#answer.ok ? "done" : "refused"];
+    } else if (board.status === "running" && news > SILENCE) {
+      [text, kind] = [`no news from the kernel for ${Math.round(news / 1000)} s`, "waiting"];
+    }
+    setText(this.hint, text);
+    setAttribute(this.hint, "data-kind", kind);
+    setAttribute(this.hint, "title", board.connection ? `connection: ${board.connection.mode}` : null);
+    this.controls.wait(this.#store.pending, board.status === "running");
+  }
+
+  #sayStatus(board) {
+    const text = [board.status, board.reason, board.status === "running" ? "" : board.position].filter(Boolean).join(", ");
+    const key = `${board.status} ${board.reason}`;
+    if (this.lastStatus !== undefined && this.lastStatus !== key) this.#say(text);
+    this.lastStatus = key;
+  }
+
+  #say(text) {
+    this.#toSay = text;
+  }
+
+  /** Sentences for a screen reader: the newest, and not too many. */
+  #speak() {
+    if (this.#toSay === "" || this.#toSay === this.#spoken.text || Date.now() - this.#spoken.at < SPOKEN_EVERY) return;
+    this.#spoken = { text: this.#toSay, at: Date.now() };
+    setText(this.live, this.#toSay);
+    this.#toSay = "";
+  }
+}

@@ -1,0 +1,237 @@
+"""The still form of the panel: what a saved notebook shows of a run when no kernel is there.
+
+Front ends show no picture for a widget whose kernel is gone, so the picture is an output of its own.
+It is one PNG with a transparent ground, in colours that stand out from white and from near-black. A pair
+of pictures chosen by `prefers-color-scheme` would follow the operating system and not the notebook's
+theme, and needs HTML that viewers of notebooks wash out or leave out of a PDF.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import unicodedata
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import numpy as np
+
+from ..event import MetricInfo
+from ..renderer.chart import Chart
+from ..renderer.curves import Axis, training_axis
+from ..renderer.figure import chart_of
+from ..renderer.source import SPLITS, StepSource, metric_infos, plotted_names
+from ..renderer.text import one_line
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Show = Callable[[dict[str, Any], dict[str, Any], str, bool], None]
+"""Takes data by mime type, metadata, the name of the display, and whether that display exists already."""
+
+MOST_BYTES = 60_000
+"""A picture is no larger than this; in the notebook's file it takes a third more."""
+MOST_CHARTS = 6
+SHORTEST_PAUSE = 2.0
+"""Seconds from one drawing to the next."""
+SHARE = 0.003
+"""Drawings take no more than this part of the time."""
+
+PIXELS = 88
+"""Pixels of the page to an inch of the figure: the narrowest text is 11 pixels high."""
+SHARPNESS = (2.0, 1.5, 1.25, 1.0, 0.75)
+"""Pixels of the picture to one of the page: the first that makes a file small enough."""
+COLOURS = 256
+"""As many as a byte can number. A picture of all colours takes three times the bytes."""
+
+
+class Still:
+    """One output of a cell with the curves as a picture and the numbers as text.
+
+    It holds no picture and no history from one update to the next.
+
+    Args:
+        show: publishes the output; default: IPython's `display`.
+    """
+
+    def __init__(self, show: Show | None = None) -> None:
+        self._show = display if show is None else show
+        self._name: str | None = None
+        self._sharpness = 0
+        self._rests_until = -math.inf
+
+    def update(
+        self,
+        history: StepSource,
+        infos: Sequence[MetricInfo] | None,
+        summary_text: str,
+        headline: str,
+        *,
+        final: bool = False,
+    ) -> None:
+        """Draw what was measured so far, and put it in place of the picture before.
+
+        Does nothing if the last drawing was a short while ago.
+
+        Args:
+            history: what was measured.
+            infos: units and directions; default: what the history knows.
+            summary_text: the final values as a table, for where pictures are not shown.
+            headline: which run this is and how far it came, in a line.
+            final: draw in any case, because nothing may follow for long: at a pause and at the end.
+        """
+        began = monotonic()
+        if not final and began < self._rests_until:
+            return
+        drawn = self._draw(history, infos, headline)
+        data: dict[str, Any] = {"text/plain": plain_text(f"{headline}\n\n{summary_text}")}
+        metadata: dict[str, Any] = {}
+        if drawn is not None:
+            data["image/png"] = drawn.png
+            size = {"width": drawn.width, "height": drawn.height}
+            metadata["image/png"] = {**size, "alt": one_line(headline)}
+        self._publish(data, metadata)
+        ended = monotonic()
+        self._rests_until = ended + max(SHORTEST_PAUSE, (ended - began) / SHARE)
+
+    def clear(self) -> None:
+        """Empty the output. The next update makes a new one, in the cell that runs then."""
+        if self._name is not None:
+            # Not without any mime type: nbconvert warns of an output that has none.
+            self._publish({"text/plain": ""}, {})
+        self._name, self._sharpness, self._rests_until = None, 0, -math.inf
+
+    def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        known = self._name is not None
+        name = self._name or f"notebook-learner-{uuid4().hex}"
+        self._show(data, metadata, name, known)
+        self._name = name
+
+    def _draw(self, history: StepSource, infos: Sequence[MetricInfo] | None, headline: str) -> Picture | None:
+        charts, axis = charts_of(history, infos)
+        if not charts:
+            return None
+        if len(charts) > MOST_CHARTS // 2:
+            self._sharpness = max(self._sharpness, 1)  # at full sharpness they would not fit
+        drawn = picture(charts, axis, headline, SHARPNESS[self._sharpness])
+        # Curves only gain detail: a sharpness that was too much once is not tried again.
+        while len(drawn.png) > MOST_BYTES and self._sharpness + 1 < len(SHARPNESS):
+            self._sharpness += 1
+            drawn = picture(charts, axis, headline, SHARPNESS[self._sharpness])
+        return drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A PNG, and the pixels of a page that it is to take."""
+
+    png: bytes
+    width: int
+    height: int
+
+
+def display(data: dict[str, Any], metadata: dict[str, Any], name: str, update: bool) -> None:
+    """Publish an output, or put it in place of the one of that name."""
+    from IPython import display as ipython
+
+    show: Any = ipython.display  # without types
+    show(data, metadata=metadata, raw=True, display_id=name, update=update)
+
+
+def plain_text(text: str) -> str:
+    """The text without control characters; lines stay lines.
+
+    >>> plain_text("a \\x1b[31mred\\r\\n  b")
+    'a [31mred\\n  b'
+    """
+    return "\n".join("".join(filter(_visible, line)) for line in text.splitlines()).strip("\n")
+
+
+def _visible(char: str) -> bool:
+    return char == "\t" or not unicodedata.category(char).startswith("C")
+
+
+def charts_of(history: StepSource, infos: Sequence[MetricInfo] | None) -> tuple[list[Chart], Axis]:
+    """What there is to draw of every metric that has a number; the names short enough for their place."""
+    known = metric_infos(history, infos)
+    trained = history.steps("train")
+    axis = training_axis(trained["epoch"], trained["step"])
+    names = dict.fromkeys(name for split in SPLITS for name in plotted_names(history, split, known))
+    with np.errstate(all="ignore"):  # a loss of 1e308 has no mean, and is no reason to warn
+        charts = [chart_of(history, name, axis, None, known) for name in names]
+    return [_labelled(chart) for chart in charts if chart.series], axis
+
+
+def _labelled(chart: Chart) -> Chart:
+    # The numbers of an axis carry short units, and matplotlib would read "$$" there as a formula.
+    unit = shortened(one_line(chart.unit), 10).replace("$$", "$")
+    return replace(chart, name=shortened(one_line(chart.name), 34), unit=unit)
+
+
+def shortened(text: str, most: int) -> str:
+    """The text, cut off where it is longer than `most`.
+
+    >>> shortened("validation", 6), shortened("loss", 6)
+    ('valid…', 'loss')
+    """
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
+def picture(charts: Sequence[Chart], axis: Axis, headline: str, sharpness: float) -> Picture:
+    """Draw the first few charts under a headline. It takes 0.1 to 0.6 seconds."""
+    import matplotlib
+
+    more = len(charts) - MOST_CHARTS
+    if more > 0:
+        headline = f"{headline} · {more} more metric{'s' if more > 1 else ''} not drawn"
+    # Those who have LaTeX set their figures need not wait for it here, nor have it read metrics' names.
+    with warnings.catch_warnings(), matplotlib.rc_context({"text.usetex": False}):
+        warnings.simplefilter("ignore")  # a name in a script the font lacks is no reason to fail
+        image = _render(charts[:MOST_CHARTS], axis, one_line(headline), sharpness)
+    return Picture(_png(image, sharpness), round(image.width / sharpness), round(image.height / sharpness))
+
+
+def _render(charts: Sequence[Chart], axis: Axis, headline: str, sharpness: float) -> Image:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from PIL import Image
+
+    from ..renderer.drawing import Palette, panel
+
+    # A contrast of 3.8 or more to white and of 4.1 or more to #111, where 4.3 to both is what can be had.
+    ink = "#757b84"
+    palette = Palette("none", ink, ink, "#80808048", train="#0a7bc0", valid="#d55e00")
+    columns = min(len(charts), 2)
+    rows = math.ceil(len(charts) / columns)
+    figure = Figure(
+        figsize=((6.4, 9.6)[columns - 1], 0.35 + 2.85 * rows),
+        dpi=PIXELS * sharpness,
+        layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.06),
+        facecolor="none",
+    )
+    canvas: Any = FigureCanvasAgg(figure)  # without types
+    title = shortened(headline, (72, 110)[columns - 1])
+    figure.suptitle(title, x=0.012, ha="left", size=10, color=ink, parse_math=False)
+    for index, chart in enumerate(charts):
+        panel(figure.add_subplot(rows, columns, index + 1), chart, axis, palette, labels=7 - columns)
+    canvas.draw()
+    image = Image.fromarray(np.array(canvas.buffer_rgba()))
+    figure.clear()
+    # A figure, its texts and its canvas hold each other until garbage is collected, in a training loop
+    # after many drawings. Four megabytes of pixels need not wait for that.
+    vars(canvas.renderer).clear()
+    return image
+
+
+def _png(image: Image, sharpness: float) -> bytes:
+    from PIL.Image import Dither, Quantize
+
+    few = image.quantize(COLOURS, method=Quantize.FASTOCTREE, dither=Dither.NONE)
+    file = io.BytesIO()
+    few.save(file, "png", compress_level=9, dpi=(PIXELS * sharpness, PIXELS * sharpness))
+    return file.getvalue()

@@ -1,0 +1,113 @@
+"""The panel of a learner as people know it: buttons by their names, values by their place."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from lab import PATIENCE
+from lab_page import Notebook
+from playwright.sync_api import Locator, expect
+
+expect.set_options(timeout=1000 * PATIENCE)
+
+# Seen before the panel sees it, on the clock that the kernel has too.
+REMEMBER_CLICKS = (
+    "(panel) => panel.addEventListener('click', () => { window.clickedAt = Date.now() / 1000; }, true)"
+)
+
+
+class PanelPage:
+    """The panel that one cell of a notebook shows."""
+
+    def __init__(self, notebook: Notebook, cell: int) -> None:
+        self.notebook, self.cell = notebook, cell
+        self.region = notebook.outputs(cell).get_by_role("region", name="Learner", exact=True)
+        self.status = self.region.locator("[data-part=status]")
+        self.position = self.region.locator("[data-part=position]")
+        self.plot = self.region.locator("[data-part=plot]")
+        self.log = self.region.locator("[data-part=log]")
+        self.error = self.region.locator("[data-part=error]")
+        self.checkpoints = self.region.locator("[data-part=checkpoints]")
+        self.breakpoints = self.region.locator("[data-part=breakpoints]")
+        self.inspection = self.region.locator("[data-part=inspection]")
+        self.why = self.region.locator("[data-part=reason]")
+        self.slider = self.region.get_by_role("slider", name="Rewind to a step")
+
+    # -- buttons ---------------------------------------------------------------------------------------
+
+    def button(self, name: str) -> Locator:
+        """Run, Pause, Step, Step epoch, Rewind, Stop, Save."""
+        return self.region.get_by_role("button", name=name, exact=True)
+
+    def switch(self, name: str) -> Locator:
+        """That of a breakpoint."""
+        return self.breakpoints.get_by_role("switch", name=name, exact=True)
+
+    def click(self, name: str) -> None:
+        """Press a button once it can be used."""
+        button = self.button(name)
+        expect(button).not_to_have_attribute("aria-disabled", "true")
+        button.click()
+
+    def click_and_time(self, name: str) -> float:
+        """Press a button; when the page heard of it, in seconds since 1970."""
+        self.region.evaluate(REMEMBER_CLICKS)
+        self.click(name)
+        return float(self.notebook.page.evaluate("window.clickedAt"))
+
+    def stop(self) -> None:
+        """Press Stop, and say yes to its question."""
+        self.click("Stop")
+        self.button("Really stop?").click()
+
+    def restore(self, label: str) -> None:
+        """Press Restore beside a checkpoint, and say yes to its question."""
+        self.click(f"Restore {label}")
+        self.checkpoints.get_by_role("button", name=re.compile("^Really")).click()
+
+    def reason(self, name: str) -> str:
+        """Why a button cannot be used, as a screen reader is told; empty if it can."""
+        button = self.button(name)
+        if button.get_attribute("aria-disabled") != "true":
+            return ""
+        described_by = button.get_attribute("aria-describedby")
+        return self.region.locator(f"id={described_by}").inner_text() if described_by else ""
+
+    # -- what it shows ---------------------------------------------------------------------------------
+
+    @property
+    def points(self) -> int:
+        """How many points the curve of training has."""
+        return int(self.plot.get_attribute("data-points") or 0)
+
+    def look(self) -> None:
+        """Scroll to it: a panel that nobody can see draws nothing, and is told nothing."""
+        self.region.wait_for()
+        self.region.scroll_into_view_if_needed()
+
+    def wait_status(self, status: str) -> None:
+        """Until the status is this."""
+        self.look()
+        expect(self.status).to_have_text(status)
+
+    def wait_position(self, text: str) -> None:
+        """Until it stands there."""
+        expect(self.position).to_contain_text(text)
+
+    def wait_points(self, count: int) -> None:
+        """Until the curve has exactly so many points."""
+        expect(self.plot).to_have_attribute("data-points", str(count))
+
+    def wait_more_points_than(self, count: int) -> None:
+        """Until the curve grew."""
+        self.notebook.page.wait_for_function(
+            "([plot, count]) => Number(plot.dataset.points) > count", arg=[self.plot.element_handle(), count]
+        )
+
+    def seconds_until_back(self, points: int) -> float:
+        """How long from now until the panel is there with at least so many points."""
+        began = time.monotonic()
+        self.look()
+        self.wait_more_points_than(points - 1)
+        return time.monotonic() - began

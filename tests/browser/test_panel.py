@@ -1,0 +1,221 @@
+"""The panel of a learner in a real page: what its buttons do while a cell trains, and what it shows."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+from panel_page import PanelPage
+from playwright.sync_api import expect
+
+SETUP = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from panel_training import *
+"""
+
+
+def test_pause_in_a_blocking_fit_acts_within_half_a_second_and_run_goes_on_to_the_same_bits(notebook):
+    page = notebook(
+        [
+            SETUP + "learner = build('paused')",
+            "learner.fit();",
+            "stamps[-1]",
+            "straight = build('straight', renderer='silent').fit()",
+            "all(torch.equal(a, b) for a, b in zip(learner.model.parameters(), straight.parameters()))",
+        ]
+    )
+    page.result(0)
+    panel, waited, before = PanelPage(page, 1), [], 0
+    for _ in range(3):
+        page.run(1)
+        panel.wait_status("running")
+        panel.wait_more_points_than(before)
+        clicked = panel.click_and_time("Pause")
+        page.wait_idle()
+        panel.wait_status("paused")
+        shown = page.output_text(1)
+        line = r"paused at epoch \d, (train|valid), step \d+ of \d+; fit\(\) goes on from here, .*"
+        assert re.search(f"^{line}$", shown, re.MULTILINE), shown
+        assert "Traceback" not in shown
+        before = panel.points
+        waited.append(float(page.result(2)) - clicked)
+    # The machine may be busy with others for a moment: not the slowest of three.
+    assert statistics.median(waited) < 0.5, waited
+
+    panel.click("Run")
+    panel.wait_status("finished")
+    panel.wait_points(600)
+    page.result(3)
+    assert page.result(4) == "True"
+    assert not page.complaints
+
+
+@pytest.fixture
+def stepper(notebook):
+    """A panel below `learner` as a cell's last line, before the first step."""
+    page = notebook([SETUP + "learner = build('stepped', steps=40)\nlearner", "len(stamps)"])
+    page.run(0)
+    panel = PanelPage(page, 0)
+    panel.wait_status("ready")
+    return panel
+
+
+def test_ten_clicks_on_step_are_ten_steps_and_rewind_takes_them_back(stepper):
+    assert stepper.reason("Rewind") and stepper.reason("Pause")
+    assert stepper.points == 0
+    for taken in range(1, 11):
+        stepper.click("Step")
+        stepper.wait_position(f"epoch 1, train, step {taken} of 40")
+    stepper.wait_points(10)
+    assert stepper.notebook.result(1) == "10"
+    for left in (9, 8, 7):
+        stepper.click("Rewind")
+        stepper.wait_position(f"epoch 1, train, step {left} of 40")
+    stepper.wait_points(7)
+    assert not stepper.notebook.complaints
+
+
+def test_a_checkpoint_saved_by_a_click_is_restored_by_one(stepper):
+    for taken in (1, 2):
+        stepper.click("Step")
+        stepper.wait_position(f"epoch 1, train, step {taken} of 40")
+    stepper.click("Save")
+    restore = stepper.checkpoints.get_by_role("button", name=re.compile("^Restore "))
+    expect(restore).to_have_count(1)
+    label = restore.get_attribute("aria-label").removeprefix("Restore ")
+    stepper.click("Step epoch")
+    stepper.wait_position("epoch 2, train, step 0 of 40")
+    stepper.wait_points(40)
+
+    stepper.restore(label)
+
+    stepper.wait_position("epoch 1, train, step 2 of 40")
+    stepper.wait_points(2)
+
+
+def test_stop_asks_once_and_then_ends_the_run(stepper):
+    stepper.click("Run")
+    stepper.wait_status("running")
+    stepper.click("Stop")
+    stepper.wait_more_points_than(stepper.points)  # nobody said yes: it trains on
+    stepper.wait_status("running")
+    stepper.button("Really stop?").click()
+    stepper.wait_status("stopped")
+    assert stepper.reason("Stop")
+
+
+def test_a_page_reloaded_in_mid_fit_has_its_panel_back_with_the_whole_curve(notebook):
+    page = notebook([SETUP + "learner = build('reloaded', steps=10_000)", "learner.fit();"])
+    page.result(0)
+    page.run(1)
+    panel = PanelPage(page, 1)
+    panel.wait_status("running")
+    panel.wait_more_points_than(100)
+    before = panel.points
+
+    page.reload()
+
+    assert panel.seconds_until_back(before) < 5
+    panel.wait_status("running")
+    panel.wait_more_points_than(panel.points)
+    panel.click("Pause")
+    panel.wait_status("paused")
+    standing = re.fullmatch(r"epoch 1, train, step (\d+) of 10000", panel.position.inner_text())
+    assert standing, panel.position.inner_text()
+    panel.wait_points(int(standing[1]))
+
+
+OTHER_WIDGET = """
+import ipywidgets
+
+def served(button):
+    if button.description == "not yet":
+        button.description = f"served after {len(stamps)} steps"
+    else:
+        learner.stop()
+
+every_step.append(lambda: print("step", len(stamps) + 1, "trained"))
+button = ipywidgets.Button(description="not yet", layout={"width": "300px"})
+button.on_click(served)
+button
+"""
+
+
+def test_a_busy_kernel_serves_other_widgets_and_keeps_the_order_of_cells_and_the_place_of_prints(notebook):
+    page = notebook(
+        [
+            SETUP + "learner, order = build('queued', steps=2_000, epochs=50), []",
+            OTHER_WIDGET,
+            "learner.fit(); order.append('fit')",
+            "order.append('next'); print(*order)",
+            "order.append('last'); print(*order, len(stamps))",
+        ]
+    )
+    page.run_all()
+    panel = PanelPage(page, 2)
+    panel.wait_status("running")
+    panel.wait_more_points_than(10)
+    other = page.outputs(1).get_by_role("button")
+    other.click()
+    expect(other).to_have_text(re.compile(r"served after \d+ steps"))
+    panel.wait_more_points_than(panel.points)
+    panel.wait_status("running")
+    assert page.output_text(3) == page.output_text(4) == ""
+    other.click()
+    page.wait_idle()
+
+    panel.wait_status("stopped")
+    assert page.output_text(3) == "fit next"
+    ended, steps = page.output_text(4).rsplit(" ", 1)
+    assert ended == "fit next last"
+    prints = [line for line in page.output_text(2).splitlines() if line.endswith(" trained")]
+    assert prints == [f"step {number} trained" for number in range(1, int(steps) + 1)]
+    assert "trained" not in page.output_text(1)
+
+
+DANGER = "<img src=x onerror=window.hacked=1>"
+
+HOSTILE = f"""
+class Hostile(Metric):
+    name = "{DANGER}"
+
+    def update(self, item):
+        return item.loss, 1
+
+def fail():
+    if len(stamps) == 3:
+        raise RuntimeError("{DANGER}")
+
+every_step.append(fail)
+learner = build("{DANGER}", metrics=[Hostile()])
+learner
+"""
+
+
+def test_names_log_lines_and_errors_are_text_whatever_they_say(notebook):
+    page = notebook([SETUP + HOSTILE])
+    page.run(0)
+    panel = PanelPage(page, 0)
+    panel.wait_status("ready")
+    panel.click("Step")
+    tab = panel.region.get_by_role("tab").filter(has_text="<img")
+    tab.click()
+    for place in (
+        panel.region.get_by_role("heading").first,
+        tab,
+        panel.region.get_by_role("table").filter(has_text="<img").first,
+    ):
+        expect(place).to_contain_text(DANGER)
+    expect(panel.plot.get_by_role("img")).to_have_attribute("aria-label", re.compile(re.escape(DANGER)))
+
+    panel.click("Run")
+
+    panel.wait_status("failed")
+    expect(panel.log).to_contain_text(DANGER)
+    expect(panel.error).to_contain_text(DANGER)
+    page.wait_idle()
+    assert page.page.locator(".jp-OutputArea-output img[src=x]").count() == 0
+    assert page.page.evaluate("window.hacked === undefined")

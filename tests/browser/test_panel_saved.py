@@ -1,0 +1,169 @@
+"""What is left of the panel in a notebook's file, and what it looks like where no kernel runs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from lab_page import Notebook
+from panel_page import PanelPage
+from playwright.sync_api import expect
+
+VIEW = "application/vnd.jupyter.widget-view+json"
+PNG = "image/png"
+KERNEL = "here-only"
+SETUP = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from panel_training import *
+"""
+CELLS = [SETUP + "learner = build('saved', steps=20, epochs=10)", "learner.fit();"]
+
+
+class WithoutKernel(Notebook):
+    """A notebook whose kernel nobody has any more: JupyterLab asks for another, and gets none."""
+
+    def _wait_ready(self) -> None:
+        self.page.locator(".jp-Dialog").get_by_role("button", name="No Kernel").click()
+        self.page.locator(".jp-Dialog").wait_for(state="detached")
+        self.wait("bench.panel(path)?.context.isReady", "the notebook is there")
+        expect(self.page.locator(".jp-Toolbar").get_by_text("No Kernel")).to_have_count(1)
+        assert self.page.evaluate("(path) => bench.kernel(path)", self.path) is None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A notebook that trained ten epochs, and its file as it was saved then."""
+
+    page: Notebook
+    panel: PanelPage
+    file: Path
+    grown: int
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        return outputs_in(self.file)
+
+
+def outputs_in(file: Path) -> list[dict[str, Any]]:
+    """What the cell that trained shows, as it is in a file."""
+    return json.loads(file.read_text())["cells"][1]["outputs"]
+
+
+@pytest.fixture(scope="module")
+def trained(module_notebook, lab):
+    lab.add_kernel(KERNEL, [sys.executable])
+    page = module_notebook([*CELLS, "learner.freeze()"], KERNEL)
+    file = lab.root / page.path
+    before = file.stat().st_size
+    page.run(0)
+    page.run(1)
+    panel = PanelPage(page, 1)
+    panel.wait_status("finished")
+    page.wait_idle()
+    page.save()
+    copy = shutil.copy(file, file.with_name("elsewhere.ipynb"))
+    return Trained(page, panel, copy, copy.stat().st_size - before)
+
+
+@pytest.fixture
+def without_kernel(trained, lab):
+    """The notebook as it was saved, and trusted, on a machine where its kernel does not exist."""
+    shutil.rmtree(lab.home / "data" / "kernels" / KERNEL)
+    page, path = trained.page, str(trained.file.relative_to(lab.root))
+    return WithoutKernel(lab, page._context, path, page._shots, page._opened)
+
+
+def wait_picture(page: Notebook, cell: int) -> dict[str, float]:
+    """Until a picture is drawn below a cell; where it stands."""
+    picture = page.outputs(cell).locator("img")
+    expect(picture).to_have_count(1)
+    picture.scroll_into_view_if_needed()
+    page.page.wait_for_function("(img) => img.complete && img.naturalWidth > 0", arg=picture.element_handle())
+    box = picture.bounding_box()
+    assert box["width"] > 400 and box["height"] > 150, box
+    return box
+
+
+def test_the_file_is_valid_and_small_and_has_picture_and_table_below_the_panel(trained):
+    saved = nbformat.read(trained.file, as_version=4)
+    nbformat.validate(saved)
+    assert "widgets" not in saved.metadata
+    assert 10_000 < trained.grown < 200_000
+    shown, still = (each for each in saved.cells[1].outputs if each.output_type == "display_data")
+    assert VIEW in shown.data and PNG not in shown.data
+    assert shown.data["text/plain"] == "the panel of a learner, which needs its kernel"
+    assert VIEW not in still.data
+    assert base64.b64decode(still.data[PNG]).startswith(b"\x89PNG")
+    assert still.data["text/plain"].startswith("saved · finished at epoch 10")
+    assert re.search(r"^train +Loss +\d", still.data["text/plain"], re.MULTILINE), still.data["text/plain"]
+    assert len(saved.cells[1].outputs) == 2  # one picture, redrawn in its place
+
+
+def converted(file: Path, *options: str) -> str:
+    """What nbconvert makes of a notebook."""
+    command = [sys.executable, "-m", "jupyter", "nbconvert", *options, "--to", "html", "--stdout", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_its_html_shows_the_picture_and_has_no_script_of_the_panel(trained):
+    page = converted(trained.file)
+    shown = trained.outputs[-1]["data"][PNG].replace("\n", "")
+    assert f"data:image/png;base64,{shown}" in page.replace("\n", "")
+    assert 'role="region"' not in page and "notebook_learner/widget" not in page
+    assert VIEW not in page
+
+
+def test_a_page_without_a_kernel_shows_the_picture_and_nothing_in_its_way(without_kernel):
+    page = without_kernel
+    picture = wait_picture(page, 1)
+    page.screenshot("saved-without-kernel")
+    # In place of the panel one line at most, of text.
+    instead = page.outputs(1).first
+    assert instead.locator("img, svg, button, .jp-RenderedError").count() == 0
+    box = instead.bounding_box()
+    assert box["height"] < 40 and box["y"] + box["height"] <= picture["y"] + 1, (box, picture)
+    assert not page.complaints
+
+
+def test_a_frozen_learner_leaves_the_picture_in_page_and_file(trained):
+    page, panel = trained.page, trained.panel
+    panel.look()
+
+    assert page.result(2) == ""
+
+    expect(panel.region).to_have_count(0)
+    wait_picture(page, 1)
+    page.screenshot("frozen")
+    assert page.outputs(1).filter(has_text=re.compile("widget|panel")).count() == 0
+    page.save()
+    file = page.lab.root / page.path
+    nbformat.validate(nbformat.read(file, as_version=4))
+    assert VIEW not in file.read_text()
+    assert [PNG in each["data"] for each in outputs_in(file)] == [False, True]
+    assert not page.complaints
+
+
+def test_a_program_that_runs_a_notebook_gets_lines_and_a_picture_and_waits_for_nobody(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in CELLS])
+    file = tmp_path / "run.ipynb"
+    nbformat.write(notebook, file)
+
+    page = converted(file, "--execute")
+
+    assert "data:image/png;base64," in page
+    text = re.sub("<[^>]*>", "", page)
+    assert re.search(r"^ *10/10 +\d", text, re.MULTILINE) and "finished after" in text
+    assert "the panel of a learner" not in text and VIEW not in page
+    assert (tmp_path / "saved" / "artifacts.h5").is_file()

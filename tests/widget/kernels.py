@@ -1,0 +1,184 @@
+"""Real kernels of several releases, and a page that talks to them.
+
+Each release lives in a virtual environment of its own, made when it is needed for the first time and kept in
+a folder of the user's cache, or in the one that NOTEBOOK_LEARNER_KERNELS names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from queue import Empty
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import KernelManager
+
+PATIENCE = 40.0
+INSTALLED = "installed"
+"""Not a release: the ipykernel that these tests run with."""
+
+# What pip is told, call by call. The oldest is the set that Colab runs; its ipywidgets would bring half of
+# Jupyter along, of which a kernel needs nothing.
+RELEASES: dict[str, list[list[str]]] = {
+    "6.17.1": [
+        ["ipykernel==6.17.1", "ipython==7.34.0", "ipython_genutils"],
+        ["--no-deps", "ipywidgets==7.7.1", "anywidget==0.9.21"],
+        ["psygnal", "typing_extensions"],
+    ],
+    "6.31.0": [["ipykernel==6.31.0", "ipywidgets>=8"]],
+    "7.0.1": [["ipykernel==7.0.1", "ipywidgets>=8"]],
+    "7.3.0": [["ipykernel==7.3.0", "ipywidgets>=8"]],
+    "7.4.0": [["ipykernel==7.4.0", "ipywidgets>=8"]],
+}
+
+
+def python_of(release: str) -> str:
+    """An interpreter that has this ipykernel, and ipywidgets to go with it."""
+    if release == INSTALLED:
+        return sys.executable
+    calls = sha256(repr(RELEASES[release]).encode()).hexdigest()[:8]  # other packages are another folder
+    home = _folder() / f"ipykernel-{release}-{calls}-python-{sys.version_info.major}.{sys.version_info.minor}"
+    if not (home / "bin" / "python").exists():
+        _make(home, RELEASES[release])
+    return str(home / "bin" / "python")
+
+
+def _folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("NOTEBOOK_LEARNER_KERNELS") or Path(cache) / "notebook_learner" / "kernels")
+
+
+def _make(home: Path, calls: list[list[str]]) -> None:
+    # Under another name first: two test processes may be at it, and one may be killed.
+    home.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(mkdtemp(dir=home.parent, prefix="draft-"))
+    _say_what_fails([sys.executable, "-m", "venv", str(draft)])
+    for packages in calls:
+        pip = [str(draft / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", "-q"]
+        _say_what_fails([*pip, *packages])
+    try:
+        draft.rename(home)
+    except OSError:  # the other process was quicker
+        shutil.rmtree(draft)
+
+
+def _say_what_fails(command: list[str]) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        said = "\n".join(done.stdout.splitlines()[-15:])
+        pytest.fail(f"no kernel to test with: {' '.join(command)} failed; can it reach the registry?\n{said}")
+
+
+class Page:
+    """A front end: sends cells and messages without waiting, and keeps all that comes back.
+
+    ipykernel 7.0 to 7.3 may never read a request that comes in the moment in which it sends a reply, and is
+    stuck for good (7.4 says why, in subshell_manager.py); a page that only runs `pass` gets there after some
+    hundred cells. So the end of a cell is waited for with its reply, and tests send nothing while one comes.
+    """
+
+    def __init__(self, python: str, folder: Path) -> None:
+        command = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        self.manager = KernelManager(connection_file=str(folder / "kernel.json"))
+        self.manager._kernel_spec = KernelSpec(argv=command, display_name="tested", language="python")
+        self._stderr = (folder / "stderr.txt").open("w")
+        surroundings = {**os.environ, "IPYTHONDIR": str(folder / "ipython")}
+        surroundings = {key: value for key, value in surroundings.items() if not key.startswith("COV_")}
+        self.manager.start_kernel(env=surroundings, stderr=self._stderr)
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=PATIENCE)
+        self.heard: list[dict[str, Any]] = []
+        self._cells: set[str] = set()
+        self._replies: dict[str, dict[str, Any]] = {}
+
+    def leave(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+        self.manager.cleanup_resources()
+        self._stderr.close()
+
+    # ----------------------------------------------------------------------------------- what it sends
+
+    def begin(self, code: str) -> str:
+        """Send a cell; its id."""
+        cell = self.client.execute(code)
+        self._cells.add(cell)
+        return cell
+
+    def ask(self, kind: str, content: dict[str, Any], **header: str) -> str:
+        """Send any message on the shell channel; its id."""
+        message = self.client.session.msg(kind, content)
+        message["header"].update(header)
+        self.client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
+
+    def open_comm(self, comm: str) -> str:
+        return self.ask("comm_open", {"comm_id": comm, "target_name": "page", "data": {}})
+
+    def tell(self, comm: str, data: dict[str, Any], **header: str) -> str:
+        return self.ask("comm_msg", {"comm_id": comm, "data": data}, **header)
+
+    # -------------------------------------------------------------------------------- what comes back
+
+    def run(self, code: str) -> str:
+        """Run a cell to its end; what it printed. An error in it is one here."""
+        status = "aborted"
+        while status == "aborted":  # a kernel calls off what comes too soon after a cell that failed
+            cell = self.begin(code)
+            self.end(cell)
+            status = self.reply(cell)["status"]
+        assert self.error(cell) is None, self.error(cell)
+        return self.text(cell)
+
+    def end(self, *messages: str) -> None:
+        """Wait until the kernel is done with these messages."""
+        for message in messages:
+            self.until(lambda message=message: self.is_over(message), f"the end of {message}")
+            if message in self._cells:
+                self.reply(message)
+
+    def reply(self, message: str) -> dict[str, Any]:
+        """Wait for the answer to a question; its content."""
+        while message not in self._replies:
+            try:
+                answer = self.client.get_shell_msg(timeout=PATIENCE)
+            except Empty:
+                pytest.fail(f"no answer to {message}")
+            self._replies[answer["parent_header"].get("msg_id", "")] = answer["content"]
+        return self._replies[message]
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        while not condition():
+            try:
+                self.heard.append(self.client.get_iopub_msg(timeout=PATIENCE))
+            except Empty:
+                pytest.fail(f"waited for {what}; heard {[(m['msg_type'], m['content']) for m in self.heard]}")
+
+    def shows(self, message: str, text: str) -> None:
+        """Wait until a text is among what a cell printed."""
+        self.until(lambda: text in self.text(message), text)
+
+    def of(self, message: str, kind: str) -> list[dict[str, Any]]:
+        """The contents of what came as part of a cell, or because of a message."""
+        mine = [m for m in self.heard if m["parent_header"].get("msg_id") == message]
+        return [m["content"] for m in mine if m["msg_type"] == kind]
+
+    def text(self, message: str) -> str:
+        return "".join(content["text"] for content in self.of(message, "stream"))
+
+    def error(self, message: str) -> str | None:
+        errors = self.of(message, "error")
+        return f"{errors[0]['ename']}: {errors[0]['evalue']}" if errors else None
+
+    def is_over(self, message: str) -> bool:
+        states = [content["execution_state"] for content in self.of(message, "status")]
+        return states[-1:] == ["idle"]

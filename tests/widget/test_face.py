@@ -1,0 +1,261 @@
+"""What a learner looks like in a notebook, and where: on a page, under a program, once per cell, and no more
+once it is gone."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import IPython
+import pytest
+from ipywidgets.widgets import widget
+from page_of_messages import learner_in
+
+from notebook_learner import Learner
+from notebook_learner.widget import bundle, face, notebook, still
+from notebook_learner.widget.face import NotebookRenderer
+from notebook_learner.widget.view import MIME, View
+
+ON_A_PAGE = {"cellId": "5e1a", "deletedCells": []}
+
+
+class Cells:
+    """A kernel, as far as a display asks it: which cell runs, and what was published."""
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, Any] = dict(ON_A_PAGE)
+        self.header: dict[str, Any] = {}
+        self.published: list[dict[str, Any]] = []
+        self.replaced: list[tuple[str, dict[str, Any]]] = []
+        self.names: list[str] = []
+        self.stills: list[tuple[str, bool, dict[str, Any]]] = []
+        self.kernel = SimpleNamespace(get_parent=self._parent)
+        self.begin("1")
+
+    def begin(self, cell: str) -> None:
+        self.header = {"msg_id": cell, "msg_type": "execute_request"}
+
+    def end(self) -> None:
+        self.header = {"msg_id": "click", "msg_type": "comm_msg"}
+
+    def _parent(self, channel: str) -> dict[str, Any]:
+        assert channel == "shell"
+        return {"header": self.header, "metadata": self.metadata}
+
+    def publish(self, data: dict[str, Any], name: str, *, update: bool = False) -> None:
+        if update:
+            self.replaced.append((name, data))
+        else:
+            self.published.append(data)
+            self.names.append(name)
+
+    def panels(self) -> int:
+        """How many panels were published."""
+        return sum(MIME in data for data in self.published)
+
+
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch) -> Cells:
+    here = Cells()
+    monkeypatch.delenv(notebook.CHOICE, raising=False)
+    monkeypatch.setattr(IPython, "get_ipython", lambda: here)
+    monkeypatch.setattr(notebook, "publish", here.publish)
+
+    def keep(data: dict[str, Any], metadata: dict[str, Any], name: str, update: bool) -> None:
+        here.stills.append((name, update, data))
+
+    monkeypatch.setattr(still, "display", keep)
+    return here
+
+
+def shown(directory: Path) -> tuple[Learner, NotebookRenderer]:
+    learner, renderer = learner_in(directory), NotebookRenderer()
+    learner.shown_on(renderer)
+    return learner, renderer
+
+
+# ----------------------------------------------------------------------------------- who is at the other end
+
+
+def test_outside_of_a_kernel_there_is_no_front_end_and_nothing_is_published(
+    tmp_path: Path, cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(IPython, "get_ipython", lambda: None)
+    assert notebook.front_end() == "none"
+    assert face.display_of_page() is None
+    learner, _ = shown(tmp_path)
+    learner.fit()
+    assert cells.published == cells.stills == []
+
+
+@pytest.mark.parametrize("told", [{"cellId": "a"}, {"cell_id": "a"}, {"deletedCells": []}, {"colab": {}}])
+def test_a_front_end_that_names_its_cells_is_a_page(cells: Cells, told: dict[str, Any]) -> None:
+    cells.metadata = told
+    assert notebook.front_end() == "page"
+    assert isinstance(face.display_of_page(), NotebookRenderer)
+
+
+@pytest.mark.parametrize("told", [{}, {"trusted": True}, None])
+def test_a_program_that_only_runs_cells_is_none(cells: Cells, told: dict[str, Any]) -> None:
+    cells.metadata = told
+    assert notebook.front_end() == "lines"
+    assert face.display_of_page() is None
+
+
+@pytest.mark.parametrize(
+    ("told", "chosen", "expected"),
+    [({}, "page", "page"), (ON_A_PAGE, "lines", "lines"), (ON_A_PAGE, "neither", "page"), ({}, "", "lines")],
+)
+def test_a_variable_of_the_environment_overrules_it(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], chosen: str, expected: str
+) -> None:
+    cells.metadata = told
+    monkeypatch.setenv(notebook.CHOICE, chosen)
+    assert notebook.front_end() == expected
+
+
+def test_a_kernel_without_get_parent_is_asked_as_ipykernel_5_was(cells: Cells) -> None:
+    cells.kernel = SimpleNamespace(_parent_header={"header": cells.header, "metadata": ON_A_PAGE})
+    assert (notebook.front_end(), notebook.cell()) == ("page", "1")
+
+
+# ------------------------------------------------------------------------------------------- what it shows
+
+
+def test_on_a_page_a_fit_shows_one_panel_a_cell_and_one_picture_below_it(
+    tmp_path: Path, cells: Cells, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learner, renderer = shown(tmp_path)
+    learner.fit(epochs=1)
+    learner.fit(epochs=1)
+    assert cells.panels() == 1
+    (first,) = cells.published
+    assert first[MIME]["model_id"] == renderer.bundle()[MIME]["model_id"]
+    assert first["text/plain"] == "the panel of a learner, which needs its kernel"
+    assert len({name for name, *_ in cells.stills}) == 1
+    cells.begin("2")
+    learner.fit(epochs=1)
+    assert cells.panels() == 2
+    assert len({name for name, *_ in cells.stills}) == 2
+    last = cells.stills[-1][2]
+    assert last["image/png"].startswith(b"\x89PNG")
+    assert last["text/plain"].startswith(f"{tmp_path.name} · finished at epoch 3")
+    assert capsys.readouterr().out == ""
+
+
+def test_training_that_a_button_began_appears_in_no_cell(tmp_path: Path, cells: Cells) -> None:
+    learner, _ = shown(tmp_path)
+    cells.end()
+    learner.fit()
+    assert cells.published == cells.stills == []
+
+
+def test_under_a_program_there_are_lines_and_a_picture_and_no_panel(
+    tmp_path: Path, cells: Cells, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells.metadata = {}
+    learner, renderer = shown(tmp_path)
+    learner.fit()
+    assert cells.panels() == 0 and renderer.bundle() == {}
+    said = capsys.readouterr().out
+    assert "finished" in said and "Loss" in said
+    assert cells.stills[-1][2]["image/png"].startswith(b"\x89PNG")
+
+
+def test_a_front_end_that_was_never_built_is_told_once_and_lines_take_its_place(
+    tmp_path: Path, cells: Cells, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbuilt(monkeypatch, tmp_path / "nowhere")
+    learner, renderer = shown(tmp_path / "run")
+    learner.fit()
+    assert renderer.bundle() == {} and cells.panels() == 0
+    told = capsys.readouterr()
+    said = told.out + told.err
+    assert said.count("the front end of the panel is not there") == 1
+    assert "npm run build" in said and "finished" in said
+
+
+def unbuilt(monkeypatch: pytest.MonkeyPatch, static: Path) -> None:
+    """As in a checkout in which nobody built the front end."""
+    monkeypatch.setattr(bundle, "STATIC", static)
+    bundle.script.cache_clear()
+    bundle.style.cache_clear()
+    monkeypatch.delitem(__import__("sys").modules, "notebook_learner.widget.view")
+
+
+@pytest.fixture(autouse=True)
+def built_again() -> Iterator[None]:
+    yield
+    bundle.script.cache_clear()
+    bundle.style.cache_clear()
+
+
+def test_a_frozen_learner_leaves_its_picture_and_shows_no_panel_any_more(
+    tmp_path: Path, cells: Cells
+) -> None:
+    learner, renderer = shown(tmp_path)
+    learner.fit(epochs=2)
+    drawn = len(cells.stills)
+    learner.freeze()
+    assert len(cells.stills) == drawn + 1
+    assert cells.replaced == [(cells.names[0], {"text/plain": ""})]
+    assert renderer.bundle() == {}
+    assert MIME not in learner._repr_mimebundle_()
+    learner.freeze()
+    cells.begin("2")
+    learner.fit()
+    assert cells.panels() == 1 and len(cells.stills) == drawn + 1
+    assert len(cells.replaced) == 1
+
+
+def test_freezing_what_was_trained_in_no_cell_draws_it_there(tmp_path: Path, cells: Cells) -> None:
+    learner = learner_in(tmp_path)
+    learner.step(3)
+    learner.shown_on(NotebookRenderer())
+    learner.freeze()
+    ((_, update, data),) = cells.stills
+    assert not update and data["image/png"].startswith(b"\x89PNG")
+
+
+# ------------------------------------------------------------------------------------------- what it keeps
+
+
+def test_learners_that_are_gone_take_their_panels_along(tmp_path: Path, cells: Cells) -> None:
+    def trained(name: str) -> weakref.ref[NotebookRenderer]:
+        learner, renderer = shown(tmp_path / name)
+        learner.fit(epochs=1)
+        return weakref.ref(renderer)
+
+    trained("before")  # what the first one loads stays
+    gc.collect()
+    before = set(widget._instances)
+    renderers = [trained(str(number)) for number in range(3)]
+    gc.collect()
+    assert set(widget._instances) == before
+    assert [each() for each in renderers] == [None] * 3
+
+
+def test_a_view_that_is_closed_leaves_nothing_behind() -> None:
+    View(lambda content: None).close()  # what the first one leaves, all others share
+    before = set(widget._instances)
+    view = View(lambda content: None)
+    made = weakref.ref(view._widget)
+    assert len(widget._instances) == len(before) + 1
+    view.close()
+    view.close()
+    assert set(widget._instances) == before
+    del view
+    gc.collect()
+    assert made() is None
+
+
+def test_a_view_can_be_made_after_all_widgets_were_closed() -> None:
+    View(lambda content: None)
+    widget.Widget.close_all()
+    view = View(lambda content: None)
+    assert view._widget.layout.model_id in widget._instances
+    view.close()

@@ -1,0 +1,55 @@
+"""The widget carries messages both ways, on the newest ipywidgets and on the old ones that Colab has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kernels import INSTALLED, Page, python_of
+
+import notebook_learner
+
+# Without the package itself, which would bring torch along.
+SETUP = """
+import sys, types
+package = types.ModuleType("notebook_learner")
+package.__path__ = [{package!r}]
+sys.modules["notebook_learner"] = package
+from notebook_learner.widget.view import View
+from notebook_learner.widget.wire import Message
+heard = []
+view = View(heard.append)
+print(view.bundle()["application/vnd.jupyter.widget-view+json"]["model_id"])
+"""
+
+
+@pytest.fixture(scope="module", params=[INSTALLED, "6.17.1"], ids=["newest", "Colab's"])
+def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    page = Page(python_of(request.param), tmp_path_factory.mktemp("kernel"))
+    yield page
+    page.leave()
+
+
+def test_a_view_opens_tells_and_hears(page: Page) -> None:
+    cell = page.begin(SETUP.format(package=str(Path(notebook_learner.__file__).parent)))
+    page.end(cell)
+    assert page.error(cell) is None
+    model = page.text(cell).strip()
+    opened = [content for content in page.of(cell, "comm_open") if content["comm_id"] == model]
+    state = opened[0]["data"]["state"]
+    assert "uplot" in state["_esm"].lower() and "://" not in state["_esm"]
+    assert ".nl-" in state["_css"]
+
+    told = page.begin('view.send(Message({"type": "delta", "seq": 1}, (b"\\1\\2", b"\\3")))')
+    page.end(told)
+    messages = [m for m in page.heard if m["msg_type"] == "comm_msg" and m["parent_header"]["msg_id"] == told]
+    custom = [m for m in messages if m["content"]["data"].get("method") == "custom"]
+    assert [m["content"]["data"]["content"] for m in custom] == [{"type": "delta", "seq": 1}]
+    assert [bytes(buffer) for buffer in custom[0]["buffers"]] == [b"\1\2", b"\3"]
+
+    page.end(page.tell(model, {"method": "custom", "content": {"cmd": "hello", "args": {}}}))
+    assert page.run("print(heard)") == "[{'cmd': 'hello', 'args': {}}]\n"
+    closed = page.begin("view.close()")
+    page.end(closed)
+    assert model in [content["comm_id"] for content in page.of(closed, "comm_close")]
