@@ -1,4 +1,6 @@
-"""`python -m tests.benchmarks`: the Learner against a hand-written loop, in interleaved processes.
+"""`python -m tests.benchmarks`: the Learner against a hand-written loop, in interleaved processes; with
+`storing`, `blocking` or `logging`: what checkpoints and logs cost; with `panel`: what a live panel does; with
+`metrics`: what the standard pair adds to computing it by hand, and what metrics of sequences take.
 
 The machine's speed drifts, so one round runs both, in turn, and what counts is the median over rounds
 of the difference and of the ratio within a round.
@@ -20,7 +22,13 @@ import torch
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from workloads import WORKLOADS  # noqa: E402  # test folders are no packages
+import blocking  # noqa: E402  # test folders are no packages
+import debugging  # noqa: E402
+import logging_cost  # noqa: E402
+import metrics  # noqa: E402
+import panel_cost  # noqa: E402
+import storing  # noqa: E402
+from workloads import WORKLOADS  # noqa: E402
 
 WIDTHS = (10, 9, 12, 10, 11, 12)
 
@@ -56,11 +64,31 @@ def compare(name: str, rounds: int, steps: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="steps",
+        choices=("steps", "storing", "blocking", "logging", "panel", "debugging", "metrics"),
+        help="steps (the Learner against a loop), or what storing, or a panel, costs",
+    )
     parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=1000, help="training steps per epoch; 4 epochs")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args()
+    if options.what == "storing":
+        return storing.main(options.rounds)
+    if options.what == "blocking":
+        return blocking.main()
+    if options.what == "logging":
+        return logging_cost.main()
+    if options.what == "metrics":
+        return metrics.main(options.rounds)
+    if options.what == "panel":
+        return panel_cost.main(options.rounds)
+    if options.what == "debugging":
+        debugging.main(options.rounds)
+        return None
 
     print(
         f"torch {torch.__version__}, Python {platform.python_version()}, one thread; medians of "

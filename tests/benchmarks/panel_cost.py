@@ -1,0 +1,80 @@
+"""What a live panel costs the training: the same run in a real kernel with the panel open in a real browser,
+and with the silent renderer, in turn; CPU time of the kernel's process, which counts its other threads, too.
+
+Needs what the browser tests need: jupyterlab, playwright, Chromium.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+BROWSER = HERE.parent / "browser"
+
+CELL = """
+import sys, time, torch
+sys.path.insert(0, {here!r})
+from panel_workload import measured
+measured({width}, {rounds}, {steps})
+"""
+WORKLOADS = {"0.2 ms": (4, 4_000), "1 ms": (560, 1_100), "5 ms": (1400, 300)}
+"""Width of the model and steps of a run: one to two seconds each, and `RUNS` of either kind a round. Many
+short ones in turn, because two runs of the same cell differ by some per cent."""
+RUNS = 10
+
+
+def main(rounds: int) -> None:
+    sys.path.insert(0, str(BROWSER))
+    # JupyterLab and the browser inherit this; the kernel then takes the core that is left, so that what the
+    # browser draws does not slow the steps that are measured.
+    os.sched_setaffinity(0, set(range(1, os.cpu_count() or 1)) or {0})
+    from chromium import ARGUMENTS
+    from lab import Lab
+    from lab_page import Notebook
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as home, sync_playwright() as playwright:
+        lab = Lab(Path(home))
+        lab.wait_until_up()
+        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
+        print(f"CPU time a step, medians of {RUNS * rounds} pairs of runs: silent, with a panel in a browser")
+        try:
+            for name, (width, steps) in WORKLOADS.items():
+                cells = [CELL.format(here=str(HERE), width=width, rounds=RUNS * rounds, steps=steps)]
+                path = lab.write(cells)
+                context = chromium.new_context(viewport={"width": 1400, "height": 900})
+                page = Notebook(lab, context, path, Path(home), [])
+                page.wait_idle()
+                page.run(0)
+                panel = page.outputs(0).get_by_role("region", name="Learner", exact=True)
+                panel.wait_for(timeout=120_000)
+                panel.scroll_into_view_if_needed()
+                while "FIGURES" not in page.output_text(0):
+                    page.page.wait_for_timeout(2000)
+                report(name, json.loads(page.output_text(0).rpartition("FIGURES")[2]))
+                page.close()
+        finally:
+            lab.close()
+            chromium.close()
+
+
+def report(name: str, figures: dict[str, list[float]]) -> None:
+    silent, shown = figures["silent"], figures["panel"]
+    ratios = np.array(shown) / np.array(silent)
+    draws = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    low, high = np.quantile(np.median(draws, axis=1), [0.05, 0.95])
+    own = [statistics.median(figures[f"{who}'s own"]) for who in ("silent", "panel")]
+    more = [f"{100 * (each - 1):+.2f}" for each in (np.median(ratios), low, high)]
+    print(
+        f"{name:8}{1e6 * statistics.median(silent):10.1f} us{1e6 * statistics.median(shown):10.1f} us"
+        f"   {more[0]} % (nine times out of ten the median lies from {more[1]} to {more[2]} %); "
+        f"of its own {100 * (own[1] - own[0]):.2f} %"
+    )

@@ -1,0 +1,99 @@
+"""What the notebook of `panel_cost` runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from notebook_learner import Learner, LearnerBuilder
+from notebook_learner.event import MetricBlock
+from notebook_learner.logger import InMemoryMetricLogger
+from notebook_learner.metric import Loss
+
+
+class Net(nn.Module):
+    """One layer; notes the process's CPU time at each step."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        self.cpu: list[float] = []
+
+    def train_step(self, batch: Any) -> Any:
+        self.cpu.append(time.process_time())
+        loss = self.layer(batch).square().mean()
+
+        class Output:
+            pass
+
+        output = Output()
+        output.loss = loss  # type: ignore[attr-defined]
+        return output
+
+    valid_step = train_step
+
+
+def learner_of(width: int, steps: int, renderer: str) -> Learner:
+    torch.manual_seed(0)
+    net = Net(width)
+    builder = LearnerBuilder(tempfile.mkdtemp()).metrics(Loss()).num_epochs(1).renderer(renderer)
+    builder = builder.metric_logger(InMemoryMetricLogger()).with_application_logger(False)
+    batches = [torch.randn(32, width)] * steps
+    return builder.build(net, torch.optim.SGD(net.parameters(), lr=0.01), None, batches)
+
+
+class Spent:
+    """CPU seconds in a display's hands, and of all threads but this one."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.handling = 0.0
+        display = learner._display
+        if display is not None:
+            self._handle, display.handle = display.handle, self.handle  # type: ignore[method-assign]
+
+    def handle(self, event: Any) -> None:
+        began = time.thread_time()
+        self._handle(event)
+        if isinstance(event, MetricBlock):  # not the picture at the end of a run, which is short here
+            self.handling += time.thread_time() - began
+
+    @staticmethod
+    def beside() -> float:
+        return time.process_time() - time.thread_time()
+
+
+def keep_to(cores: set[int]) -> None:
+    """Run all threads of this process there, and nowhere else."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cores)
+
+
+def measured(width: int, rounds: int, steps: int) -> None:
+    """CPU seconds a step of each round, without the begin and the end of a run; and what the panel's
+    own calls and the kernel's other threads took, as a share. A browser on the same machine slows the
+    steps themselves: the share tells the panel's part of that."""
+    torch.set_num_threads(1)
+    keep_to({0})  # the browser has the other cores
+    learners = {name: learner_of(width, steps, name) for name in ("silent", "panel")}
+    spent = {name: Spent(learner) for name, learner in learners.items()}
+    figures: dict[str, list[float]] = {name: [] for name in (*learners, "silent's own", "panel's own")}
+    for number in range(rounds + 1):
+        for name in sorted(learners, reverse=bool(number % 2)):
+            model = learners[name].model
+            model.cpu.clear()
+            handling, beside, began = spent[name].handling, Spent.beside(), time.process_time()
+            learners[name].fit(epochs=1)
+            ended = time.process_time()
+            if number:
+                own = spent[name].handling - handling + Spent.beside() - beside
+                figures[f"{name}'s own"].append(own / (ended - began))
+            first, last = steps // 10, len(model.cpu) - 1
+            if number:  # the first warms up
+                figures[name].append((model.cpu[last] - model.cpu[first]) / (last - first))
+    print("FIGURES" + json.dumps(figures))
