@@ -1,39 +1,57 @@
 """Train PyTorch models in a notebook: pause, step, rewind and resume exactly."""
 
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from .errors import (
     BusyError,
+    CheckpointError,
     ConfigurationError,
+    DamagedError,
     DataError,
     LoggerError,
     LossError,
     NotebookLearnerError,
     OutputError,
     Paused,
+    RemoteError,
     StateError,
     StepError,
+    StoreError,
 )
-from .learner.checkpointer import Checkpointer, MemoryCheckpointer
-from .learner.learner import Learner
-from .learner.position import Position
-from .learner.state import State
-from .learner.step.output import (
-    ClassificationOutput,
-    MultiLabelClassificationOutput,
-    RegressionOutput,
-    SequenceOutput,
-    TrainOutput,
-)
-from .learner.step.step import TrainStep, ValidStep
-from .learner.wiring.builder import LearnerBuilder
+
+if _TYPE_CHECKING:
+    from .artifacts import Artifacts
+    from .learner.checkpointer import Checkpointer, MemoryCheckpointer
+    from .learner.evaluator import Evaluator
+    from .learner.learner import Learner
+    from .learner.position import Position
+    from .learner.state import State
+    from .learner.step.output import (
+        ClassificationOutput,
+        MultiLabelClassificationOutput,
+        RegressionOutput,
+        SequenceOutput,
+        TrainOutput,
+    )
+    from .learner.step.step import TrainStep, ValidStep
+    from .learner.wiring.builder import LearnerBuilder
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Artifacts",
     "BusyError",
+    "CheckpointError",
     "Checkpointer",
     "ClassificationOutput",
     "ConfigurationError",
+    "DamagedError",
     "DataError",
+    "Evaluator",
     "Learner",
     "LearnerBuilder",
     "LoggerError",
@@ -45,11 +63,64 @@ __all__ = [
     "Paused",
     "Position",
     "RegressionOutput",
+    "RemoteError",
     "SequenceOutput",
     "State",
     "StateError",
     "StepError",
+    "StoreError",
     "TrainOutput",
     "TrainStep",
     "ValidStep",
 ]
+
+
+_HOMES = {
+    ".artifacts": ("Artifacts",),
+    ".learner.checkpointer": ("Checkpointer", "MemoryCheckpointer"),
+    ".learner.evaluator": ("Evaluator",),
+    ".learner.learner": ("Learner",),
+    ".learner.position": ("Position",),
+    ".learner.state": ("State",),
+    ".learner.step.output": (
+        "ClassificationOutput",
+        "MultiLabelClassificationOutput",
+        "RegressionOutput",
+        "SequenceOutput",
+        "TrainOutput",
+    ),
+    ".learner.step.step": ("TrainStep", "ValidStep"),
+    ".learner.wiring.builder": ("LearnerBuilder",),
+}
+_PACKAGES = ("artifacts", "breakpoint", "checkpoint", "event", "inspection", "logger", "metric", "remote")
+
+
+def __getattr__(name: str) -> _Any:
+    """Load what a name needs when it is first asked for: the command line steers a run without torch, whose
+    import takes two seconds."""
+    if name in _PACKAGES:
+        return _import_module(f".{name}", __name__)
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(_import_module(home, __name__), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})
+
+
+def load_ipython_extension(ipython: _Any) -> None:
+    """`%load_ext notebook_learner`: a `%%train` cell is the training step, and `%step`, `%rewind`, `%pause`
+    and their like steer the learner. `%%train?` tells more."""
+    from .magic import load
+
+    load(ipython)
+
+
+def unload_ipython_extension(ipython: _Any) -> None:
+    """`%unload_ext notebook_learner`: the magics are gone."""
+    from .magic import unload
+
+    unload(ipython)

@@ -29,42 +29,82 @@ LINES_OF_ONE_SUBJECT = 600
 # WORDS  the vocabulary of the loop: values and requests, known to everybody in learner/
 # PARTS  what the loop is made of (state, modes, keyframes, ...): every module right in learner/ that has
 #        no row here. None of them knows the loop, nor who turns it.
+# STOPPING before the update of a step, and looking at it
+# TURNING the loop, and who turns it
+# SHOWN  the parts of a Learner's face
+# WIRING what is known of a learner before anything of it is made
 TABLE = """
     errors                      |
     event                       | errors
     metric                      | errors event.values
     store                       | errors
+    breakpoint                  | errors event.values
     logger                      | errors event store
     renderer                    | errors event
+    checkpoint                  | errors store
+    inspection                  | errors renderer
+    widget                      | errors event renderer
+    remote                      | errors event
+    artifacts                   | errors event store logger checkpoint renderer widget
+    command                     | errors artifacts remote renderer store
 
     WORDS                       | errors WORDS
     .data                       | errors .rng
     .step                       | errors event WORDS .epoch_value .data
-    PARTS                       | errors event metric WORDS PARTS .data .step
+    PARTS                       | errors event metric store.layout WORDS PARTS .data .step checkpoint.info
 
     .loop                       | errors event metric WORDS PARTS .data .step
     .failure                    | errors event metric WORDS PARTS .data .loop
-    .replica                    | errors event metric WORDS PARTS .loop .failure logger
+    .aside                      | WORDS PARTS .loop
+    .holding                    | breakpoint WORDS PARTS .data .step .loop .aside
+    .watch                      | breakpoint event metric WORDS PARTS .step .loop
+    .replica              | errors event logger metric WORDS PARTS STOPPING .loop .failure checkpoint.info
+    .filing                     | errors event store checkpoint artifacts WORDS PARTS
 
-    .driver                     | errors .control
-    .learner                    | errors event logger WORDS PARTS .loop .replica .driver
+    .breaking                   |
+    .driver                     | errors .control .breaking
+    .comparison                 | event.values renderer.numbers artifacts.page WORDS
+    .excursion                  | errors event metric WORDS PARTS .step .loop .replica .comparison
+    .what_if                    | WORDS PARTS .data .step .loop .replica .comparison .excursion
+    .trial                      | errors WORDS .replica .excursion .step
+    .lr_find                    | event.values renderer.numbers WORDS PARTS .step .replica .excursion
+    .inspecting                 | errors inspection WORDS PARTS .data .step .replica .aside
+    .evaluating                 | errors event metric logger WORDS PARTS .data .step .loop .failure
+    .predicting                 | errors .evaluating .step
+    .beside                     | errors PARTS .data .replica .aside
+    .on_sets          | event metric artifacts store WORDS .data .step TURNING .evaluating .predicting .beside
+    .shown                      | event logger WORDS PARTS TURNING
+    .debugging                  | errors event breakpoint WORDS PARTS TURNING STOPPING .step store .on_sets
+    .learner                    | errors event logger WORDS PARTS TURNING SHOWN artifacts store
 
     .wiring              |
     .wiring.undo         |
+    .wiring.cells        |
     .wiring.compiling    | errors
-    .wiring.settings     | errors event metric WORDS PARTS .data .step
-    .wiring.checks       | errors event metric store WORDS PARTS .step .wiring.settings .wiring.compiling
+    .wiring.settings     | errors event metric WORDS PARTS .data .step checkpoint
+    .wiring.autosave     | PARTS
+    .wiring.checks       | errors event metric breakpoint store checkpoint PARTS WIRING
     .wiring.making       | errors event metric WORDS PARTS .step .wiring.settings
     .wiring.opening      | errors event metric WORDS PARTS .step .wiring.settings
-    .wiring.loaders      | errors event metric WORDS PARTS .data .step .wiring.settings .loop .replica
-    .wiring.builder      | errors event metric WORDS PARTS .step .wiring.settings .learner
-    .wiring.assembly     | errors event metric store logger renderer learner
+    .wiring.loaders      | errors event metric WORDS PARTS .data .step WIRING .loop .replica .predicting
+    .wiring.builder    | errors event metric WORDS PARTS .step .wiring.settings .learner checkpoint breakpoint
+    .wiring.storing      | errors event store logger checkpoint artifacts PARTS .filing WIRING
+    .wiring.tenancy      | errors event store remote artifacts TURNING .wiring.storing
+    .wiring.forking      | errors event PARTS .step .learner WIRING
+    .wiring.assembly     | errors event metric breakpoint store logger renderer remote learner
+
+    .evaluator | errors event metric logger artifacts store renderer WORDS PARTS .data .step .driver EVALUATOR
 
     learner                     |
-    notebook_learner            | errors learner
+    magic                       | errors event learner
+    notebook_learner            | errors artifacts learner
 """
 
 WORDS = (".position", ".until", ".control")
+STOPPING = (".aside", ".holding", ".watch")
+SHOWN = (".shown", ".debugging", ".on_sets")
+TURNING = (".loop", ".replica", ".driver")
+WIRING = (".wiring.checks", ".wiring.settings", ".wiring.compiling", ".wiring.autosave", ".wiring.cells")
 
 # Read a row as: this module may import that one inside a function, because ...
 LAZY = {
@@ -72,8 +112,23 @@ LAZY = {
         "learner.wiring.builder",
         "learner.wiring.assembly",
     ): "the builder's verbs need none of what build() wires",
+    ("learner.debugging", "learner.inspecting"): "the report is loaded for whoever looks",
+    ("learner.debugging", "learner.what_if"): "tried now and then",
+    ("learner.debugging", "learner.lr_find"): "tried once",
+    ("learner.debugging", "learner.trial"): "tried now and then",
+    ("learner.debugging", "learner.reloading"): "reads source code, for whoever edits it",
+    ("learner.comparison", "renderer.drawing"): "matplotlib is loaded for whoever draws",
+    ("learner.lr_find", "renderer.drawing"): "matplotlib is loaded for whoever draws",
+    ("learner.wiring.forking", "learner.wiring.assembly"): "a sibling is assembled as its parent was",
+    ("command.steer", "artifacts.place"): "where nobody listens, it says whether there is a run at all",
+    ("learner.evaluator", "renderer"): "a display is loaded for whoever evaluates",
     ("learner.learner", "renderer.figure"): "matplotlib is loaded for whoever draws",
     ("learner.learner", "renderer.summary"): "a learner is bound to no display; a table is asked for",
+    ("learner.shown", "widget.face"): "a panel for a learner that has another display, where a page asks",
+    ("metric.confusion_matrix", "renderer.matrix"): "matplotlib is loaded for whoever draws",
+    ("breakpoint.non_finite", "inspection"): "only a hit asks which module it was",
+    ("renderer.choose", "widget.face"): "the default in a notebook",
+    ("", "magic"): "IPython is loaded for whoever loads the extension",
 }
 
 # --------------------------------------------------------------------------------- reading the source
@@ -151,7 +206,16 @@ def read_table() -> dict[str, set[str]]:
         if name.startswith("learner.") and f".{name.removeprefix('learner.')}" not in named
         if name.count(".") == 1
     }
-    groups = {"WORDS": {*WORDS}, "PARTS": parts, PACKAGE.name: {""}}
+    groups = {
+        "WORDS": {*WORDS},
+        "PARTS": parts,
+        "WIRING": {*WIRING},
+        "STOPPING": {*STOPPING},
+        "TURNING": {*TURNING},
+        "SHOWN": {*SHOWN},
+        "EVALUATOR": {".evaluating", ".predicting", ".wiring.checks", ".wiring.loaders", ".wiring.settings"},
+        PACKAGE.name: {""},
+    }
 
     def spelt_out(names: str) -> set[str]:
         members = [groups.get(name, {name}) for name in names.split()]

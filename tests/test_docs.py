@@ -8,14 +8,21 @@ import re
 from pathlib import Path
 
 import pytest
+import reference_page
 import torch
 
 import notebook_learner
-from notebook_learner import metric
+from notebook_learner import artifacts, checkpoint, event, inspection, metric
+from notebook_learner import breakpoint as breakpoints
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "notebook_learner"
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+CONCEPTS = tuple(
+    path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tutorials" / "concepts").glob("*.md"))
+)
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *CONCEPTS)
+WITH_FOREIGN_NAMES = ("tutorials/concepts/reference.md",)
+"""It says of names that are no class of ours what they stand for."""
 WITH_EXAMPLES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(PACKAGE.rglob("*.py"))
@@ -74,8 +81,19 @@ def test_where_people_start_there_is_an_example(module):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_links_within_the_repository_lead_somewhere(name):
-    targets = [target for target in re.findall(r"\]\(([^)#]+)\)", page(name)) if "://" not in target]
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+    here = (ROOT / name).parent
+    targets = [target for target in re.findall(r"\]\(([^)]+)\)", page(name)) if "://" not in target]
+    assert [target for target in targets if not leads_somewhere(here, target)] == []
+
+
+def leads_somewhere(here, target):
+    """Whether a relative link's file exists, and in it the heading, if the link names one."""
+    path, _, anchor = target.partition("#")
+    file = here / path if path else here
+    if not anchor:
+        return file.exists()
+    headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.MULTILINE)
+    return anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -85,11 +103,54 @@ def test_paths_in_the_text_exist(name):
     assert nowhere == []
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", sorted({*PAGES} - {*WITH_FOREIGN_NAMES}))
 def test_classes_in_the_text_are_public(name):
-    public = {*notebook_learner.__all__, *metric.__all__}
+    packages = (notebook_learner, metric, checkpoint, artifacts, breakpoints, inspection, event)
+    public = {each for package in packages for each in package.__all__}
     mentioned = set(re.findall(r"`([A-Z][a-z]+\w*)`", page(name)))
     assert mentioned - public == set()
+
+
+@pytest.mark.parametrize("name", [*CONCEPTS, "CONTRIBUTING.md"])
+def test_the_examples_of_a_page_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope = {"__name__": "page"}
+    with torch.random.fork_rng():
+        for block in python_blocks(name):
+            exec(compile(block, name, "exec"), scope)
+
+
+def python_blocks(name):
+    return re.findall(r"^```python\n(.*?)^```$", page(name), re.DOTALL | re.MULTILINE)
+
+
+def test_the_pages_that_explain_show_code():
+    assert [name for name in CONCEPTS if not python_blocks(name)] == ["tutorials/concepts/reference.md"]
+
+
+def test_the_page_of_all_names_is_up_to_date():
+    assert page("tutorials/concepts/reference.md") == reference_page.page(), "python tests/reference_page.py"
+
+
+def test_every_name_on_that_page_has_a_line():
+    rows = re.findall(r"^\| `(.+)` \| (.*) \|$", page("tutorials/concepts/reference.md"), re.MULTILINE)
+    assert len(rows) > 200
+    assert [name for name, text in rows if len(text) < 8] == []
+
+
+@pytest.mark.parametrize("cls", [notebook_learner.LearnerBuilder, notebook_learner.Learner])
+def test_every_verb_is_on_that_page(cls):
+    rows = set(re.findall(r"^\| `(\w+)", page("tutorials/concepts/reference.md"), re.MULTILINE))
+    assert {name for name in dir(cls) if not name.startswith("_")} - rows == set()
+
+
+def test_who_comes_from_elsewhere_is_told_names_that_exist():
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \|$", page("tutorials/concepts/coming_from.md"), re.MULTILINE)
+    told = set(re.findall(r"`\.?([a-z]\w+)", " ".join(rows)))
+    cells = {"compile", "valid"}
+    known = {name for cls in (notebook_learner.LearnerBuilder, notebook_learner.Learner) for name in dir(cls)}
+    assert len(told) > 20
+    assert told - known - cells == set()
 
 
 def test_the_changelog_says_what_the_next_version_brings():

@@ -1,4 +1,4 @@
-"""What `import notebook_learner` loads: itself. What a user may never use waits until it is used.
+"""What a notebook's first line loads: this package, torch and numpy. What a user may never use waits.
 
 Seconds would tell more of the machine than of the package, so the tests name modules.
 """
@@ -41,7 +41,21 @@ def top_level(modules):
 
 @pytest.fixture(scope="module")
 def after_import(tmp_path_factory):
-    return loaded_by("import notebook_learner", tmp_path_factory.mktemp("import"))
+    """As a notebook begins."""
+    return loaded_by("from notebook_learner import *", tmp_path_factory.mktemp("import"))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import notebook_learner",
+        "from notebook_learner import Paused, StateError",
+        "import notebook_learner.command.steer",
+        "from notebook_learner.remote import control",
+    ],
+)
+def test_what_steers_a_run_from_elsewhere_loads_no_torch(code, tmp_path):
+    assert top_level(loaded_by(code, tmp_path)) & {"torch", "numpy", *DISPLAY, *OTHERS} == set()
 
 
 def test_it_loads_nothing_that_torch_and_numpy_do_not_load_but_itself(after_import, tmp_path):
@@ -69,4 +83,4 @@ def test_it_does_not_load_what_only_some_trainings_need(after_import, module):
 
 
 def test_a_training_that_shows_nothing_loads_no_display(tmp_path):
-    assert top_level(loaded_by(TRAIN_SILENTLY, tmp_path)) & {*DISPLAY, "pandas", "h5py"} == set()
+    assert top_level(loaded_by(TRAIN_SILENTLY, tmp_path)) & {*DISPLAY, "pandas"} == set()

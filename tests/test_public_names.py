@@ -15,12 +15,26 @@ from notebook_learner import Learner, LearnerBuilder
 
 PUBLIC = {
     "notebook_learner": """
-        Learner LearnerBuilder Paused
+        Learner LearnerBuilder Paused Artifacts Evaluator
         TrainOutput ClassificationOutput MultiLabelClassificationOutput RegressionOutput SequenceOutput
     """,
     "notebook_learner.metric": """
         Metric Accuracy Loss LearningRate TopKAccuracy IterationSpeed CpuUse CpuMemory CudaMetric GradNorm
+        CharErrorRate WordErrorRate BleuScore RougeLScore Perplexity Prediction SequenceMetric Counted
+        Precision Recall FBetaScore AUROC AUCPR HammingScore ConfusionMatrix AccumulatedText TorchMetric
+        MeanAbsoluteError MeanSquaredError RMSE R2 Dice PSNR SSIM MSSSIM
+        SamplesPerSecond CpuTemperature GpuReading
     """,
+    "notebook_learner.checkpoint": """
+        Hdf5Recorder CompactRecorder NamedMpkGzRecorder SafetensorsRecorder
+        KeepLast KeepBest KeepEvery KeepAny KeepAll
+    """,
+    "notebook_learner.artifacts": "Artifacts",
+    "notebook_learner.breakpoint": """
+        NonFinite LossSpike GradNorm UpdateRatio DeadUnits MetricIs AtStep EveryNSteps When Moment
+    """,
+    "notebook_learner.inspection": "Inspection Culprit look trace_non_finite",
+    "notebook_learner.remote": "Answer control",
 }
 
 BUILDER_VERBS = """
@@ -28,17 +42,34 @@ BUILDER_VERBS = """
     metric_logger renderer with_application_logger
     num_epochs with_batch_size grads_accumulation devices precision clip_gradients compile ema seed
     loss train_step valid_step step_scheduler early_stopping keyframes checkpoint build
+    with_file_checkpointer with_checkpointing_strategy autosave remote_control break_on
 """
 
 LEARNER_NAMES = """
     fit start wait pause resume stop paused
-    step step_epoch run_until rewind capture restore
-    status position num_epochs history model ema_model optimizer scheduler batch output plot summary
+    step step_epoch run_until rewind capture restore save checkpoints artifacts
+    status position num_epochs history model ema_model optimizer scheduler batch output plot summary note
+    breakpoints hit inspect seen reach what_if lr_find fork note_fork try_step
+    log use_step step_in_use reload_code evaluate evaluations predict
 """
 
 PACKAGES = [
     "notebook_learner",
-    *(f"notebook_learner.{name}" for name in ("event", "logger", "metric", "renderer", "store")),
+    *(
+        f"notebook_learner.{name}"
+        for name in (
+            "artifacts",
+            "breakpoint",
+            "checkpoint",
+            "event",
+            "inspection",
+            "logger",
+            "metric",
+            "remote",
+            "renderer",
+            "store",
+        )
+    ),
 ]
 
 

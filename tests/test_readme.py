@@ -47,15 +47,16 @@ def test_each_makes_its_own_environment_and_installs_into_it(commands):
     assert tests.startswith(VENV.format(extra="test"))
 
 
-def test_ci_finds_the_test_command_and_nothing_else(commands):
-    (pattern,) = re.findall(r"^readonly TEST_COMMAND='(.*)'$", CI, re.MULTILINE)
-    assert [line for line in README.splitlines() if re.search(pattern, line)] == [commands[1]]
+@pytest.mark.parametrize(("name", "place"), [("TUTORIAL_COMMAND", 0), ("TEST_COMMAND", 1)])
+def test_ci_finds_each_command_and_nothing_else(commands, name, place):
+    (pattern,) = re.findall(rf"^readonly {name}='(.*)'$", CI, re.MULTILINE)
+    assert [line for line in README.splitlines() if re.search(pattern, line)] == [commands[place]]
 
 
 def test_the_commands_name_files_that_exist(commands):
     words = [word for command in commands for word in shlex.split(command)]
     files = [word for word in words if re.fullmatch(r"[\w/]+\.(py|txt|ipynb)", word)]
-    assert files == ["constraints.txt", "tutorials/digits.py", "constraints.txt"]
+    assert files == ["constraints.txt", "tutorials/open.py", "constraints.txt", "tests/browser/chromium.py"]
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
@@ -91,16 +92,55 @@ def test_the_tutorial_learns_digits_and_draws_its_curves(tmp_path):
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_example_runs_and_does_what_its_comments_say(tmp_path, monkeypatch):
+def test_the_examples_run_and_do_what_their_comments_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    example, handling = blocks("python")
+    example, rewinding, resuming, hunting, reading = blocks("python")
     scope = {}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        exec(compile(example, "README.md", "exec"), scope)
+        run_block(example, scope)
         learner = scope["learner"]
         assert (learner.status, learner.num_epochs) == ("finished", 10)
-        exec(compile(handling, "README.md", "exec"), scope)
-    assert (learner.status, learner.num_epochs) == ("finished", 12)
-    assert learner.history.best("Accuracy", "train").value > 90
-    assert (tmp_path / "runs" / "circle" / "train" / "epoch-12" / "Loss.log").is_file()
+        assert learner.history.best("Accuracy", "train").value > 90
+        trained = weights(learner)
+        run_block(rewinding, scope)
+        assert torch.equal(weights(learner), trained)
+
+        run_block(resuming, scope)
+    assert (learner.status, learner.position.iteration) == ("paused", 160)
+    assert torch.equal(weights(learner), trained)
+    assert scope["label"] in {info.label for info in learner.checkpoints}
+
+    run_block(hunting, scope)
+    assert [str(each.condition) for each in learner.breakpoints] == ["NonFinite()", "LossSpike(z=8)"]
+    assert torch.equal(weights(learner), trained)
+    run_block(reading, scope)
+    assert len(scope["run"].series("Loss", "train").value) == 160
+
+
+def run_block(block, scope):
+    exec(compile(block, "README.md", "exec"), scope)
+
+
+def weights(learner):
+    return torch.cat([parameter.detach().flatten() for parameter in learner.model.parameters()])
+
+
+def test_the_pictures_are_small_and_shown_in_both_themes():
+    shown = re.findall(r'(?:srcset|src)="([^"]+)"', README)
+    assert shown == ["tutorials/pictures/panel_dark.png", "tutorials/pictures/panel_light.png"]
+    for name in shown:
+        picture = (ROOT / name).read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert len(picture) < 150_000
+
+
+def test_figures_in_the_readme_are_in_the_results():
+    results = (ROOT / "tests" / "benchmarks" / "RESULTS.md").read_text("utf-8")
+    measured = {float(number) for number in re.findall(r"(?<![\d.])\d+(?:\.\d+)?(?![\d.]*\d)", results)}
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", README.partition("| what | figure |")[2], re.MULTILINE)[1:]
+    figures = [number for _, stated in rows for number in re.findall(r"\d+(?:\.\d+)?", stated)]
+    assert len(figures) > 10
+    # As rounded there: 230.0 is shown as 230, 0.89 as 0.9.
+    rounded = {f"{number:.{places}f}" for number in measured for places in (0, 1)}
+    assert [figure for figure in figures if figure not in rounded] == []
