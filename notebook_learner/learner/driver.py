@@ -69,8 +69,18 @@ class Driver:
                 self._let_go()
         return value, interrupts.late
 
-    def behind(self, prepare: Callable[[], None], work: Callable[[], Any]) -> bool:
+    def behind(
+        self,
+        prepare: Callable[[], None],
+        work: Callable[[], Any],
+        fail: Callable[[BaseException], None] = lambda error: None,
+    ) -> bool:
         """Prepare in this thread, then do the work in a background one; `wait()` gives what came of it.
+
+        Args:
+            prepare: what it raises is raised here.
+            work: what it raises is kept for `wait()`.
+            fail: told of the error where all was prepared and no thread could be had.
 
         Returns:
             Whether an interrupt came meanwhile.
@@ -79,7 +89,7 @@ class Driver:
             self._claim()
             try:
                 prepare()
-                self._hand_over(work)
+                self._hand_over(work, fail)
             except BaseException:
                 self._let_go()
                 raise
@@ -191,7 +201,7 @@ class Driver:
                 raise KeyboardInterrupt
             self._changed.wait(0.1)  # bounded, as a signal handler cannot notify
 
-    def _hand_over(self, work: Callable[[], Any]) -> None:
+    def _hand_over(self, work: Callable[[], Any], fail: Callable[[BaseException], None]) -> None:
         turn = self._turn
 
         def body() -> None:
@@ -204,7 +214,11 @@ class Driver:
         # not below the latest one (ipykernel 6.29 and 6.31 see to it themselves, older ones do not).
         context = copy_context()
         self._thread = threading.Thread(target=context.run, args=(body,), name=BACKGROUND, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            fail(error)
+            raise
 
     def _let_go(self) -> None:
         with self._changed:

@@ -139,7 +139,7 @@ class Learner(Shown, Debugging, OnSets):
         def work() -> Why:
             __tracebackhide__ = True
             self._prepare(train, valid, epochs)
-            return self._run_to_the_end()
+            return self._train_on()
 
         self.show()
         return self._conclude(self._drive(work))
@@ -157,8 +157,7 @@ class Learner(Shown, Debugging, OnSets):
         """
         if not self._driver.busy:
             self.show()
-        interrupted = self._driver.behind(lambda: self._prepare(train, valid, epochs), self._run_to_the_end)
-        if interrupted:
+        if self._driver.behind(lambda: self._prepare(train, valid, epochs), self._train_on, self._fail):
             self.pause()
             raise Paused(str(self.position))
 
@@ -422,7 +421,8 @@ class Learner(Shown, Debugging, OnSets):
         return value
 
     def _prepare(self, train: Any, valid: Any, epochs: int | None) -> None:
-        """Take what `fit` was given."""
+        """Take what `fit` was given, and begin. `start` returns after that: whoever asks then is told that it
+        runs, and what stood in the way was raised in the cell that wanted it."""
         if epochs is not None and epochs < 1:
             raise ValueError(f"fit(epochs={epochs}): train at least one epoch more")
         data: tuple[tuple[Split, Any], ...] = (("train", train), ("valid", valid))
@@ -430,9 +430,10 @@ class Learner(Shown, Debugging, OnSets):
             if loader is not None:
                 self._supplies.use(self, split, loader)
         self._supplies.require()
-        self._enter()  # here, so that `start` tells of it at once
+        self._enter()  # before anything is changed
         if epochs is not None:
             self._replica.loop.train_more(epochs)
+        self._begin()
 
     def _move(self, until: Callable[[], Until]) -> StepReport:
         """Take the steps of a bound that is made when nobody else can move the learner any more."""
@@ -444,7 +445,9 @@ class Learner(Shown, Debugging, OnSets):
         self._supplies.require()
         loop = self._replica.loop
         split, before = loop.split, self._measured_steps()
-        why = self._run(until())
+        bound = until()
+        self._begin()
+        why = self._take(bound)
         if why == "pause":
             raise Paused(str(self.position))
         steps = self._measured_steps() - before
@@ -496,21 +499,28 @@ class Learner(Shown, Debugging, OnSets):
 
     # The one way into the loop, from whichever thread --------------------------------------------------
 
-    def _run_to_the_end(self) -> Why:
+    def _train_on(self) -> Why:
         __tracebackhide__ = True
         over = self._replica.loop.finished
-        why = self._run(End())
+        why = self._take(End())
         if over:
             self._emit(Notice(self._nothing_left()))
         return why
 
-    def _run(self, until: Until) -> Why:
+    def _begin(self) -> None:
         __tracebackhide__ = True
         self._enter()
         try:
             self._announce()
             if not self._replica.loop.finished:
                 self._set_status("running")
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _take(self, until: Until) -> Why:
+        __tracebackhide__ = True
+        try:
             why = self._replica.run(until)
         except BaseException as error:
             self._fail(error)

@@ -30,6 +30,7 @@ from driver_support import (
 )
 
 from notebook_learner import BusyError, ConfigurationError, Paused, Position
+from notebook_learner.learner.driver import BACKGROUND
 
 SOON = 30.0
 
@@ -77,6 +78,44 @@ def test_start_takes_loaders_and_epochs_as_fit_does(tmp_path: Path) -> None:
     b.learner.start(*loaders(), epochs=3)
     b.learner.wait()
     assert_ended_like(b, by_hand(epochs=3))
+
+
+def test_the_very_next_line_finds_it_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late the other thread comes to run."""
+    b = bench(tmp_path)
+    asked, run = threading.Event(), threading.Thread.run
+
+    def late(self: threading.Thread) -> None:
+        if self.name == BACKGROUND:
+            assert asked.wait(SOON)
+        run(self)
+
+    monkeypatch.setattr(threading.Thread, "run", late)
+    b.learner.start()
+    assert b.learner.status == "running"
+    asked.set()
+    b.learner.wait()
+    assert_ended_like(b, by_hand())
+
+
+def test_where_no_thread_can_be_had_it_does_not_stay_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == BACKGROUND:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    b = bench(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            b.learner.start()
+    assert b.learner.status == "failed"
+    b.learner.fit()
+    assert_ended_like(b, by_hand())
 
 
 def test_what_is_wrong_with_the_call_is_an_error_of_start_not_of_wait(tmp_path: Path) -> None:
