@@ -6,11 +6,13 @@ so a helper is imported by its bare name, and a second one of that name would si
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,10 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from notebook_learner.learner.driver import BACKGROUND, Driver
+
+_LAST_STEP = 60.0  # seconds, on a machine that is busy with other things
 
 # One thread here, and in the processes that tests start. The tensors of tests are tiny, so a second
 # thread costs more than it saves; and with a pytest-xdist worker on every core there is none to spare:
@@ -70,6 +76,17 @@ def gradients_stay_on() -> Iterator[None]:
     on = torch.is_grad_enabled()
     torch.set_grad_enabled(True)
     assert on, "this test left torch's gradients switched off"
+
+
+@pytest.fixture(autouse=True)
+def trainings_end() -> Iterator[None]:
+    """Likewise one that leaves a training behind, which would draw from torch's generator in other tests."""
+    yield
+    if not any(thread.name == BACKGROUND for thread in threading.enumerate()):
+        return
+    left = [thing for thing in gc.get_objects() if isinstance(thing, Driver) and thing.busy]
+    ended = [driver.leave(_LAST_STEP) for driver in left]
+    assert not left, "this test left a training behind" + (", which goes on" if not all(ended) else "")
 
 
 @pytest.fixture

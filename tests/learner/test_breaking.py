@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import queue
+import select
 import signal
 import sys
 import threading
@@ -135,7 +136,11 @@ def test_not_while_this_thread_keeps_interrupts_away() -> None:
 
 
 class AtAFork:
-    """Interrupts as this process is about to fork. Python swallows what is raised there."""
+    """Interrupts as this process is about to fork. Python swallows what is raised there.
+
+    Another thread may be given the signal, and may be slow to run: it is waited for, or the interrupt could
+    come after all that this test does about interrupts.
+    """
 
     armed = False
     sent = 0
@@ -143,8 +148,15 @@ class AtAFork:
     @classmethod
     def strike(cls) -> None:
         if cls.armed and cls.sent < 2:
-            os.kill(os.getpid(), signal.SIGINT)  # to whichever thread takes it
             cls.sent += 1
+            heard, tells = os.pipe()
+            os.set_blocking(tells, False)
+            before = signal.set_wakeup_fd(tells)
+            os.kill(os.getpid(), signal.SIGINT)  # to whichever thread takes it
+            select.select([heard], [], [], SOON)
+            signal.set_wakeup_fd(before)
+            os.close(heard)
+            os.close(tells)
 
 
 os.register_at_fork(before=AtAFork.strike)  # for good: Python has no way to take it back

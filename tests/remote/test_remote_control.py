@@ -69,7 +69,12 @@ def asks_while_it_trains(other, directory, *words):
 def test_pause_ends_a_blocking_fit_and_the_bits_are_those_of_the_straight_run(tmp_path, other):
     brake = Brake(at=20)
     learner = learner_in(tmp_path / "steered", epochs=40, each_step=brake.step)
-    told = asks_while_it_trains(other, tmp_path / "steered", "pause")
+
+    def asks_at_the_brake():
+        assert brake.reached.wait(60)
+        return other.asks(tmp_path / "steered", "pause")
+
+    told = in_a_thread(asks_at_the_brake)
     in_a_thread(lambda: frees_once_asked(learner, brake))
     with pytest.raises(Paused):
         learner.fit()
