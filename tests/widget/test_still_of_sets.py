@@ -117,7 +117,9 @@ def test_text_and_picture_say_the_same(written: list[str]) -> None:
 
 @pytest.mark.parametrize("names", [("Loss",), ("Loss", "Accuracy"), tuple("abcdef")])
 def test_the_table_has_room_below_the_curves(names: tuple[str, ...]) -> None:
-    many = [measured(f"a set with quite a long name {at}", **dict.fromkeys("abcdef", 0.5)) for at in range(20)]
+    many = [
+        measured(f"a set with quite a long name {at}", **dict.fromkeys("abcdef", 0.5)) for at in range(20)
+    ]
     bare, page = drawn([], names), drawn(many, names)
     assert len(page.png) <= MOST_BYTES
     assert page.size["width"] == pytest.approx(bare.size["width"], abs=2)
@@ -205,7 +207,9 @@ CELLS = (
 
 def test_a_notebook_that_ran_shows_the_sets_below_the_curves_also_in_its_html(tmp_path: Path) -> None:
     book = v4.new_notebook(cells=[v4.new_code_cell(cell) for cell in CELLS])
-    NotebookClient(book, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    NotebookClient(
+        book, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
     saved = nbformat.reads(nbformat.writes(book), as_version=4)
     pictures = [each for each in saved.cells[0].outputs if "image/png" in each.get("data", {})]
     (below_the_fit,) = pictures
