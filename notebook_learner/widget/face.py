@@ -144,9 +144,7 @@ class NotebookRenderer:
         headline = f"{run}{learner.status} at {learner.position}"
         history = learner.history
         sets = history.evaluated.values()
-        self._still.update(
-            history, infos, str(learner.summary()), headline, evaluated=sets, final=final
-        )
+        self._still.update(history, infos, str(learner.summary()), headline, evaluated=sets, final=final)
 
 
 def _nothing() -> None:

@@ -1,5 +1,5 @@
-"""Sets that were evaluated, on the panel of a real JupyterLab: the numbers are those of logs, HDF5, history and
-learner, and the table is readable in both themes and at both widths."""
+"""Sets that were evaluated, on the panel of a real JupyterLab: the numbers are those of logs, HDF5, history
+and learner, and the table is readable in both themes and at both widths."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ import json
 history = {name: [float(learner.history.final(metric, f"test/{name}")) for metric in ("Loss", "Accuracy")]
            for name in found}
 answers = {name: dict(each) for name, each in found.items()}
-texts = {name: each.record.blocks[-1].texts["Confusion Matrix"] for name, each in learner.history.evaluated.items()}
+blocks = {name: each.record.blocks for name, each in learner.history.evaluated.items()}
+texts = {name: each[-1].texts["Confusion Matrix"] for name, each in blocks.items()}
 json.dumps([answers, history, texts])
 """,
 ]
