@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,12 +16,12 @@ from ..artifacts import Artifacts, Checkpoints
 from ..errors import BusyError, CheckpointError, LoggerError, Paused, StateError
 from ..event import Display, Event, Notice, RunOpened, StatusChanged
 from ..logger import History
-from ..store.hdf5_library import ends_before
 from .debugging import Debugging, Supplies
 from .driver import Driver
 from .early_stopping import why_ended
 from .loop import Why
 from .on_sets import OnSets
+from .parting import when_gone
 from .places import after_training_step, steps_back
 from .position import Position, Split
 from .premises import Premises
@@ -109,7 +108,7 @@ class Learner(Shown, Debugging, OnSets):
         self.locals = {}
         self.scheduler = scheduler
         """The scheduler as it was given to `build`, or as its factory made it."""
-        ends_before(weakref.finalize(self, _let_go, driver, replica))
+        when_gone(self, partial(_let_go, driver, replica))
 
     # Train -------------------------------------------------------------------------------------------
 
