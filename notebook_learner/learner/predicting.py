@@ -79,6 +79,11 @@ def _said(batch: Any) -> str:
     return a_kind(batch) + parts
 
 
+def as_batches(loader: Any) -> Any:
+    """A tensor is one batch: walked as a loader it would give its rows, without the dimension of samples."""
+    return [loader] if isinstance(loader, Tensor) else loader
+
+
 # Gathering -------------------------------------------------------------------------------------------
 
 
