@@ -70,7 +70,7 @@ def _broadcast(output: Any, y: Any) -> bool:
     if not isinstance(output, Tensor) or not isinstance(y, Tensor):
         return False
     try:
-        torch.broadcast_shapes(output.shape, y.shape)
+        torch.broadcast_shapes(output.shape, y.shape)  # type: ignore[no-untyped-call]
     except RuntimeError:  # torch refuses, and what it was given is told then
         return False
     return True
@@ -78,10 +78,11 @@ def _broadcast(output: Any, y: Any) -> bool:
 
 def _why_broadcast(loss: Callable[..., Any], output: torch.Size, y: torch.Size) -> str:
     layer = isinstance(loss, nn.Module)
+    pairs = torch.broadcast_shapes(output, y).numel()  # type: ignore[no-untyped-call]
     name = type(loss).__name__ if layer else getattr(loss, "__name__", "the loss")
     said = (
         f"{name} was given an output of shape {tuple(output)} and targets of shape {tuple(y)}, and compares "
-        f"every output with every target: {torch.broadcast_shapes(output, y).numel():,} pairs. "
+        f"every output with every target: {pairs:,} pairs. "
     )
     if output == (*y, 1):
         call = f"nn.{name}()" if layer else f"F.{name}"
