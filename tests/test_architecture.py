@@ -66,7 +66,7 @@ TABLE = """
     .driver                     | errors .control .breaking
     .comparison                 | event.values renderer.numbers artifacts.page WORDS
     .excursion                  | errors event metric WORDS PARTS .step .loop .replica .comparison
-    .what_if                    | WORDS PARTS .data .step .loop .replica .comparison .excursion
+    .what_if                    | errors WORDS PARTS .data .step .loop .replica .comparison .excursion
     .trial                      | errors WORDS .replica .excursion .step
     .lr_find                    | event.values renderer.numbers WORDS PARTS .step .replica .excursion
     .inspecting                 | errors inspection WORDS PARTS .data .step .replica .aside

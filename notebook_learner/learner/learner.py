@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..artifacts import Artifacts, Checkpoints
-from ..errors import BusyError, CheckpointError, LoggerError, Paused, StateError
+from ..errors import BusyError, CheckpointError, LoggerError, Paused, StateError, a_kind
 from ..event import Display, Event, Notice, RunOpened, StatusChanged
 from ..logger import History
 from .debugging import Debugging, Supplies
@@ -29,7 +29,7 @@ from .replica import Replica
 from .reports import RewindReport, StepReport
 from .shown import Shown
 from .state import State
-from .until import At, End, EpochDone, Steps, Until, When, as_position
+from .until import At, End, EpochDone, Steps, Until, When, as_position, counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -218,9 +218,8 @@ class Learner(Shown, Debugging, OnSets):
     def step(self, n: int = 1) -> StepReport:
         """Take n steps, of training or validation, whichever comes."""
         __tracebackhide__ = True
-        if n < 1:
-            raise ValueError(f"step({n}): take at least one step; rewind(n) goes back")
-        return self._move(lambda: Steps(n))
+        count = counted("step", n, "rewind(n) goes back")
+        return self._move(lambda: Steps(count))
 
     def step_epoch(self) -> StepReport:
         """Go on to the end of the epoch that the learner stands in."""
@@ -247,12 +246,11 @@ class Learner(Shown, Debugging, OnSets):
         `learner.rewind(3)`, `learner.rewind(to=(1, 5))`, `learner.rewind(to=(1, "valid", 0))`; and by the
         run's training steps, `learner.rewind(to=1200)`.
         """
-        if n < 1:
-            raise ValueError(f"rewind({n}): go back at least one step; step(n) goes forward")
+        count = counted("rewind", n, "step(n) goes forward, rewind(to=(epoch, step)) goes to a place")
         target: Position | int | None = None
         if to is not None:
             target = int(to) if type(to) is int else as_position(to)
-        return self._drive(lambda: self._rewind(n, target))
+        return self._drive(lambda: self._rewind(count, target))
 
     # State -------------------------------------------------------------------------------------------
 
@@ -284,8 +282,8 @@ class Learner(Shown, Debugging, OnSets):
             self._drive(lambda: self._restore_checkpoint(state))
         else:
             raise StateError(
-                f"restore() takes what capture() gave, or the epoch or label of a checkpoint, not a "
-                f"{type(state).__name__}"
+                f"restore() takes what capture() gave, or the epoch or label of a checkpoint, not "
+                f"{a_kind(state)}"
             )
 
     def save(self, *, wait: bool = True) -> str:
