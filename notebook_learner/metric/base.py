@@ -111,6 +111,28 @@ class Metric:
         """The epoch's value from this metric's own state; None (the default) means the mean."""
         return None
 
+    def merged(self, raw: Floats, weights: Floats) -> Floats:
+        """What `update` would have returned for the whole batch, from what it returned for each rank's part
+        (a row a rank, a column a step): the weighted mean, or for readings what rank 0 returned.
+
+        Of a step that is no mean of its samples (F1 of a batch) that is an approximation; the epoch's value,
+        from merged states, is none.
+        """
+        if not self.weighted:
+            return cast(Floats, raw[0])
+        total = weights.sum(0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return cast(Floats, np.where(weights != 0, raw * weights, 0.0).sum(0) / total)
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Add what the same metric accumulated on other samples (its `state_dict`): another device's.
+
+        A metric that keeps a state and is to be measured on several devices says here how two become one.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say how states of several ranks are merged"
+        )
+
     def reset(self) -> None:
         """Forget the epoch. Called before each split."""
 
@@ -138,6 +160,10 @@ class Ratio(Metric):
     def totals(self, raw: Floats, weights: Floats) -> Floats:
         """The counts themselves."""
         return raw
+
+    def merged(self, raw: Floats, weights: Floats) -> Floats:
+        """The sum of the ranks' counts."""
+        return cast(Floats, np.where(weights != 0, raw, 0.0).sum(0))
 
     def mean(self, total: float, weight: float) -> float:
         """The ratio of the summed counts."""
@@ -257,6 +283,12 @@ class AccumulatedText(TextMetric):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
+
+    def merge(self, state: Mapping[str, Any]) -> None:
+        """Add what the same one accumulated on other samples, as `Metric.merge`."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say how states of several ranks are merged"
+        )
 
 
 AnyMetric = Metric | TextMetric

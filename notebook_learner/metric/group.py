@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, KeysView, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from .base import (
 )
 from .checks import checked, checked_type, require_fields
 from .logged import Logged
+from .rows import ABSENT, Rows, accumulates, counts_of, merged
 from .transfer import to_host
 
 Step = tuple[Update, Callable[[Scalar], None], Callable[[Scalar], None]]
@@ -156,14 +157,40 @@ class MetricGroup:
             raise
         self._pending += 1
 
-    def read(self) -> tuple[dict[str, Column], dict[str, str]]:
+    def skip(self) -> None:
+        """Count a step in which there was no sample here."""
+        for metric, values, weights in zip(self._collected, self._values, self._weights, strict=True):
+            values.append(cast(Scalar, ABSENT) if isinstance(metric, Counted) else float("nan"))
+            weights.append(0)
+        self._pending += 1
+
+    def rows(self) -> Rows:
+        """Give away what was collected and accumulated since the last time, for rank 0 to add to its own."""
+        steps, (values, weights) = self._pending, self._fetch()
+        self._drop()
+        names = [metric.name for metric in self._collected]
+        states = {}
+        for metric in self._stateful:
+            if accumulates(metric):
+                states[metric.name] = _plain(metric.state_dict(), metric.name)
+                metric.reset()
+        return Rows(
+            steps, dict(zip(names, values, strict=True)), dict(zip(names, weights, strict=True)), states
+        )
+
+    def read(self, others: Sequence[Rows] = ()) -> tuple[dict[str, Column], dict[str, str]]:
         """Read what was collected since the last read, and take one sample of each reading and text.
 
         This is where the host waits for the device. With nothing pending there is nothing to read.
+
+        Args:
+            others: what other ranks measured in the same steps.
         """
         if not self._pending:
             return {}, {}
         values, weights = self._fetch()
+        if others:
+            values, weights = self._together(values, weights, others)
         columns: dict[str, Column] = {}
         sums = dict(self._sums)
         with np.errstate(all="ignore"):
@@ -280,6 +307,20 @@ class MetricGroup:
             if done < len(self._collected):
                 checked_type(self._collected[done], pair)
 
+    def _together(
+        self, values: list[Floats], weights: list[Floats], others: Sequence[Rows]
+    ) -> tuple[list[Floats], list[Floats]]:
+        with np.errstate(all="ignore"):
+            pairs = [
+                merged(metric, raw, weight, others)
+                for metric, raw, weight in zip(self._collected, values, weights, strict=True)
+            ]
+        for metric in self._stateful:
+            for each in others:
+                if metric.name in each.states:
+                    metric.merge(each.states[metric.name])
+        return [raw for raw, _ in pairs], [weight for _, weight in pairs]
+
     def _fetch(self) -> tuple[list[Floats], list[Floats]]:
         counted = [isinstance(metric, Counted) for metric in self._collected]
         numbers = [[] if host else kept for host, kept in zip(counted, self._values, strict=True)]
@@ -294,8 +335,10 @@ class MetricGroup:
         raws, behind = arrays[: len(self._collected)], arrays[len(self._collected) :]
         for index, metric in enumerate(self._collected):
             if isinstance(metric, Counted):
-                raws[index] = metric.count(self._values[index])
-                behind[index] = metric.weights(raws[index])
+                raws[index] = counts_of(metric, self._values[index])
+                behind[index] = (
+                    metric.weights(raws[index]) if raws[index].shape[1] else np.zeros(len(raws[index]))
+                )
         return raws, behind
 
 

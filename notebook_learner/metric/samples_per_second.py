@@ -28,6 +28,11 @@ class SamplesPerSecond(Metric):
         """Count the batch's samples; the output is not looked at."""
         return self.context.samples, 1
 
+    def merged(self, raw: Floats, weights: Floats) -> Floats:
+        """The samples of all ranks."""
+        samples: Floats = np.nansum(raw, axis=0)
+        return samples
+
     def values(self, raw: Floats, weights: Floats) -> Floats:
         """The block's mean batch at the block's speed, for each of its steps."""
         return np.full(len(raw), raw.mean() * self.context.steps_per_second)

@@ -30,6 +30,7 @@ from ..rng import (
     seed_host,
 )
 from .sampling import END
+from .share import Share
 from .walk import length_of, walk_for
 
 Tell = Callable[[str], None]
@@ -48,15 +49,21 @@ class Cursor:
     """
 
     def __init__(
-        self, loader: Iterable[Any], seed: int | None = None, tell: Tell = lambda text: None
+        self,
+        loader: Iterable[Any],
+        seed: int | None = None,
+        tell: Tell = lambda text: None,
+        share: Share | None = None,
     ) -> None:
         self.loader = loader
-        self.walk = walk_for(loader, seeded=seed is not None)
+        self.walk = walk_for(loader, seed is not None, share)
         self.seed = seed
         self.tell = tell
         self.epoch = 1
         self._skip = 0
         self._start: _Start | None = None
+        self._follows = False
+        """Whether the start is another rank's, so that an epoch begins from there and not from now."""
         self._stream: HostRng | None = None
         self._warm: bool | None = None
         self._inner: Iterator[Any] | None = None
@@ -79,6 +86,7 @@ class Cursor:
         self._skip = 0
         self._start = None
         self._stream = None
+        self._follows = False
 
     def fetch(self) -> Any:
         """The next batch, or END."""
@@ -86,6 +94,21 @@ class Cursor:
         if iterator is None:
             iterator = self._iterator = self._open()
         return next(iterator, END)
+
+    def fetch_share(self) -> Any:
+        """This rank's part of the next batch: EMPTY where it has none; or END."""
+        batch = self.fetch()
+        return END if batch is END else self.walk.mine(batch)
+
+    def start(self) -> dict[str, Any]:
+        """What the order of the epoch that begins now will be drawn from."""
+        return _Start(capture_rng(), self._generator_states(), self.walk.warm).plain()
+
+    def begin_as(self, epoch: int, start: Mapping[str, Any]) -> None:
+        """Stand before the first batch of an epoch that another rank has begun, in the same order. The random
+        stream of this process stays where it is."""
+        self.begin(epoch)
+        self._start, self._follows = _Start.of(start), True
 
     def stand_at(self, step: int) -> None:
         """Stand after `step` batches of this epoch; the way there is gone at the next fetch."""
@@ -168,7 +191,7 @@ class Cursor:
         self.walk.set_epoch(self.epoch)
         if self.seed is not None:
             return self._open_seeded(self.seed)
-        return self._open_fresh() if self._skip == 0 else self._open_again()
+        return self._open_fresh() if self._skip == 0 and not self._follows else self._open_again()
 
     def _open_fresh(self) -> Iterator[Any]:
         """As a hand-written `for batch in loader` does, and drawing nothing beside it."""
@@ -189,6 +212,7 @@ class Cursor:
         restore_rng(start.rng)
         restore_generators(self.walk.generators, start.generators)
         iterator = self._skipped()
+        self.walk.draw_order()
         restore_rng(now)
         restore_generators(self.walk.generators, generators_now)
         return self._begun(iterator)
@@ -218,7 +242,8 @@ class Cursor:
             )
         iterator = self._inner = self.walk.iterate(0, base)
         for _ in range(self._skip):
-            next(iterator, END)
+            if next(iterator, END) is not END:
+                self.walk.mine(None)
         return iterator
 
 

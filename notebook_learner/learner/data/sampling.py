@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ..rng import mix, seed_host
+from .share import Share
 
 END = object()
 """What stands for "no further batch", where None could be one."""
@@ -75,10 +77,15 @@ class SkippingSampler:
         self.walks = 0
         self.skip = 0
         self.base: int | None = None
+        self.share: Share | None = None
+        """Which part of each batch is this rank's; without ranks all of it."""
+        self.absent: deque[bool] = deque()
+        """Of the batches that were drawn and not fetched yet: whether this rank has no sample of it."""
         self._live: _Drawing | None = None
 
     def __iter__(self) -> Iterator[Any]:
         self.walks += 1
+        self.absent.clear()
         self._live = _Drawing(self)
         return self._live
 
@@ -120,8 +127,17 @@ class _Drawing:
         if drawn is END:
             raise StopIteration
         if self._sampler.tags:
-            return self._tagged(drawn)
-        return drawn if self._sampler.round is None else self._marked(drawn, self._sampler.round)
+            drawn = self._tagged(drawn)
+        elif self._sampler.round is not None:
+            drawn = self._marked(drawn, self._sampler.round)
+        return drawn if self._sampler.share is None else self._cut(drawn, self._sampler.share)
+
+    def _cut(self, drawn: Any, share: Share) -> Any:
+        """Only this rank's samples are loaded. Where it has none, one is, for nothing: a loader of torch's
+        cannot load none."""
+        mine = share.of(drawn)
+        self._sampler.absent.append(not mine)
+        return mine or drawn[:1]
 
     def _marked(self, drawn: Any, seed: int) -> Any:
         walk = self._sampler.walks

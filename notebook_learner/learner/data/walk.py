@@ -24,10 +24,18 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..rng import mix
 from .sampling import END, SeededDataset, SkippingSampler
+from .share import EMPTY, Share
 
 
-def walk_for(loader: Any, seeded: bool) -> Walk:
-    """The way to walk this loader."""
+def walk_for(loader: Any, seeded: bool, share: Share | None = None) -> Walk:
+    """The way to walk this loader; with a share, it gives only this rank's part of batches where `cuts`."""
+    walk = _walk_for(loader, seeded)
+    if share is not None:
+        walk.take_share(share)
+    return walk
+
+
+def _walk_for(loader: Any, seeded: bool) -> Walk:
     if _is_plain_loader(loader):
         return _LoaderWalk(loader, seeded)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
@@ -68,6 +76,9 @@ class Walk:
     """Whether fetching a batch in this process draws no random number."""
     generators: Sequence[torch.Generator] = ()
     """Random generators of the loader's own."""
+    cuts = False
+    """Whether each rank can walk a loader of its own and find the same batches; then `mine` gives its part.
+    Otherwise one walks for all: what a stranger's iterator draws, and when, is not known."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -100,6 +111,16 @@ class Walk:
         """The iterator whose workers wait for the next epoch."""
         return getattr(self.loader, "_iterator", None)
 
+    def take_share(self, share: Share) -> None:
+        """Give only one rank's part of each batch, where that is possible."""
+
+    def mine(self, batch: Any) -> Any:
+        """This rank's part of what was fetched, or EMPTY."""
+        return batch
+
+    def draw_order(self) -> None:
+        """Draw the epoch's order now that iteration has started."""
+
     def set_epoch(self, epoch: int) -> None:
         """Tell samplers that ask for it which epoch comes."""
         for name in (None, "sampler", "batch_sampler", "dataset"):
@@ -121,6 +142,14 @@ class _SequenceWalk(Walk):
 
     skips = True
     quiet = True
+    cuts = True
+    _share: Share | None = None
+
+    def take_share(self, share: Share) -> None:
+        self._share = share
+
+    def mine(self, batch: Any) -> Any:
+        return batch if self._share is None else self._share.of_batch(batch)
 
     def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
         return iter(self.loader) if skip == 0 else map(self.loader.__getitem__, range(skip, len(self.loader)))
@@ -176,6 +205,7 @@ class _LoaderWalk(Walk):
             [loader.generator, *(getattr(part, "generator", None) for part in _samplers_of(loader))]
         )
         self._sampler.generators = self.generators
+        self.cuts = loader._auto_collation and _known_order(loader)
         calm = _draws_nothing(loader.dataset)
         self.skips = seeded or calm or loader.num_workers == 0
         self.quiet = (calm and _order_drawn_at_start(loader)) or loader.num_workers > 0
@@ -192,6 +222,17 @@ class _LoaderWalk(Walk):
         if seeded or self._carries:
             mine.__dict__["dataset"] = SeededDataset(loader.dataset)
         return mine
+
+    def take_share(self, share: Share) -> None:
+        if self.cuts:
+            self._sampler.share = share
+
+    def mine(self, batch: Any) -> Any:
+        absent = self._sampler.absent
+        return EMPTY if self._sampler.share is not None and absent.popleft() else batch
+
+    def draw_order(self) -> None:
+        self._sampler.draw_order()
 
     @property
     def warm(self) -> bool:
@@ -259,10 +300,14 @@ def _draws_nothing(dataset: Any) -> bool:
 
 
 def _order_drawn_at_start(loader: DataLoader[Any]) -> bool:
+    return _known_order(loader) and loader.collate_fn.__module__.startswith("torch.utils.data")
+
+
+def _known_order(loader: DataLoader[Any]) -> bool:
+    """Samplers of torch's that draw an epoch's order at once, before its first batch."""
     known = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
     plain = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
-    default = loader.collate_fn.__module__.startswith("torch.utils.data")
-    return plain and default and type(loader.sampler) in known
+    return plain and type(loader.sampler) in known
 
 
 # Interrupts and worker processes ---------------------------------------------------------------------

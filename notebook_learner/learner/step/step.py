@@ -98,6 +98,8 @@ class TrainingStep(_Runner):
         update = self.update
         self.stage = "forward"
         update.begin()
+        if update.together is not None:
+            update.closes = last or update.count + 1 == update.window
         output = self._forward(batch)
         self.stage = "backward"
         if type(output) is TrainOutput:
@@ -114,6 +116,14 @@ class TrainingStep(_Runner):
             look.after_step()
         return output
 
+    def without_samples(self, last: bool) -> None:
+        """A step of which this rank has no sample: its part of the sum is nothing."""
+        update = self.update
+        update.begin()
+        update.skip()
+        self.stage = "update"
+        update.finish(last)
+
     def without_update(self, batch: Any, last: bool, between: Callable[[], None] | None = None) -> Any:
         """The step up to its update, with the graph kept: for somebody who looks. The gradients are what
         the optimizer would get, but for clipping.
@@ -125,6 +135,7 @@ class TrainingStep(_Runner):
         """
         update = self.update
         update.begin()
+        update.closes = False
         update.keeps_graph = True
         try:
             output = self._forward(batch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,19 @@ _BACKWARD_TWICE = (
 )
 
 Clip = Callable[[list[nn.Parameter]], Tensor | None]
+
+
+class Together(Protocol):
+    """The other ranks, which have parts of the same batches."""
+
+    reference: float
+    """The weight that all ranks relate theirs to: a power of two, so that it changes no bit."""
+
+    def coming(self, parameters: list[nn.Parameter]) -> None:
+        """The next backward pass closes a window: gradients may be on their way while it goes on."""
+
+    def add_up(self, parameters: list[nn.Parameter], total: Tensor | float) -> Tensor:
+        """Make each gradient the sum of all ranks'; the sum of their weights."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +100,23 @@ class Update:
         """The rates that the open window will be applied with, or the last one was."""
         self._first: Tensor | float = 1.0
         self._total: Tensor | float = 0.0
+        self._skipped = 0
         self._folded: list[Tensor | None] | None = None
         self._hidden: list[Tensor | None] | None = None
         """The window's own gradients, while others are shown in their place."""
         self._moved: list[nn.Parameter] = []
         self._groups = 0
+        self.together: Together | None = None
+        self.closes = False
+        """Whether the batch at hand is the last one of its window; only known where there are other ranks."""
+        self.weighs = window > 1
+        """Whether gradients are summed by weight, and divided once."""
         self.plain = window == 1 and scaler is None and not self.clips and average is None
         """Gradients need no scaling, weighing or clipping: the step is torch's own three calls."""
+
+    def join(self, together: Together) -> None:
+        """From here on gradients are those of all ranks."""
+        self.together, self.weighs, self.plain = together, True, False
 
     def begin(self) -> None:
         """Open a window if none is: the gradients of the last one are dropped only now, so that a
@@ -107,12 +130,14 @@ class Update:
 
     def backward(self, loss: Tensor, item: Any, batch: Any) -> None:
         """Differentiate the loss of one micro-batch."""
-        if self.window > 1:
+        if self.weighs:
             self._forbid_mixing(self._folded is not None)
             share = self._share(weight_of(item, batch))
             loss = loss if type(share) is float and share == 1.0 else loss * share
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
+        if self.closes and self.together is not None:
+            self.together.coming(self._trained())
         try:
             loss.backward(retain_graph=self.keeps_graph)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -129,10 +154,17 @@ class Update:
                 "loss before backward; return the item with its `.loss` instead, or use precision('bf16')"
             )
         assign(gradients, self.model)
-        if self.window > 1:
-            self._forbid_mixing(self.count > 0 and self._folded is None)
+        if self.weighs:
+            self._forbid_mixing(self.count > self._skipped and self._folded is None)
             self._fold(self._share(weight_of(item, batch)))
         self.count += 1
+
+    def skip(self) -> None:
+        """Count a micro-batch of which this rank has no sample."""
+        if self.count == 0:
+            self._open_window(self.together.reference if self.together is not None else 1.0)
+        self.count += 1
+        self._skipped += 1
 
     def finish(self, last: bool) -> None:
         """Step the optimizer when the window is full, or the split ends."""
@@ -158,10 +190,12 @@ class Update:
 
     def _prepare(self) -> None:
         self._unhide()
+        self._unfold()
+        if self.together is not None:  # before unscaling, which is where all ranks have to find an infinity
+            self._total = self.together.add_up(self._trained(), self._total)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        if self.window > 1:
-            self._unfold()
+        if self.weighs:
             self._divide()
         if self.look is not None:
             self.look()
@@ -214,11 +248,14 @@ class Update:
             weight = self._checked(weight)
         if self.count == 0:
             # A first batch without a single token must not divide by zero.
-            self._first = weight.clamp(min=1) if isinstance(weight, Tensor) else max(float(weight), 1.0)
-            self._total = 0.0
+            first = weight.clamp(min=1) if isinstance(weight, Tensor) else max(float(weight), 1.0)
+            self._open_window(first if self.together is None else self.together.reference)
         share = weight / self._first
         self._total = self._total + share
         return share
+
+    def _open_window(self, first: Tensor | float) -> None:
+        self._first, self._total, self._skipped = first, 0.0, 0
 
     def _checked(self, weight: Tensor) -> Tensor:
         """A weight on the device, in no half precision: a count above 256 is not exact there."""
@@ -268,7 +305,7 @@ class Update:
             grads = [p.grad for p in self.parameters if p.grad is not None]
             if grads:
                 torch._foreach_mul_(grads, 1.0 / self.scaler.get_scale())
-        if self.window > 1 and (self.count == self.window or last):
+        if self.weighs and (self.count == self.window or last):
             self._unfold()
             self._divide()
 

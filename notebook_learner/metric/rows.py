@@ -1,0 +1,77 @@
+"""What the ranks of one training measured in the same steps, brought together.
+
+A step's value is that of the whole batch: sums of counts, or means weighted by what stands behind them,
+never a mean of means. What metrics accumulate is merged by their own rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .base import AccumulatedText, AnyMetric, Counted, Floats, Metric
+
+ABSENT = object()
+"""What a metric that counts later keeps of a step in which this rank had no sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What one rank measured in a block of steps, by metric."""
+
+    steps: int
+    values: Mapping[str, Floats]
+    weights: Mapping[str, Floats]
+    states: Mapping[str, Any]
+    """What its metrics accumulated since they were last asked."""
+
+
+def counts_of(metric: Counted, kept: Sequence[Any]) -> Floats:
+    """The counts of each step; those of a step without a sample are zero."""
+    there = [index for index, each in enumerate(kept) if each is not ABSENT]
+    if len(there) == len(kept):
+        return metric.count(kept)
+    if not there:
+        return np.zeros((len(kept), 0))
+    counts = metric.count([kept[index] for index in there])
+    rows = np.zeros((len(kept), counts.shape[1]))
+    rows[there] = counts
+    return rows
+
+
+def merged(metric: Metric, raw: Floats, weights: Floats, others: Sequence[Rows]) -> tuple[Floats, Floats]:
+    """The values and weights of the same steps, of this rank and the others together."""
+    nothing = np.full(len(raw), np.nan), np.zeros(len(raw))
+    pairs = [(raw, weights)]
+    for each in others:
+        name = metric.name
+        pairs.append((each.values[name], each.weights[name]) if name in each.values else nothing)
+    if isinstance(metric, Counted):
+        width = max(values.shape[1] for values, _ in pairs if values.ndim == 2)
+        counted = [values for values, _ in pairs if values.ndim == 2 and values.shape[1] == width]
+        counts: Floats = np.sum(counted, axis=0)
+        return counts, metric.weights(counts)
+    behind = np.stack([weights for _, weights in pairs])
+    together = metric.merged(np.stack([values for values, _ in pairs]), behind)
+    return together, behind.sum(0) if metric.weighted else behind.max(0)
+
+
+def accumulates(metric: AnyMetric) -> bool:
+    """Whether a metric has a state of its own that ranks have to merge; counts are in the rows."""
+    if isinstance(metric, Counted):
+        return False
+    for kind in (Metric, AccumulatedText):
+        if isinstance(metric, kind):
+            return type(metric).state_dict is not kind.state_dict
+    return False
+
+
+def says_how_to_merge(metric: AnyMetric) -> bool:
+    """Whether what it accumulated on several ranks can become one."""
+    for kind in (Metric, AccumulatedText):
+        if isinstance(metric, kind) and accumulates(metric):
+            return type(metric).merge is not kind.merge
+    return True
