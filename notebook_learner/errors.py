@@ -10,6 +10,7 @@
         ├── StateError            a captured state does not fit this learner
         ├── BusyError             two drivers at once, or a question only a paused learner answers
         ├── LoggerError           a metric logger failed; what it could not write is kept
+        ├── RankDied              one of several devices' processes is gone; the others stand and wait
         ├── RemoteError           a run cannot be steered from here: none is alive, or it is another user's
         └── StoreError            a file of the artifact directory
             ├── CheckpointError   a checkpoint cannot be written; training goes on from where it stands
@@ -79,6 +80,38 @@ class BusyError(NotebookLearnerError, RuntimeError):
 
 class LoggerError(NotebookLearnerError):
     """A metric logger failed. Training stands at a step boundary; nothing before it is lost."""
+
+
+class RankDied(NotebookLearnerError):
+    """A process of a training on several devices died, or was stopped; `learner.restart()` starts it anew.
+
+    Attributes:
+        rank: which one.
+        host: the machine it ran on.
+        pid: its process number there.
+        reason: how it ended, where that is known.
+        where: the step that it did not finish.
+        survivors: the ranks that are still there.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        host: str,
+        pid: int,
+        reason: str,
+        where: str,
+        survivors: Sequence[int],
+        kept: str = "",
+    ) -> None:
+        self.rank, self.host, self.pid, self.reason = rank, host, pid, reason
+        self.where, self.survivors = where, tuple(survivors)
+        alive = ", ".join(map(str, survivors))
+        others = f"rank {alive} is" if len(self.survivors) == 1 else f"ranks {alive} are"
+        super().__init__(
+            f"rank {rank} (host {host}, process {pid}) {reason} in the step after {where}; {others} alive"
+            f"{kept}. learner.restart() starts the ranks anew, and fit() then goes on"
+        )
 
 
 class RemoteError(NotebookLearnerError):

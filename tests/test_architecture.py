@@ -49,16 +49,18 @@ TABLE = """
     command                     | errors artifacts remote renderer store
 
     WORDS                       | errors WORDS
+    .ranks                      | errors metric WORDS .data .state
     .data                       | errors .rng
     .step                       | errors event WORDS .epoch_value .data
     PARTS                       | errors event metric store.layout WORDS PARTS .data .step checkpoint.info
 
-    .loop                       | errors event metric WORDS PARTS .data .step
+    .loop                       | errors event metric WORDS PARTS .data .step .ranks
     .failure                    | errors event metric WORDS PARTS .data .loop
     .aside                      | WORDS PARTS .loop
     .holding                    | breakpoint WORDS PARTS .data .step .loop .aside
     .watch                      | breakpoint event metric WORDS PARTS .step .loop
-    .replica              | errors event logger metric WORDS PARTS STOPPING .loop .failure checkpoint.info
+    .on_ranks                   | errors .replica
+    .replica       | errors event logger metric WORDS PARTS STOPPING .loop .failure .ranks checkpoint.info
     .filing                     | errors event store checkpoint artifacts WORDS PARTS
 
     .breaking                   |
@@ -93,6 +95,7 @@ TABLE = """
     .wiring.tenancy      | errors event store remote artifacts TURNING .wiring.storing
     .wiring.forking      | errors event PARTS .step .learner WIRING
     .wiring.assembly     | errors event metric breakpoint store logger renderer remote learner
+    fleet                | errors event metric learner
 
     .evaluator | errors event metric logger artifacts store renderer WORDS PARTS .data .step .driver EVALUATOR
 
@@ -103,7 +106,7 @@ TABLE = """
 
 WORDS = (".position", ".until", ".control")
 STOPPING = (".aside", ".holding", ".watch")
-SHOWN = (".shown", ".debugging", ".on_sets")
+SHOWN = (".shown", ".debugging", ".on_sets", ".on_ranks")
 TURNING = (".loop", ".replica", ".driver")
 WIRING = (".wiring.checks", ".wiring.settings", ".wiring.compiling", ".wiring.autosave", ".wiring.cells")
 
@@ -127,6 +130,13 @@ LAZY = {
     ("learner.learner", "renderer.summary"): "a learner is bound to no display; a table is asked for",
     ("learner.shown", "widget.face"): "a panel for a learner that has another display, where a page asks",
     ("metric.confusion_matrix", "renderer.matrix"): "matplotlib is loaded for whoever draws",
+    ("learner.on_ranks", "fleet.table"): "for whoever looks",
+    ("learner.wiring.assembly", "fleet.leader"): "processes and their sums, for several devices",
+    ("learner.wiring.assembly", "fleet.recipe"): "what other ranks are built from, for several devices",
+    (
+        "fleet.follower",
+        "learner.wiring.assembly",
+    ): "a follower is assembled as rank 0 is",
     ("breakpoint.non_finite", "inspection"): "only a hit asks which module it was",
     ("renderer.choose", "widget.face"): "the default in a notebook",
     ("", "magic"): "IPython is loaded for whoever loads the extension",

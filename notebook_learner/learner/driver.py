@@ -51,6 +51,10 @@ class Driver:
         """Whether nothing moves: nobody drives, or the loop is held at a boundary."""
         return self._thread is None or self.control.held
 
+    def belongs_to_this_thread(self) -> None:
+        """For good: a rank of a training on several devices does what it is told, and in one thread."""
+        self._thread = threading.current_thread()
+
     # Drive -------------------------------------------------------------------------------------------
 
     def here(self, work: Callable[[], T]) -> tuple[T, bool]:

@@ -128,6 +128,11 @@ def excursion(replica: Replica, *, what: str) -> Iterator[Excursion]:
         StateError: the run cannot be moved, or not be brought back.
     """
     loop = replica.loop
+    if replica.ranks is not None:
+        raise StateError(
+            f"{what} cannot be done on several devices yet; build a learner with one device from "
+            "learner.save()'s checkpoint, and ask that one"
+        )
     _require_a_way_back(loop, what)
     replica.settle()
     update = loop.update

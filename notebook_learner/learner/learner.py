@@ -20,6 +20,7 @@ from .debugging import Debugging, Supplies
 from .driver import Driver
 from .early_stopping import why_ended
 from .loop import Why
+from .on_ranks import OnRanks
 from .on_sets import OnSets
 from .parting import when_gone
 from .places import after_training_step, steps_back
@@ -50,7 +51,7 @@ _LAST_STEP = 10.0
 """Seconds that the interpreter's end waits for a background step."""
 
 
-class Learner(Shown, Debugging, OnSets):
+class Learner(Shown, Debugging, OnSets, OnRanks):
     """A model in training: run it, stop it anywhere, look at it, go back, go on.
 
     Build one with `LearnerBuilder`. Whatever stops training (a pause, an error, the end of a cell),

@@ -27,6 +27,7 @@ from .data.cursor import Cursor
 from .data.sampling import END
 from .modes import Modes
 from .position import Position, Split
+from .ranks import Hands, Place, Ranks
 from .step.schedule import Schedule
 from .step.step import TrainingStep, ValidationStep
 from .step.update import Update
@@ -120,6 +121,8 @@ class Loop:
         self.policies = tuple(policies)
         self.boundary: Boundary | None = None
         self.watch: Watcher | None = None
+        self.ranks: Ranks | None = None
+        """The other ranks, where there are any and this is rank 0."""
         self.epoch = 1
         self.split: Split = "train"
         self.done = 0
@@ -154,6 +157,11 @@ class Loop:
         here = self.passes.get(self.split)
         total = None if here is None else here.cursor.total
         return Position(self.epoch, self.split, self.done, self.iteration, total)
+
+    @property
+    def place(self) -> Place:
+        """The same, as ranks tell each other."""
+        return Place(self.epoch, self.split, self.done)
 
     @property
     def iteration(self) -> int:
@@ -209,6 +217,8 @@ class Loop:
         with ambient_kept_on_error(self.current.step.device.type):
             self.control.interruptible = self.breakable
             try:
+                if self.ranks is not None:
+                    self.ranks.steps(self.place, budget)
                 ended = self._steps(budget)
             finally:
                 self.control.interruptible = False
@@ -218,17 +228,11 @@ class Loop:
         self.flush(seconds, self.watch)
         return taken, ended
 
-    def _steps(self, budget: int) -> bool:
+    def _steps(self, budget: int, hands: Hands | None = None) -> bool:
         """The hot path; True when the split has no further batch."""
         __tracebackhide__ = True
-        current = self.current
-        fetch, step, collect, control = (
-            current.cursor.fetch,
-            current.step,
-            current.metrics.collect,
-            self.control,
-        )
-        total = current.cursor.total
+        fetch, step, collect, control = hands or self._hands()
+        total = self.current.cursor.total
         for _ in range(budget):
             batch = fetch()
             if batch is END:
@@ -243,6 +247,12 @@ class Loop:
                 break
         return False
 
+    def _hands(self) -> Hands:
+        current = self.current
+        if self.ranks is not None:
+            return self.ranks.hands(current.step, current.cursor, current.metrics)
+        return Hands(current.cursor.fetch, current.step, current.metrics.collect, self.control)
+
     # Splits and epochs -------------------------------------------------------------------------------
 
     def _open_split(self) -> None:
@@ -252,17 +262,27 @@ class Loop:
             current.metrics.reset()
             self.emit(SplitStarted(self.epoch, self.split, current.cursor.total, self.num_epochs))
         self.modes.enter(self.split)
+        if self.ranks is not None:
+            self.ranks.open(self.place, current.cursor)
         self._open = True
 
     def _close_split(self) -> None:
         if self.done == 0:
             raise DataError(_why_nothing(self.split, self.epoch, self.current.cursor))
+        finals = self.current.metrics.finals()
+        if self.ranks is not None:
+            self.ranks.close(finals)
+        self.finish_split(finals)
+        if self.ranks is not None:
+            self.ranks.closed()
+
+    def finish_split(self, finals: Mapping[str, float]) -> None:
+        """Leave the split, with these values of its epoch."""
         if self.split == "train" and self.update.count:
             self.update.apply()  # the last, short window counts as the smaller batch it is
-        finals = self.current.metrics.finals()
         self.finals.update({(self.split, name): value for name, value in finals.items()})
         self.current.cursor.drop()
-        self.emit(SplitEnded(self.epoch, self.split, self.done, finals))
+        self.emit(SplitEnded(self.epoch, self.split, self.done, dict(finals)))
         if self.split == "train" and "valid" in self.passes:
             self._go_to("valid", self.epoch)
         else:
@@ -286,7 +306,8 @@ class Loop:
         count = self.done - first + 1
         if not count:
             return
-        columns, texts = self.current.metrics.read()
+        others = () if self.ranks is None else self.ranks.gather(count)
+        columns, texts = self.current.metrics.read(others)
         block = MetricBlock(self.epoch, self.split, first, count, self.iteration, columns, texts, seconds)
         if watch is not None:
             watch.judge(block)

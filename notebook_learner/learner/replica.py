@@ -11,7 +11,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from ..checkpoint.info import Kind
-from ..errors import BusyError, CheckpointError, LoggerError, StateError, StoreError
+from ..errors import BusyError, CheckpointError, LoggerError, RankDied, StateError, StoreError
 from ..event import CheckpointSaved, Event, FanOut, MetricBlock, Notice, Record, Rewound, cut, drift, rows
 from ..logger import History
 from .failure import explain, release_device_memory, stage_of, what_moved
@@ -19,6 +19,7 @@ from .holding import hold
 from .loop import Loop, Why
 from .parts import RngPart
 from .position import Position, Split
+from .ranks import Ranks
 from .reports import RewindReport
 from .saving import Saving
 from .snapshot import Snapshots
@@ -68,11 +69,18 @@ class Replica:
         loop.boundary = self
         loop.emit = self.emit
 
+    @property
+    def ranks(self) -> Ranks | None:
+        """The other ranks, where this is one of several."""
+        return self.loop.ranks
+
     # Commands ----------------------------------------------------------------------------------------
 
     def run(self, until: Until) -> Why:
         """Move until the bound, a request or the end. An error leaves the replica before its step."""
         __tracebackhide__ = True
+        if self.ranks is not None:
+            self.ranks.enter()
         self.rng.enter()
         self.loop.look_around()
         self.timeline.wanted = True
@@ -85,17 +93,24 @@ class Replica:
         except (LoggerError, CheckpointError):  # raised at a boundary: there is nothing to take back
             raise
         except BaseException as error:
-            self._take_back(error)
+            cause = error if self.ranks is None else self.ranks.fault(error)
+            self._take_back(cause)
+            if cause is not error:
+                raise cause from error
             raise
         finally:
             self.settle()
             self.snapshots.tidy()
             self.rng.leave()
+            if self.ranks is not None:
+                self.ranks.leave()
             self.loop.modes.remember()
 
     def capture(self) -> State:
         """Everything a step can change, at this boundary."""
         parts = {name: part.capture() for name, part in self.parts.items()}
+        if self.ranks is not None:
+            self.ranks.capture(parts)
         return State(self.loop.position, parts, self.history.snapshot())
 
     def settle(self) -> None:
@@ -163,15 +178,22 @@ class Replica:
         """Go back to a position: the nearest keyframe, then forward again in silence."""
         start = self.loop.position
         keyframe = self._keyframe_for(target)
+        if self.ranks is not None:
+            self.ranks.enter()
         self.rng.enter()
         try:
             replay = self._return_to(target, keyframe)
         except BaseException as error:
+            cause = error if self.ranks is None else self.ranks.fault(error)
             self._fall_back(keyframe)
-            explain(error, keyframe.position, f"on the way back to {target}")
+            explain(cause, keyframe.position, f"on the way back to {target}")
+            if cause is not error:
+                raise cause from error
             raise
         finally:
             self.rng.leave()
+            if self.ranks is not None:
+                self.ranks.leave()
         reached = self.loop.position
         self._rewrite(_cut(self.history.snapshot(), reached), f"rewound from {start}")
         self.timeline.forget_after(reached)
@@ -183,6 +205,8 @@ class Replica:
         their queues may be gone before they are told to end, and each costs it five seconds."""
         for each in self.loop.passes.values():
             each.cursor.close()
+        if self.ranks is not None:
+            self.ranks.shut()
         self.saving.close()  # a writer that the interpreter's end cuts off would take it along
 
     @property
@@ -263,6 +287,8 @@ class Replica:
             name: part.capture(copy) if isinstance(part, Large) else part.capture()
             for name, part in self.parts.items()
         }
+        if self.ranks is not None:
+            self.ranks.capture(parts)
         pending = self.snapshots.go()
         self._soon = State(self.loop.position, parts, self.history.snapshot(), pending.wait)
         return self._soon
@@ -341,6 +367,8 @@ class Replica:
         self._check_fit(state)
         for name, part in self.parts.items():
             part.restore(state.parts[name])
+        if self.ranks is not None:
+            self.ranks.put_back(state)
 
     def _check_fit(self, state: State) -> None:
         """All checks first: a refused state changes nothing."""
@@ -449,6 +477,10 @@ class Replica:
             stage = stage_of(error, step.stage)
             self._stay(target, stage)
             explain(error, target, what_moved(stage, loop.current.cursor.walks_again))
+            return
+        if isinstance(error, RankDied):  # there is nobody to take the steps again with
+            self._fall_back(keyframe)
+            explain(error, keyframe.position, "")
             return
         try:
             replay = self._return_to(target, keyframe)

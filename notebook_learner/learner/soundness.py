@@ -67,6 +67,8 @@ def _check(state: State, mine: State, totals: Mapping[str, int | None]) -> None:
         if name.startswith("metrics "):
             _check_logged(part)
     _check_window(state.parts["window"], mine)
+    if "ranks" in state.parts:
+        _check_ranks(state.parts["ranks"], mine)
     for name in ("early_stopping", "scaler"):
         if name in mine.parts:
             _check_numbers(state.parts[name], mine.parts[name], name)
@@ -136,6 +138,20 @@ def _check_window(saved: Any, mine: State) -> None:
             _require(
                 all(each is None or isinstance(each, Tensor) for each in grads), "gradients that are none"
             )
+
+
+def _check_ranks(saved: Any, mine: State) -> None:
+    """What is each rank's own, of a training on several devices."""
+    _count(saved["world"], "a number of ranks", 2)
+    _require(isinstance(saved["each"], (list, tuple)), "ranks that are none")
+    _require(len(saved["each"]) == saved["world"], "ranks of another number")
+    for rank, each in enumerate(saved["each"]):
+        _check_window(each["window"], mine)
+        if rank:
+            _check_host(each["rng"]["host"])
+            for stream in each["streams"].values():
+                if stream is not None:
+                    _check_host(stream)
 
 
 def _check_numbers(saved: Any, live: Any, place: str) -> None:

@@ -63,6 +63,10 @@ class CellStep:
         """The same step for another learner, such as a fork."""
         return CellStep(learner, self.body, self.kind)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without its learner, which stays in its process: other ranks have learners of their own."""
+        return _of_nobody, (self.body, self.kind)
+
     def _explain(self, error: UnboundLocalError) -> None:
         """Python's message does not tell why a name that the next cell prints has no value here."""
         found = re.search(r"'(\w+)'", str(error))
@@ -72,6 +76,15 @@ class CellStep:
                 f"{error}: the cell assigns {name!r}, so it is the step's own name all through the cell, and "
                 f"not the notebook's {name!r}; take another name for one of the two",
             )
+
+
+class _Nobody:
+    """In the place of a learner for a step that is on its way to another process."""
+
+
+def _of_nobody(body: Body, kind: str | None) -> CellStep:
+    nobody: Any = _Nobody()
+    return CellStep(nobody, body, kind)
 
 
 # Outputs ---------------------------------------------------------------------------------------------

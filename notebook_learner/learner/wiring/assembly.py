@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from ...remote.server import RemoteControl
 from ...renderer import resolve
 from ..checkpointer import Which
 from ..control import Control
+from ..data.share import Share
 from ..driver import Driver
 from ..early_stopping import EarlyStopping
 from ..epoch_value import Source
@@ -63,6 +65,8 @@ def assemble(
 ) -> Learner:
     """Check, make, check what was made, then wire. When it fails, nothing of the user's was changed."""
     settings = settings.of_one_learner()
+    if settings.share is None and isinstance(settings.devices, (list, tuple)) and len(settings.devices) > 1:
+        settings.share = Share(0, len(settings.devices))
     given: Data = (("train", train), ("valid", valid))
     data: Data = tuple((split, loader) for split, loader in given if loader is not None)
     with unchanged_if_it_fails((model, optimizer, settings.loss)):
@@ -197,11 +201,21 @@ class _Wiring:
             _nothing if remote is None else remote.close,
         )
         learner = Learner(replica, driver, opened, loaders, shown, tenancy, remote or _unsteered)
+        if self.settings.share is not None and self.settings.share.rank == 0:
+            self._found_fleet(learner, replica, scheduler, loaders)
         for split, loader in data:
             loaders.use(learner, split, loader)
         if isinstance(self.renderer, Display):
             learner.shown_on(self.renderer)
         return learner
+
+    def _found_fleet(self, learner: Learner, replica: Replica, scheduler: Any, loaders: Loaders) -> None:
+        from ...fleet.leader import Fleet  # torch.distributed and more, for several devices
+        from ...fleet.recipe import Source
+
+        source = Source(self.settings, replica, self.optimizer, scheduler, loaders.given)
+        source.learner = weakref.ref(learner)
+        replica.loop.ranks = Fleet(replica, source, [torch.device(each) for each in self.settings.devices])
 
     # The parts ---------------------------------------------------------------------------------------
 

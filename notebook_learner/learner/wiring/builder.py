@@ -142,7 +142,13 @@ class LearnerBuilder:
         return self
 
     def devices(self, devices: str | torch.device | Sequence[str | torch.device]) -> Self:
-        """The device to train on, such as ["cuda:0"]; by default the one the model is on."""
+        """The device to train on, such as ["cuda:0"]; by default the one the model is on.
+
+        With several, ["cuda:0", "cuda:1"] or ["cpu", "cpu"], there is a process for each on this machine (the
+        extra `devices` brings what starts them), and each takes its part of every batch: a loader's batch
+        stays the whole one, and losses and metrics are those of one device. What a batch draws or averages
+        by itself is not: dropout masks, and the mean of a BatchNorm, which is that of each part.
+        """
         self._settings.devices = [devices] if isinstance(devices, (str, torch.device)) else devices
         return self
 

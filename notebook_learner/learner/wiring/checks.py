@@ -3,6 +3,7 @@ whatever it was given. What takes making first (optimizer, schedule, data) is ch
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ from ...checkpoint.recorder import Recorder
 from ...checkpoint.strategy import Strategy, best_rule
 from ...event import Sink
 from ...metric.base import Metric, TextMetric
+from ...metric.rows import says_how_to_merge
 from ...store import check_metric_name, same_file
 from ..checkpointer import Checkpointer
 from .autosave import seconds_of
@@ -34,6 +36,7 @@ def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
     yield from _choices(settings)
     yield from device_mistakes(settings.devices)
     yield from metric_mistakes(settings.metrics)
+    yield from _merging(settings)
     yield from _early_stopping(settings)
     yield from _sinks(settings)
     yield from _checkpoint(settings)
@@ -119,15 +122,30 @@ def device_mistakes(devices: Any) -> Iterator[str]:
     if not isinstance(devices, (list, tuple)):
         yield f"devices({devices!r}): give a list with one device, such as ['cuda:0']"
         return
-    if len(devices) != 1:
-        yield f"devices({list(devices)!r}): give exactly one device; several come with a later version"
+    if not devices:
+        yield "devices([]): give at least one device, such as ['cuda:0']"
         return
-    try:
-        device = torch.device(devices[0])
-    except (RuntimeError, TypeError):
-        yield f"devices([{devices[0]!r}]): torch knows no such device; try 'cpu' or 'cuda:0'"
-        return
-    yield from _absent(device, f"devices([{str(device)!r}])")
+    known: list[torch.device] = []
+    for each in devices:
+        try:
+            known.append(torch.device(each))
+        except (RuntimeError, TypeError):
+            yield f"devices([{each!r}]): torch knows no such device; try 'cpu' or 'cuda:0'"
+    for device in dict.fromkeys(known):
+        yield from _absent(device, f"devices([{str(device)!r}])")
+    if len(known) == len(devices) > 1:
+        yield from _together(known, f"devices({[str(device) for device in known]!r})")
+
+
+def _together(devices: list[torch.device], said: str) -> Iterator[str]:
+    """What is wrong with devices beside each other."""
+    kinds = sorted({device.type for device in devices})
+    if len(kinds) > 1 or kinds[0] not in ("cpu", "cuda"):
+        yield f"{said}: several devices are all CUDA devices, or all 'cpu' (a process each)"
+    elif kinds == ["cuda"] and len({device.index or 0 for device in devices}) < len(devices):
+        yield f"{said}: name each CUDA device once"
+    if not all(importlib.util.find_spec(name) for name in ("ipyparallel", "cloudpickle")):
+        yield f"{said}: several devices need two more packages: pip install 'notebook_learner[devices]'"
 
 
 def _absent(device: torch.device, said: str) -> Iterator[str]:
@@ -166,6 +184,18 @@ def metric_mistakes(metrics: Iterable[Registered]) -> Iterator[str]:
         if any(where == split and same_file(metric.name, other) for other, where in seen):
             yield f"two {split} metrics would write the log of {metric.name!r}; register it once"
         seen.append((metric.name, split))
+
+
+def _merging(settings: Settings) -> Iterator[str]:
+    """Metrics that several devices cannot measure together."""
+    several = isinstance(settings.devices, (list, tuple)) and len(settings.devices) > 1
+    for registered in settings.registered() if several else ():
+        metric = registered.metric
+        if isinstance(metric, (Metric, TextMetric)) and not says_how_to_merge(metric):
+            yield (
+                f"{type(metric).__name__} keeps a state of its own (state_dict), and several devices have "
+                "one each: define merge(self, state), which adds another one's to its own, or leave it out"
+            )
 
 
 def _early_stopping(settings: Settings) -> Iterator[str]:

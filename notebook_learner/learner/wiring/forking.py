@@ -64,7 +64,7 @@ class Origin:
                 f"{refused}"
             ) from refused
         if isinstance(copied, LRScheduler):
-            _report_steps(optimizer)
+            report_steps(optimizer)
         return model, optimizer, self.scheduler if scheduler is None else copied
 
     def _settings_of(self, directory: str | os.PathLike[str], state: State) -> Settings:
@@ -113,7 +113,7 @@ def _copied_loader(split: Split, loader: Any) -> Any:
         ) from refused
 
 
-def _report_steps(optimizer: Optimizer) -> None:
+def report_steps(optimizer: Optimizer) -> None:
     """Torch's schedulers replace `optimizer.step` by one that notes that it was called, and warn where a
     copied optimizer has its plain one."""
     step: Callable[..., Any] = optimizer.step

@@ -86,8 +86,8 @@ class Loaders:
         for told in _odd(self.settings, self._given, split):
             self._tell(told, "warning")
         seed = self.settings.seed
-        loader = _loader(self.settings, split, given)
-        self._put_in(split, Cursor(loader, None if seed is None else mix(seed, len(split)), self._tell))
+        loader, own = _loader(self.settings, split, given), None if seed is None else mix(seed, len(split))
+        self._put_in(split, Cursor(loader, own, self._tell, self.settings.share))
 
     def use_step(self, split: Split, function: StepFunction) -> None:
         """From the next step on, `function(model, batch)` is the step of this split."""
@@ -100,6 +100,10 @@ class Loaders:
         elif split == "valid" and self._waits is not None:
             waiting, self._waits = self._waits, None
             self._put_in("valid", waiting)
+
+    def given(self) -> Mapping[Split, Any]:
+        """The data of each split, as it was given."""
+        return self._given
 
     def renew(self) -> None:
         """The model's code has changed: its steps are looked up again."""

@@ -14,6 +14,7 @@ from ...event import Sink, Split
 from ...metric import Loss
 from ...metric.base import AnyMetric, Metric, TextMetric
 from ..checkpointer import Checkpointer, Which
+from ..data.share import Share
 from ..early_stopping import EarlyStopping
 from ..step.schedule import When
 from ..step.step import StepFunction
@@ -67,6 +68,8 @@ class Settings:
     window: int = 1
     num_epochs: int = 1
     devices: Any = None
+    share: Share | None = None
+    """With several devices: which part of each batch is this process's."""
     checkpointer: Checkpointer | None = None
     checkpoint: Which | None = None
     resume: bool = False

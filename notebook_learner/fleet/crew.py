@@ -1,0 +1,208 @@
+"""The processes of one fleet, and what is known of each: whether it lives, and how it ended."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from ..errors import NotebookLearnerError, StateError
+from .channel import Channel, Gone, Meeting
+from .engines import Engines
+from .reduction import Severed
+from .shipping import unpack
+
+_COME = 180.0
+"""Seconds that a rank may take from its start to its first word."""
+STOPPED = 5.0
+"""Seconds that a process may be stopped (SIGSTOP) before it is given up: the others wait for it."""
+
+
+class Dead(Severed):
+    """A process is not there any more."""
+
+
+class Member:
+    """One rank's process."""
+
+    def __init__(self, channel: Channel, rank: int, pid: int, host: str, device: torch.device) -> None:
+        self.channel = channel
+        self.rank, self.pid, self.host, self.device = rank, pid, host, device
+        self.gone = False
+
+    def send(self, verb: str, *arguments: Any) -> None:
+        """Tell it something."""
+        try:
+            self.channel.send((verb, arguments))
+        except Gone as error:
+            self.gone = True
+            raise Dead(f"rank {self.rank} is gone") from error
+
+    def answer(self) -> Any:
+        """Wait for what it has to say."""
+        try:
+            return unpack(self.channel.receive_bytes())
+        except Gone as error:
+            self.gone = True
+            raise Dead(f"rank {self.rank} is gone") from error
+
+
+class Crew:
+    """All of them, from their start to their end."""
+
+    def __init__(self, devices: list[torch.device], threads: int) -> None:
+        self.members: list[Member] = []
+        self.generation = 0
+        """How often they have met to sum: each time at a place of its own."""
+        self.devices = list(devices)
+        self.meeting = Meeting()
+        self.watch = Watch(self)
+        try:
+            self.engines = Engines(devices)
+        except BaseException:
+            self.meeting.close()
+            raise
+        try:
+            self.engines.send_to(self.meeting, devices, threads)
+            self._welcome(devices)
+        except BaseException:
+            self.close()
+            raise
+
+    def dead(self) -> list[Member]:
+        """Who is not there any more."""
+        for member in self.members:
+            member.gone = member.gone or not _is_alive(member.pid)
+        return [member for member in self.members if member.gone]
+
+    def close(self) -> None:
+        """End all of them."""
+        self.watch.end()
+        for member in self.members:
+            with suppress(NotebookLearnerError):
+                member.send("end")
+        for member in self.members:
+            member.channel.close()
+        self.engines.stop()
+        self.meeting.close()
+
+    def _welcome(self, devices: list[torch.device]) -> None:
+        until = time.monotonic() + _COME
+        while len(self.members) < len(devices):
+            channel = self.meeting.next(1.0)
+            if channel is not None:
+                rank, pid, host = channel.receive()
+                self.members.append(Member(channel, rank, pid, host, devices[rank - 1]))
+            elif failure := self.engines.failure():
+                raise StateError(f"the other ranks could not be started: {failure}")
+            elif time.monotonic() > until:
+                raise StateError(
+                    f"only {len(self.members)} of {len(devices)} other ranks have come within {_COME:.0f} s; "
+                    "the machine may be short of memory"
+                )
+        self.members.sort(key=lambda member: member.rank)
+
+
+_spare: list[Crew] = []
+_ending = False
+
+
+def crew_for(devices: list[torch.device], threads: int) -> Crew:
+    """Processes for these devices: those of a learner that is gone, or new ones. A cell that builds a learner
+    is run again and again, and engines take seconds to start."""
+    while _spare:
+        crew = _spare.pop()
+        if crew.devices == devices and not crew.dead():
+            return crew
+        crew.close()
+    return Crew(devices, threads)
+
+
+def release(crew: Crew, whole: bool) -> None:
+    """Its learner needs it no more. One crew is kept for the next one, where nothing is wrong with it."""
+    if not whole or _ending or crew.dead():
+        crew.close()
+        return
+    if not _spare:
+        atexit.register(_end)
+    _spare.append(crew)
+    while len(_spare) > 1:
+        _spare.pop(0).close()
+
+
+def _end() -> None:
+    global _ending
+    _ending = True
+    while _spare:
+        _spare.pop().close()
+
+
+class Watch:
+    """Looks at the processes twice a second while a run waits for them.
+
+    A dead one is noticed by its connections, at once. One that was stopped holds them open, and whoever waits
+    for its part of a sum would wait for ever: after a few seconds it is killed.
+    """
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._end = threading.Event()
+        self._reasons: dict[int, str] = {}
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._end = threading.Event()
+        threading.Thread(
+            target=self._look, args=(self._end,), name="notebook_learner watch", daemon=True
+        ).start()
+
+    def end(self) -> None:
+        """The run is over."""
+        self._end.set()
+
+    def reason(self, member: Member) -> str:
+        """How a process ended, as far as is known."""
+        return self._reasons.get(member.rank) or _how_it_ended(member.pid)
+
+    def _look(self, end: threading.Event) -> None:
+        import psutil
+
+        since: dict[int, float] = {}
+        while not end.wait(0.5):
+            for member in self._crew.members:
+                with suppress(psutil.Error):
+                    stopped = psutil.Process(member.pid).status() == psutil.STATUS_STOPPED
+                    if not stopped:
+                        since.pop(member.rank, None)
+                    elif time.monotonic() - since.setdefault(member.rank, time.monotonic()) > STOPPED:
+                        self._reasons[member.rank] = f"was stopped for {STOPPED:.0f} s, and killed then,"
+                        os.kill(member.pid, signal.SIGKILL)
+
+
+def _is_alive(pid: int) -> bool:
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _how_it_ended(pid: int) -> str:
+    """By its exit status, which only the process that started it is told."""
+    import psutil
+
+    try:
+        code = psutil.Process(pid).wait(2.0)
+    except (psutil.Error, OSError):
+        return "died"
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return "died" if code is None else f"ended with exit code {code}"

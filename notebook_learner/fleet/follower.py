@@ -1,0 +1,326 @@
+"""A rank beside rank 0, in its own process: does what it is told, between steps and never else.
+
+It runs in a thread, so that the engine's own shell answers meanwhile. Where rank 0 is gone without a word, so
+is this process in a moment.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import StateError
+from ..learner.control import Control
+from ..learner.data.sampling import END
+from ..learner.debugging import OfOneLearner
+from ..learner.learner import Learner
+from ..learner.parts import CursorPart
+from ..learner.ranks import Place
+from ..learner.wiring.settings import Settings
+from .channel import Address, Channel, Gone, come_to
+from .engines import end_processes
+from .mirror import fingerprint, own_of, take
+from .reduction import Reducer, Severed, process_group
+from .shipping import names_of, pack, unpack
+from .steps import ranked
+
+IN_USE: dict[int, Follower] = {}
+"""The followers of this process, by rank: for whoever looks into an engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a follower makes its learner of."""
+
+    settings: Settings
+    model: Any
+    optimizer: Any
+    scheduler: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The answer of a rank that could not do what it was told."""
+
+    error: bytes | None
+    """The exception, where it can be sent."""
+    text: str
+    """Its traceback there."""
+    severed: bool
+    """Whether that is only a consequence: another rank did not answer."""
+    rows: Any = None
+    """What was measured before."""
+
+
+class BrokenOff(Exception):
+    """Rank 0 has given the block up."""
+
+
+def begin(address: Address, key: str, rank: int, threads: int, controller: int | None) -> int:
+    """Follow rank 0 in a thread of this process; gives the process's number."""
+    follower = Follower(come_to(address, key), rank, controller)
+    IN_USE[rank] = follower
+    threading.Thread(
+        target=follower.serve, args=(threads,), name="notebook_learner rank", daemon=True
+    ).start()
+    return os.getpid()
+
+
+class Follower:
+    """Rank 1 or higher."""
+
+    def __init__(self, channel: Channel, rank: int, controller: int | None) -> None:
+        self.channel = channel
+        self.rank = rank
+        self.learner: Learner | None = None
+        self._controller = controller
+        self._meant: dict[str, Any] = {}
+        self._reducer = Reducer(None, 1.0)
+        self._fed: dict[str, Fed] = {}
+        self._entered = False
+        self._verbs: dict[str, Callable[..., Any]] = {
+            "make": self._make,
+            "data": self._data,
+            "functions": self._functions,
+            "meet": self._meet,
+            "print": lambda: fingerprint(self._replica),
+            "take": self._take,
+            "enter": self._enter,
+            "leave": self._leave,
+            "open": self._open,
+            "steps": self._steps,
+            "close": self._close,
+            "own": lambda: own_of(self._replica),
+            "memory": self._memory,
+        }
+
+    def serve(self, threads: int) -> None:
+        """Answer rank 0 until it says that it is over."""
+        torch.set_num_threads(threads)
+        import socket
+
+        try:
+            self.channel.send((self.rank, os.getpid(), socket.gethostname()))
+            while True:
+                verb, arguments = self.channel.receive()
+                if verb == "end":
+                    return
+                if verb != "break":  # rank 0 gave up what is over here already
+                    self.channel.send_bytes(self._answer(verb, arguments))
+        except Gone:
+            self._vanish()
+
+    def _answer(self, verb: str, arguments: tuple[Any, ...]) -> bytes:
+        try:
+            return pack(self._verbs[verb](*arguments))
+        except Gone:
+            raise
+        except BaseException as error:
+            self._reducer.sever()  # whoever waits for this rank's part of a sum waits no more
+            return pack(self._failed(error))
+
+    def _failed(self, error: BaseException) -> Failed:
+        text = "".join(traceback.format_exception(error))
+        rows = None
+        with suppress(Exception):
+            group, loop = self._replica.loop.current.metrics, self._replica.loop
+            group.keep(loop.unread)
+            rows = group.rows()
+        sent = None
+        with suppress(Exception):
+            error.__traceback__ = None  # it is in the text; what its frames hold stays here
+            sent = pack(error)
+        return Failed(sent, text, isinstance(error, (Severed, BrokenOff)), rows)
+
+    def _vanish(self) -> None:
+        """Rank 0 died: nothing of its training is to outlive it."""
+        with suppress(Exception):
+            end_processes([pid for pid in (self._controller,) if pid is not None], children_of=os.getpid())
+        os._exit(1)
+
+    # What it is made of ------------------------------------------------------------------------------
+
+    @property
+    def _replica(self) -> Any:
+        if self.learner is None:
+            raise StateError("this rank was told nothing yet")
+        return self.learner._replica
+
+    def _make(self, recipe: bytes) -> None:
+        from ..learner.wiring.assembly import assemble  # which knows of fleets
+
+        made: Recipe = unpack(recipe, {"the learner": _Here(self)})
+        if self.learner is not None:
+            self.learner._replica.let_go()
+        _report_steps(made.optimizer)
+        if made.settings.devices[0].type == "cuda":
+            torch.cuda.set_device(made.settings.devices[0])
+        self.learner = assemble(made.settings, made.model, made.optimizer, made.scheduler, None, None)
+        self.learner._driver.belongs_to_this_thread()
+        self._meant = names_of(self.learner.model, learner=_Here(self))[1]
+        loop = self._replica.loop
+        loop.control = Control()
+        self._fed = {}
+
+    def _data(self, split: str, given: bytes | None) -> None:
+        """The data of a split: a loader of its own, or None where rank 0 hands over each part."""
+        learner, loop = self.learner, self._replica.loop
+        assert learner is not None
+        supplies: Any = learner._supplies
+        if given is not None:
+            self._fed.pop(split, None)
+            supplies.use(learner, split, unpack(given, self._meant))
+            return
+        supplies.use(learner, split, [])
+        fed = self._fed[split] = Fed(self.channel)
+        loop.passes[split].cursor = fed
+        self._replica.parts[f"data {split}"] = CursorPart(lambda: fed, lambda: 0)  # type: ignore[arg-type,return-value]
+
+    def _functions(self, functions: bytes, num_epochs: int) -> None:
+        learner = self.learner
+        assert learner is not None
+        supplies: Any = learner._supplies
+        for split, function in unpack(functions, self._meant).items():
+            own = function.of(learner) if isinstance(function, OfOneLearner) else function
+            supplies.use_step(split, own)
+        self._replica.loop.num_epochs = num_epochs
+
+    def _meet(self, folder: str, generation: int, world: int, reference: float) -> None:
+        self._reducer.sever()
+        device = self._replica.loop.passes["train"].step.device
+        group = process_group(device, folder, generation, self.rank, world)
+        self._reducer = Reducer(group, reference)
+        self._replica.loop.update.join(self._reducer)
+
+    def _take(self, parts: Mapping[str, Any], own: Mapping[str, Any] | None, seed: int, keeps: bool) -> None:
+        if keeps and own_of(self._replica)["window"]["count"] == parts["window"]["count"]:
+            own = own_of(self._replica)  # a person changed something at this boundary; what is its own stays
+        take(self._replica, parts, own, seed)
+
+    # A run -------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        if not self._entered:  # else a run was broken off, and its stream put right since
+            self._replica.rng.enter()
+        self._entered = True
+        self._replica.loop.look_around()
+
+    def _leave(self) -> None:
+        self._entered = False
+        self._replica.rng.leave()
+        self._replica.loop.modes.remember()
+
+    def _open(self, place: Place, start: Mapping[str, Any] | None, total: int | None) -> None:
+        loop = self._replica.loop
+        self._require_at(place)
+        current = loop.current
+        if place.split in self._fed:
+            self._fed[place.split].total = total
+        if place.done == 0:
+            if start is None:
+                current.cursor.begin(place.epoch)
+            else:
+                current.cursor.begin_as(place.epoch, start)
+            current.metrics.reset()
+        loop.modes.enter(place.split)
+        loop._open = True
+        share_for(loop, self._reducer)
+
+    def _steps(self, place: Place, count: int) -> Any:
+        loop = self._replica.loop
+        self._require_at(place)
+        current = loop.current
+        cursor = current.cursor
+        fetch = cursor.fetch if place.split in self._fed else cursor.fetch_share
+        loop._steps(count, ranked(fetch, current.step, current.metrics, self._reducer, loop.update.model))
+        loop._read = loop.done
+        return current.metrics.rows()
+
+    def _close(self, finals: Mapping[str, float]) -> None:
+        self._replica.loop.finish_split(finals)
+
+    def _require_at(self, place: Place) -> None:
+        here = self._replica.loop.place
+        if here != place:
+            raise StateError(f"rank {self.rank} stands at {here}, rank 0 at {place}")
+
+    def _memory(self) -> dict[str, Any]:
+        import psutil
+
+        found = {"host": psutil.Process().memory_info().rss, "step": self._replica.loop.iteration}
+        device = self._replica.loop.passes["train"].step.device
+        if device.type == "cuda":
+            found["device"] = torch.cuda.memory_allocated(device)
+        return found
+
+
+def share_for(loop: Any, reducer: Reducer) -> None:
+    """Where a validation begins: the buffers of the model that validates are rank 0's."""
+    buffers = list(loop.modes.validated.buffers())
+    if loop.split == "valid" and buffers:
+        reducer.share(buffers)
+
+
+class Fed:
+    """In the place of a cursor: rank 0 walks the loader and hands over this rank's part of each batch."""
+
+    walks_again = True
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.loader: list[Any] = []
+        self.total: int | None = None
+        self.walk = _NoWalk()
+
+    def fetch(self) -> Any:
+        """What rank 0 hands over."""
+        verb, arguments = self._channel.receive()
+        if verb == "break":
+            raise BrokenOff("rank 0 has given the block up")
+        if verb == "empty":
+            from ..learner.data.share import EMPTY
+
+            return EMPTY
+        return END if verb == "over" else arguments[0]
+
+    def begin(self, epoch: int) -> None:
+        """Nothing stands anywhere here."""
+
+    def drop(self) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def drop_if_broken(self, step: int) -> None:
+        """Nothing can be."""
+
+
+class _NoWalk:
+    cuts = False
+
+
+class _Here:
+    """In the place of a learner that a step mentions: this process's own, once there is one."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or self._follower.learner is None:
+            raise AttributeError(name)
+        return getattr(self._follower.learner, name)
+
+
+def _report_steps(optimizer: Any) -> None:
+    """Torch's schedulers warn where an optimizer's `step` is not the one that they have wrapped."""
+    from ..learner.wiring.forking import report_steps
+
+    report_steps(optimizer)

@@ -1,0 +1,350 @@
+"""Rank 0's side: it starts the other ranks, tells them what to do, and finds out who failed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import RankDied, StateError
+from ..learner.data.cursor import Cursor
+from ..learner.data.sampling import END
+from ..learner.data.share import EMPTY, Share
+from ..learner.ranks import OWN, Hands, Place
+from ..learner.replica import Replica
+from ..learner.state import State
+from ..metric.rows import Rows
+from .crew import Crew, Dead, Member, crew_for, release
+from .follower import Failed, share_for
+from .mirror import fingerprint, joined, seed_of, told_by
+from .recipe import Source
+from .reduction import Reducer, Severed, process_group
+from .shipping import unpack
+from .steps import ranked
+from .table import Ranks, of_member, of_this_process
+
+
+class Fleet:
+    """Ranks 1 and up of one learner, as rank 0 sees them. Nothing is started before the first move."""
+
+    def __init__(self, replica: Replica, source: Source, devices: Sequence[torch.device]) -> None:
+        self.replica = replica
+        self.source = source
+        self.devices = list(devices)
+        self.world = len(devices)
+        self.crew: Crew | None = None
+        self.dead: RankDied | None = None
+        self._lock = threading.RLock()
+        self._reducer = Reducer(None, 1.0)
+        self._stale = True
+        """Whether the others stand elsewhere than rank 0."""
+        self._own: list[Any] | None = None
+        """What is each rank's own, where rank 0 was put to a state that says so."""
+        self._waiting: list[Member] = []
+        """Who has not answered yet."""
+        self._rows: list[Rows] = []
+        self._threads = torch.get_num_threads()
+        self._entered = False
+
+    # A run -------------------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """A run begins: they are there, and have the state that rank 0 has."""
+        if self.dead is not None:
+            raise self.dead
+        with self._lock:
+            try:
+                self._heal()
+                crew = self._crew()
+                self.source.tell(crew)
+                self._synchronise()
+                if self.devices[0].type == "cpu":
+                    self._threads = torch.get_num_threads()
+                    torch.set_num_threads(max(1, self._threads // self.world))
+                self._ask("enter")
+                self._entered = True
+                crew.watch.begin()
+            except (Severed, Lost) as error:
+                raise self.fault(error) from error
+
+    def leave(self) -> None:
+        """The run is over."""
+        if not self._entered:
+            return
+        self._entered = False
+        if self.devices[0].type == "cpu":
+            torch.set_num_threads(self._threads)
+        if self.crew is None:
+            return
+        self.crew.watch.end()
+        if self.dead is None and not self._broken:
+            try:
+                self._ask("leave")
+            except (Severed, Lost) as error:  # told of by the next verb
+                self.fault(error)
+
+    def restart(self) -> None:
+        """Start all of them anew."""
+        with self._lock:
+            self.shut()
+            self.dead = None
+            self.enter()
+            self.leave()
+
+    def table(self) -> Ranks:
+        """How each of them is. While they train, only what can be seen from outside."""
+        mine = of_this_process(self.replica)
+        if self.crew is None:
+            return Ranks([mine])
+        dead = self.crew.dead()
+        told: list[Any] = [None] * len(self.crew.members)
+        if self.dead is None and not self._entered and not self._waiting:
+            with self._lock:
+                told = self._ask("memory")
+        pairs = zip(self.crew.members, told, strict=True)
+        return Ranks([mine, *(of_member(each, each not in dead, found) for each, found in pairs)])
+
+    def shut(self) -> None:
+        """Nobody needs them any more."""
+        crew, self.crew = self.crew, None
+        spare = not self._waiting and self.dead is None
+        self._reducer.sever()
+        self._waiting, self._rows, self._stale = [], [], True
+        self.source.forget()
+        if crew is not None:
+            release(crew, spare)
+
+    # In a run ----------------------------------------------------------------------------------------
+
+    def open(self, place: Place, cursor: Cursor) -> None:
+        """The loop begins with a split, or goes on in it."""
+        self._current()
+        start = None
+        if place.done == 0 and cursor.walk.cuts:
+            start = cursor.start()
+            start["rng"] = {**start["rng"], "cuda": ()}  # an order is drawn on the host
+        self._tell("open", place, start, cursor.total)
+        share_for(self.replica.loop, self._reducer)
+        self._answers()
+
+    def hands(self, step: Any, cursor: Cursor, metrics: Any) -> Hands:
+        """What this rank takes its own steps with."""
+        fetch = cursor.fetch_share if cursor.walk.cuts else self._feeding(cursor)
+        return ranked(fetch, step, metrics, self._reducer, self.replica.loop.update.model)
+
+    def steps(self, place: Place, count: int) -> None:
+        """They begin with so many steps, as this rank does now."""
+        self._tell("steps", place, count)
+
+    def gather(self, steps: int) -> Sequence[Rows]:
+        """What they measured in the steps since the last time."""
+        rows: list[Rows] = self._answers() if self._waiting else self._rows
+        self._rows = []
+        wrong = [each.steps for each in rows if each.steps != steps]
+        if wrong and not self._broken:
+            raise StateError(f"rank 0 took {steps} steps, another one {wrong[0]}: their data differ")
+        return [each for each in rows if each.steps == steps]
+
+    def close(self, finals: Mapping[str, float]) -> None:
+        """The split is over, with these values."""
+        self._tell("close", dict(finals))
+
+    def closed(self) -> None:
+        """They have closed it, too."""
+        self._answers()
+
+    def _feeding(self, cursor: Cursor) -> Callable[[], Any]:
+        """Fetch for all ranks."""
+        shares = [Share(rank, self.world) for rank in range(self.world)]
+        members = self._members()
+
+        def fetch() -> Any:
+            batch = cursor.fetch()
+            if batch is END:
+                for member in members:
+                    member.send("over")
+                return END
+            for member, share in zip(members, shares[1:], strict=True):
+                part = share.of_batch(batch)
+                member.send("empty") if part is EMPTY else member.send("batch", part)
+            return shares[0].of_batch(batch)
+
+        return fetch
+
+    # State -------------------------------------------------------------------------------------------
+
+    def capture(self, parts: dict[str, Any]) -> None:
+        """Add to a captured state what they alone know."""
+        own = self._own
+        if self.crew is not None and self.dead is None and not self._stale and not self._broken:
+            with self._lock:
+                own = [{"window": parts["window"]}, *self._ask("own")]
+        if own is not None:
+            parts["window"] = joined(parts["window"], own[1:])
+            parts[OWN] = {"world": self.world, "each": own}
+
+    def put_back(self, state: State) -> None:
+        """Rank 0 stands at this state now."""
+        kept = state.parts.get(OWN)
+        self._own = None
+        if kept is not None and kept["world"] == self.world:
+            self._own = list(kept["each"])
+            self.replica.parts["window"].restore(self._own[0]["window"])
+        self._stale = True
+
+    # One command at a time ---------------------------------------------------------------------------
+
+    def _crew(self) -> Crew:
+        if self.crew is None:
+            self.crew = crew_for(self.devices[1:], max(1, self._threads // self.world))
+            self._stale = True
+        return self.crew
+
+    def _members(self) -> list[Member]:
+        return [] if self.crew is None else self.crew.members
+
+    def _tell(self, verb: str, *arguments: Any) -> None:
+        """Say it to all; the answers are for later."""
+        for member in self._members():
+            member.send(verb, *arguments)
+            self._waiting.append(member)
+
+    def _ask(self, verb: str, *arguments: Any) -> list[Any]:
+        self._tell(verb, *arguments)
+        return self._answers()
+
+    def _answers(self) -> list[Any]:
+        """What each has answered. The first that failed is raised, once all are heard."""
+        found: list[Any] = []
+        while self._waiting:
+            member = self._waiting[0]
+            answer = member.answer()
+            self._waiting.pop(0)
+            if isinstance(answer, Failed):
+                raise Lost(member, answer)
+            found.append(answer)
+        return found
+
+    @property
+    def _broken(self) -> bool:
+        return self._reducer.group is None or bool(self._waiting)
+
+    def _current(self) -> None:
+        """Before the loop goes on: they stand where rank 0 does, which may have gone back meanwhile."""
+        self._heal()
+        if self._stale:
+            self._synchronise()
+            self._ask("enter")
+
+    def _heal(self) -> None:
+        """Whatever was broken off is over on all sides."""
+        if self._waiting:
+            self.fault(Severed("broken off"))
+        if self.dead is not None:
+            raise self.dead
+
+    def _synchronise(self) -> None:
+        """Have them stand where rank 0 stands. Rank 0 may have been changed by hand meanwhile."""
+        if self._reducer.group is None:
+            self._meet()
+        keeps = False
+        if not self._stale:
+            mine = fingerprint(self.replica)
+            keeps = self._stale = any(each != mine for each in self._ask("print"))
+        if self._stale:
+            parts = told_by(self.replica)
+            rng = self.replica.rng.capture()
+            for member in self._members():
+                own = self._own[member.rank] if self._own is not None else None
+                member.send("take", parts, own, seed_of(rng, member.rank), keeps)
+                self._waiting.append(member)
+            self._answers()
+            self._own, self._stale = None, False
+
+    def _meet(self) -> None:
+        """Make a group to sum in."""
+        loop, crew = self.replica.loop, self._crew()
+        crew.generation += 1
+        folder, generation = crew.meeting.folder, crew.generation
+        reference = _reference(loop.passes["train"].cursor.loader, self.world)
+        self._tell("meet", folder, generation, self.world, reference)
+        group = process_group(loop.passes["train"].step.device, folder, generation, 0, self.world)
+        self._reducer = Reducer(group, reference)
+        loop.update.join(self._reducer)
+        self._answers()
+
+    # Failure -----------------------------------------------------------------------------------------
+
+    def fault(self, error: BaseException) -> BaseException:
+        """This rank cannot go on: no other one waits for it any more. Gives what it all began with."""
+        if isinstance(error, RankDied):
+            return error
+        failed = [(error.member, error.answer)] if isinstance(error, Lost) else []
+        self._reducer.sever()
+        self._stale = True
+        waiting, self._waiting = self._waiting, []
+        dead: list[Member] = [] if self.crew is None else self.crew.dead()
+        rows = []
+        for member in [each for each in waiting if each not in dead]:
+            try:
+                member.send("break")
+                answer = member.answer()
+            except Dead:
+                dead.append(member)
+                continue
+            if isinstance(answer, Failed):
+                failed.append((member, answer))
+                rows.append(answer.rows)
+            elif isinstance(answer, Rows):
+                rows.append(answer)
+        self._rows = [each for each in rows if each is not None]
+        if dead:
+            self.dead = self._died(dead[0])
+            return self.dead
+        causes = [(member, answer) for member, answer in failed if not answer.severed]
+        if causes and isinstance(error, (Severed, Lost)):
+            return _exception_of(*causes[0])
+        return error
+
+    def _died(self, member: Member) -> RankDied:
+        crew, replica = self.crew, self.replica
+        assert crew is not None
+        alive = [0, *(each.rank for each in crew.members if each not in crew.dead())]
+        kept = [info.label for info in replica.saving.kept() if not info.damage]
+        last = f"; the last checkpoint is {kept[-1]}" if kept else ""
+        where = str(replica.loop.position)
+        return RankDied(member.rank, member.host, member.pid, crew.watch.reason(member), where, alive, last)
+
+
+class Lost(Severed):
+    """A rank failed."""
+
+    def __init__(self, member: Member, answer: Failed) -> None:
+        super().__init__(f"rank {member.rank} failed:\n{answer.text}")
+        self.member, self.answer = member, answer
+
+
+def _exception_of(member: Member, answer: Failed) -> BaseException:
+    """The user's own exception, with where it came from."""
+    told = f"raised on rank {member.rank} (host {member.host}, process {member.pid}), where it came about so:"
+    error: BaseException | None = None
+    if answer.error is not None:
+        try:
+            error = unpack(answer.error)
+        except Exception:  # a class that this process does not know
+            error = None
+    if error is None:
+        error = StateError(f"rank {member.rank} failed")
+    notes = [*getattr(error, "__notes__", ()), f"{told}\n{answer.text}"]
+    setattr(error, "__notes__", notes)  # noqa: B010  (3.10 has no such attribute to check)
+    return error
+
+
+def _reference(loader: Any, world: int) -> float:
+    """A power of two near a rank's share of a batch, so that gradients are of their usual size while they are
+    summed; a loss scale of fp16 depends on that."""
+    size = getattr(loader, "batch_size", None)
+    share = size // world if isinstance(size, int) else 1
+    return float(1 << (max(share, 1).bit_length() - 1))

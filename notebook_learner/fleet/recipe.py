@@ -1,0 +1,154 @@
+"""What rank 0 sends the others to be built from, and what it sends anew where that has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..errors import ConfigurationError
+from ..event import Event, Split
+from ..learner.data.share import Share
+from ..learner.ranks import Supplier
+from ..learner.replica import Replica
+from ..learner.wiring.settings import Registered, Settings
+from ..metric.copies import own_copy
+from .crew import Crew, Member
+from .follower import Failed, Recipe
+from .shipping import names_of, pack
+
+
+class Source:
+    """One learner as others are to be made like it."""
+
+    def __init__(
+        self, settings: Settings, replica: Replica, optimizer: Any, scheduler: Any, given: Supplier
+    ) -> None:
+        self.settings = settings
+        self.replica = replica
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.given = given
+        self.learner: Callable[[], Any] = lambda: None
+        """The learner itself, for steps that mention it."""
+        self._sent: dict[str, Any] = {}
+
+    def forget(self) -> None:
+        """Nobody knows anything any more: send all of it."""
+        self._sent = {}
+
+    def tell(self, crew: Crew) -> None:
+        """Send what they do not know yet."""
+        if "recipe" not in self._sent:
+            for member in crew.members:
+                member.send("make", self._recipe(member, len(crew.members) + 1))
+            _heard(crew, "be built like rank 0")
+            self._sent["recipe"] = True
+        passes = self.replica.loop.passes
+        for split, loader in self.given().items():
+            known = self._sent.get(f"data {split}")
+            if split in passes and (known is None or known[0] is not loader):
+                self._send_data(crew, split, loader)
+        self._send_functions(crew)
+
+    def _send_data(self, crew: Crew, split: Split, loader: Any) -> None:
+        packed = None
+        if self.replica.loop.passes[split].cursor.walk.cuts:
+            try:
+                packed = pack(loader)
+            except Exception as refused:
+                raise ConfigurationError(
+                    [
+                        f"the {split} data cannot be sent to the other devices' processes ({refused}); give "
+                        "the dataset functions and classes that can be pickled"
+                    ],
+                    "the training cannot begin",
+                ) from refused
+        for member in crew.members:
+            member.send("data", split, packed)
+        _heard(crew, f"take the {split} data")
+        self._sent[f"data {split}"] = (loader,)
+
+    def _send_functions(self, crew: Crew) -> None:
+        """Steps are sent by value: what they read of the notebook is as it is now, at each run."""
+        functions = {"train": self.settings.train_step, "valid": self.settings.valid_step}
+        found = {split: each for split, each in functions.items() if each is not None}
+        names, _ = names_of(self.replica.loop.update.model, learner=self.learner())
+        epochs = self.replica.loop.num_epochs
+        try:
+            packed = pack(found, names)
+        except Exception as refused:
+            raise ConfigurationError(
+                [f"a step cannot be sent to the other devices' processes: {refused}"],
+                "the training cannot begin",
+            ) from refused
+        if self._sent.get("functions") != (packed, epochs):
+            for member in crew.members:
+                member.send("functions", packed, epochs)
+            _heard(crew, "take the steps")
+            self._sent["functions"] = packed, epochs
+
+    def _recipe(self, member: Member, world: int) -> bytes:
+        settings = replace(
+            self.settings.of_one_learner(),
+            directory="rank",  # nothing is ever written there
+            metrics=[Registered(own_copy(r.metric), r.split, r.plotted) for r in self.settings.registered()],
+            metrics_given=True,
+            loggers=[Quiet()],
+            renderer="silent",
+            application_log=False,
+            remote_control=False,
+            devices=[_as_seen(member.device)],
+            share=Share(member.rank, world),
+            checkpointer=None,
+            checkpoint=None,
+            resume=False,
+            overwrite=False,
+            files_asked=False,
+            strategy=None,
+            recorder=None,
+            autosave=None,
+            breakpoints=[],
+            train_step=None if self.settings.train_step is None else told_later,
+            valid_step=None if self.settings.valid_step is None else told_later,
+        )
+        model = self.replica.loop.update.model
+        names = {id(self.learner()): "the learner"}
+        try:
+            return pack(Recipe(settings, model, self.optimizer, self.scheduler), names)
+        except Exception as refused:
+            raise ConfigurationError(
+                [
+                    f"{type(model).__name__} cannot be sent to the other devices' processes: {refused}; a "
+                    "model, an optimizer and metrics have to be pickled for that"
+                ],
+                "the training cannot begin",
+            ) from refused
+
+
+class Quiet:
+    """A logger that keeps nothing: ranks other than 0 tell it alone."""
+
+    def handle(self, event: Event) -> None:
+        """Take an event, and do nothing."""
+
+
+def told_later(model: Any, batch: Any) -> Any:
+    """In the place of a step that is sent by itself."""
+    raise ConfigurationError(["this rank was not told how to train yet"], "the training cannot begin")
+
+
+def _as_seen(device: torch.device) -> torch.device:
+    """By the process that sees no other of its kind."""
+    return torch.device("cuda:0") if device.type == "cuda" else device
+
+
+def _heard(crew: Crew, what: str) -> None:
+    for member in crew.members:
+        answer = member.answer()
+        if isinstance(answer, Failed):
+            raise ConfigurationError(
+                [f"rank {member.rank} could not {what}:\n{answer.text}"], "the training cannot begin"
+            )

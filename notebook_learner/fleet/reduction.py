@@ -1,0 +1,238 @@
+"""The sums that ranks make together: gradients, the weights behind them, and rank 0's buffers.
+
+Not torch's DistributedDataParallel. A step here may run its backward pass itself, may leave parameters out,
+and on some rank may have no sample; its weight is known only after the forward pass; and after an exception
+the next step has to be possible. So gradients are summed when a window closes, weighted, with one division
+for all ranks, by the same allreduce of torch.distributed. As there, buckets of gradients leave while the
+backward pass goes on.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import NotebookLearnerError, StepError
+
+dist: Any = import_module("torch.distributed")  # most of what is needed has no types
+
+_FIRST, _REST = 1 << 20, 25 << 20
+"""Bytes of a bucket: the first one is small, so that the first sum begins early (as in torch)."""
+_PATIENCE = timedelta(days=30)
+"""Nobody acts on a clock here: a rank may stand in a debugger. Who died is found out otherwise."""
+
+
+class Severed(NotebookLearnerError):
+    """Another rank does not answer any more, so this one's step cannot be finished."""
+
+
+def process_group(device: torch.device, folder: str, generation: int, rank: int, world: int) -> Any:
+    """A group of its own, which no other code in the process can see: gloo on the CPU, NCCL on CUDA."""
+    store = dist.PrefixStore(str(generation), dist.FileStore(f"{folder}/{generation}", world))
+    if device.type == "cuda":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _PATIENCE
+        return dist.ProcessGroupNCCL(store, rank, world, options)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = _PATIENCE
+    return dist.ProcessGroupGloo(store, rank, world, options)
+
+
+class Reducer:
+    """Sums gradients over the ranks of a group."""
+
+    def __init__(self, group: Any, reference: float) -> None:
+        self.group = group
+        self.reference = reference
+        self._buckets: list[_Bucket] = []
+        self._known: list[nn.Parameter] = []
+        self._next = 0
+
+    def sever(self) -> None:
+        """Let go of the group: whoever waits for this rank is told so by their connection."""
+        for bucket in self._buckets:
+            bucket.forget()
+        self._buckets, self._known, self.group = [], [], None
+
+    def coming(self, parameters: list[nn.Parameter]) -> None:
+        """Send each bucket of gradients on its way as soon as it is full."""
+        self._arrange(parameters)
+        for bucket in self._buckets:
+            bucket.arm()
+        self._next = 0
+
+    def add_up(self, parameters: list[nn.Parameter], total: Tensor | float) -> Tensor:
+        """Make each gradient the sum of all ranks'; the sum of their weights."""
+        if any(bucket.armed for bucket in self._buckets):
+            self._arrange(parameters)
+        else:
+            self.coming(parameters)
+        tail = self._tail(total)
+        try:
+            while self._next < len(self._buckets):  # a parameter that had no part in the step
+                self._send_next()
+            last = self.group.allreduce([tail])
+            for bucket in self._buckets:
+                bucket.wait()
+            last.wait()
+        except RuntimeError as error:
+            raise Severed(f"another rank does not answer: {error}") from error
+        finally:
+            for bucket in self._buckets:
+                bucket.armed = False
+        self._take(tail)
+        like = self._known[0]
+        return tail[0].to(torch.float64 if like.dtype == torch.float64 else torch.float32)
+
+    def share(self, tensors: list[Tensor]) -> None:
+        """Make them what they are on rank 0."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for tensor in tensors:
+            by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+        for alike in by_kind.values():
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
+            try:
+                self.group.broadcast([flat.view(torch.uint8) if _odd(flat) else flat], options).wait()
+            except RuntimeError as error:
+                raise Severed(f"another rank does not answer: {error}") from error
+            with torch.no_grad():
+                for tensor, part in zip(alike, torch.split(flat, [t.numel() for t in alike]), strict=True):
+                    tensor.copy_(part.view(tensor.shape))
+
+    # Buckets -----------------------------------------------------------------------------------------
+
+    def _arrange(self, parameters: list[nn.Parameter]) -> None:
+        """Buckets in the order in which gradients are made, which is roughly the reverse one."""
+        if [id(p) for p in parameters] == [id(p) for p in self._known]:
+            return
+        for bucket in self._buckets:
+            bucket.forget()
+        self._known, self._buckets = list(parameters), []
+        held: list[nn.Parameter] = []
+        size, most = 0, _FIRST
+        for parameter in reversed([p for p in parameters if p.requires_grad]):
+            nbytes = parameter.numel() * parameter.element_size()
+            if held and (size + nbytes > most or held[-1].dtype != parameter.dtype):
+                self._buckets.append(_Bucket(held, self._arrived))
+                held, size, most = [], 0, _REST
+            held.append(parameter)
+            size += nbytes
+        if held:
+            self._buckets.append(_Bucket(held, self._arrived))
+
+    def _arrived(self) -> None:
+        """A bucket is full. They leave in the same order on all ranks."""
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        bucket = self._buckets[self._next]
+        self._next += 1
+        bucket.send(self.group)
+
+    def _tail(self, total: Tensor | float) -> Tensor:
+        """The weight, and which parameters have a gradient on this rank."""
+        where = self._known[0].device
+        there = [float(p.grad is not None) for bucket in self._buckets for p in bucket.parameters]
+        if isinstance(total, Tensor):
+            rest = torch.tensor(there, dtype=torch.float64, device=where)
+            return torch.cat([total.detach().reshape(1).to(where, torch.float64), rest])
+        return torch.tensor([float(total), *there], dtype=torch.float64, device=where)
+
+    def _take(self, tail: Tensor) -> None:
+        """Where no rank has a gradient, there is none; that is read only where this one has none."""
+        flags: list[float] | None = None
+        place = 1
+        for bucket in self._buckets:
+            count = len(bucket.parameters)
+            if any(p.grad is None for p in bucket.parameters):
+                flags = tail.tolist() if flags is None else flags
+                bucket.take(flags[place : place + count])
+            else:
+                bucket.take(None)
+            place += count
+
+
+class _Bucket:
+    """Some parameters whose gradients are summed in one go."""
+
+    def __init__(self, parameters: list[nn.Parameter], arrived: Any) -> None:
+        self.parameters = parameters
+        self.armed = False
+        self.missing = 0
+        self.work: Any = None
+        self._there: set[int] = set()
+        first = parameters[0]
+        sizes = [p.numel() for p in parameters]
+        self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        self._parts = [
+            part.view(p.shape) for part, p in zip(torch.split(self.flat, sizes), parameters, strict=True)
+        ]
+        self._arrived = arrived
+        hooked: list[Any] = list(parameters)
+        self._hooks = [each.register_post_accumulate_grad_hook(self._made) for each in hooked]
+
+    def arm(self) -> None:
+        self.armed, self.missing, self.work = True, len(self.parameters), None
+        self._there.clear()
+
+    def forget(self) -> None:
+        self.work = None
+        for hook in self._hooks:
+            hook.remove()
+
+    def send(self, group: Any) -> None:
+        for parameter, part in zip(self.parameters, self._parts, strict=True):
+            grad = parameter.grad
+            if grad is None:
+                part.zero_()
+            elif grad.layout is not torch.strided:
+                raise StepError(
+                    "a sparse gradient cannot be summed over several devices; build the embedding with "
+                    "sparse=False, or train on one device"
+                )
+            else:
+                part.copy_(grad)
+        self.missing = 0
+        self.work = group.allreduce([self.flat])
+
+    def wait(self) -> None:
+        work, self.work = self.work, None
+        work.wait()
+
+    def take(self, there: list[float] | None) -> None:
+        """Put the sums where the optimizer looks; parameters that no rank has a gradient of stay without."""
+        if there is None:
+            grads = [p.grad for p in self.parameters if p.grad is not None]
+            torch._foreach_copy_(grads, self._parts)
+            return
+        for parameter, part, ranks in zip(self.parameters, self._parts, there, strict=True):
+            if ranks and parameter.grad is None:
+                parameter.grad = part.clone()
+            elif ranks and parameter.grad is not None:
+                parameter.grad.copy_(part)
+
+    def _made(self, parameter: nn.Parameter) -> None:
+        if not self.armed:
+            return
+        if id(parameter) in self._there:
+            raise StepError(
+                "a parameter got its gradient in several pieces, the first of which is on its way to the "
+                "other devices; checkpoint(..., use_reentrant=False) makes one of them"
+            )
+        self._there.add(id(parameter))
+        self.missing -= 1
+        if not self.missing:
+            self._arrived()
+
+
+def _odd(tensor: Tensor) -> bool:
+    """Of a kind that not every backend sends; its bytes all do."""
+    return tensor.dtype not in (torch.float32, torch.float64, torch.int64, torch.int32)

@@ -1,0 +1,88 @@
+"""Sending a user's objects to another process, classes and functions of notebook cells included.
+
+What both sides have is sent by name: the model in training, its layers and parameters, and the learner. A
+step function that mentions one of them then means the one of its own process.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from torch import Tensor, nn
+
+Names = Mapping[int, str]
+"""By the id of an object: what it is called on both sides."""
+
+
+def names_of(model: nn.Module, **others: Any) -> tuple[Names, dict[str, Any]]:
+    """The names of what both sides have, and what they mean here."""
+    meant: dict[str, Any] = {f"module {name}": module for name, module in model.named_modules()}
+    meant |= {f"parameter {name}": parameter for name, parameter in model.named_parameters()}
+    meant |= {f"the {name}": each for name, each in others.items()}
+    return {id(each): name for name, each in meant.items()}, meant
+
+
+def pack(value: Any, names: Names | None = None) -> bytes:
+    """The value as bytes; tensors of accelerators travel by way of the host.
+
+    Raises:
+        Exception: whatever pickle raises for what cannot be sent.
+    """
+    buffer = io.BytesIO()
+    _Packer(buffer, names or {}).dump(value)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes, meant: Mapping[str, Any] | None = None) -> Any:
+    """The value again, with this side's objects for what was sent by name."""
+    return _Unpacker(io.BytesIO(data), meant or {}).load()
+
+
+_Pickler: Any = import_module("cloudpickle").Pickler  # it has no types
+
+
+class _Packer(_Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, names: Names) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._names = names
+
+    def persistent_id(self, value: Any) -> str | None:
+        return self._names.get(id(value))
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta"):
+            kind = nn.Parameter if isinstance(value, nn.Parameter) else None
+            return _rebuilt, (value.detach().cpu(), kind, value.requires_grad)
+        return super().reducer_override(value)
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, meant: Mapping[str, Any]) -> None:
+        super().__init__(file)
+        self._meant = meant
+
+    def persistent_load(self, name: str) -> Any:
+        return self._meant[name]
+
+
+def _rebuilt(tensor: Tensor, kind: type[nn.Parameter] | None, requires_grad: bool) -> Tensor:
+    if kind is not None:
+        return kind(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+
+
+def on_host(tree: Any) -> Any:
+    """A nested value with all of its tensors on the host."""
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu")
+    if isinstance(tree, Mapping):
+        return {key: on_host(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [on_host(value) for value in tree]
+    if isinstance(tree, tuple) and not hasattr(tree, "_fields"):
+        return tuple(on_host(value) for value in tree)
+    return tree

@@ -1,0 +1,48 @@
+"""How a rank takes the steps of a block, rank 0 and the others alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from ..learner.control import Control
+from ..learner.data.share import EMPTY
+from ..learner.ranks import Hands
+from ..learner.step.step import TrainingStep, ValidationStep
+from ..metric import MetricGroup
+from .reduction import Reducer
+
+STEADY = Control()
+"""Nobody asks anything of it: inside a block no rank stops by itself."""
+
+
+def ranked(
+    fetch: Callable[[], Any],
+    step: TrainingStep | ValidationStep,
+    metrics: MetricGroup,
+    reducer: Reducer,
+    model: nn.Module,
+) -> Hands:
+    """What a rank takes steps with: its part of each batch, or none."""
+    buffers = list(model.buffers())
+    train = step if isinstance(step, TrainingStep) else None
+
+    def take(batch: Any, last: bool) -> Any:
+        __tracebackhide__ = True
+        if train is not None and buffers:
+            reducer.share(buffers)  # as torch's DistributedDataParallel: those of rank 0 hold
+        if batch is not EMPTY:
+            return step(batch, last)
+        if train is not None:
+            train.without_samples(last)
+        return EMPTY
+
+    def collect(output: Any) -> None:
+        if output is EMPTY:
+            metrics.skip()
+        else:
+            metrics.collect(output)
+
+    return Hands(fetch, take, collect, STEADY)

@@ -1,0 +1,96 @@
+"""`learner.fleet`: which process trains on which device, and how it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..learner.replica import Replica
+    from .crew import Member
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """One rank."""
+
+    rank: int
+    host: str
+    device: str
+    pid: int
+    alive: bool
+    step: int | None
+    """Finished training steps, where it could be asked."""
+    memory: int | None
+    """Bytes of the process."""
+    device_memory: int | None = None
+    """Bytes of tensors on an accelerator."""
+
+
+class Ranks(Sequence[RankInfo]):
+    """All ranks, shown as a table."""
+
+    def __init__(self, infos: Sequence[RankInfo]) -> None:
+        self._infos = tuple(infos)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # as a tuple's own: by number or slice
+        return self._infos[index]
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def __iter__(self) -> Iterator[RankInfo]:
+        return iter(self._infos)
+
+    def __repr__(self) -> str:
+        head = ("rank", "host", "device", "process", "alive", "step", "memory")
+        rows = [head, *(_cells(each) for each in self._infos)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def _cells(info: RankInfo) -> tuple[str, ...]:
+    step = "" if info.step is None else str(info.step)
+    memory = "" if info.memory is None else f"{info.memory / 1e6:.0f} MB"
+    alive = "yes" if info.alive else "no"
+    return str(info.rank), info.host, info.device, str(info.pid), alive, step, memory
+
+
+def one_device(replica: Replica) -> Ranks:
+    """The table of a learner without other ranks."""
+    return Ranks([of_this_process(replica)])
+
+
+def of_this_process(replica: Replica) -> RankInfo:
+    """Rank 0."""
+    import os
+    import socket
+
+    import psutil
+    import torch
+
+    train = replica.loop.passes.get("train")
+    device = next(replica.loop.update.model.parameters()).device if train is None else train.step.device
+    used = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+    memory = psutil.Process().memory_info().rss
+    step = replica.loop.iteration
+    return RankInfo(0, socket.gethostname(), str(device), os.getpid(), True, step, memory, used)
+
+
+def of_member(member: Member, alive: bool, told: Any) -> RankInfo:
+    """Another rank, with what it tells of itself, or without."""
+    found = told or {}
+    return RankInfo(
+        member.rank,
+        member.host,
+        str(member.device),
+        member.pid,
+        alive,
+        found.get("step"),
+        found.get("host"),
+        found.get("device"),
+    )

@@ -1,0 +1,44 @@
+"""A Learner's verbs about several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..errors import StateError
+from .replica import Replica
+
+T = TypeVar("T")
+
+
+class OnRanks:
+    """Verbs that every Learner has; a class of their own only because a file has one subject."""
+
+    _replica: Replica
+
+    def _drive(self, work: Callable[[], T]) -> T:
+        raise NotImplementedError
+
+    @property
+    def fleet(self) -> Any:
+        """The processes of a training on several devices: rank, host, device, process, whether it is alive,
+        how far it is, and its memory. Shown as a table; one row where there is one device."""
+        from ..fleet.table import one_device
+
+        ranks = self._replica.ranks
+        return one_device(self._replica) if ranks is None else ranks.table()
+
+    def restart(self) -> None:
+        """Start the other ranks anew, after one of them died, from where the learner stands. `fit()` goes on
+        from there.
+
+        Raises:
+            StateError: there are none; a learner with one device trains in this process.
+        """
+        ranks = self._replica.ranks
+        if ranks is None:
+            raise StateError(
+                "restart() starts the processes of other devices anew, and this learner has one device; "
+                "fit() goes on from where it stands"
+            )
+        self._drive(ranks.restart)

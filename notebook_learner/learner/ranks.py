@@ -1,0 +1,89 @@
+"""The other ranks of a training, as the loop and the replica of rank 0 see them.
+
+With one device there are none, and nothing here is asked. With several, this process is rank 0: it decides
+(how far, when to stop, what is kept), and the others do the same steps on their shares of each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from ..metric import MetricGroup
+from ..metric.rows import Rows
+from .control import Control
+from .data.cursor import Cursor
+from .position import Split
+from .state import State
+
+OWN = "ranks"
+"""The name of the part of a state that holds what is each rank's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the loop stands."""
+
+    epoch: int
+    split: Split
+    done: int
+
+
+class Hands(NamedTuple):
+    """What the steps of a block are taken with."""
+
+    fetch: Callable[[], Any]
+    step: Callable[[Any, bool], Any]
+    collect: Callable[[Any], None]
+    control: Control
+
+
+Supplier = Callable[[], Mapping[Split, Any]]
+"""The data of each split, as it was given."""
+
+
+class Ranks(Protocol):
+    """Ranks 1 and up. Every verb leaves them where rank 0 stands, or says who failed."""
+
+    def enter(self) -> None:
+        """A run begins: they are there, and have the state that rank 0 has."""
+
+    def leave(self) -> None:
+        """The run is over."""
+
+    def open(self, place: Place, cursor: Cursor) -> None:
+        """The loop begins with a split, or goes on in it."""
+
+    def hands(self, step: Any, cursor: Cursor, metrics: MetricGroup) -> Hands:
+        """What this rank takes its own steps with."""
+
+    def steps(self, place: Place, count: int) -> None:
+        """They begin with so many steps, as this rank does now."""
+
+    def gather(self, steps: int) -> Sequence[Rows]:
+        """What they measured in the steps since the last time."""
+
+    def close(self, finals: Mapping[str, float]) -> None:
+        """The split is over, with these values."""
+
+    def closed(self) -> None:
+        """They have closed it, too."""
+
+    def fault(self, error: BaseException) -> BaseException:
+        """This rank cannot go on: no other one waits for it any more. Gives what it all began with."""
+
+    def capture(self, parts: dict[str, Any]) -> None:
+        """Add to a captured state what they alone know."""
+
+    def put_back(self, state: State) -> None:
+        """Rank 0 stands at this state now."""
+
+    def restart(self) -> None:
+        """Start all of them anew, where rank 0 stands."""
+
+    def table(self) -> Any:
+        """How each of them is."""
+
+    def shut(self) -> None:
+        """Nobody needs them any more."""

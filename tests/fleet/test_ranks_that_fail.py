@@ -1,0 +1,165 @@
+"""A rank that dies, hangs or raises: one error that says which, nothing waits for ever, and it goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from fleet_support import TWO, bits, learner_on, train_loader
+from torch.nn import functional as F
+
+from notebook_learner.errors import RankDied
+
+posix = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+
+
+def slow(model, batch):
+    x, y = batch
+    time.sleep(0.01)
+    return F.cross_entropy(model(x), y)
+
+
+def running(directory, epochs=200):
+    """A learner in training, with dropout, in the background."""
+
+    def configure(builder):
+        builder._settings.loss = None
+        builder.train_step(slow).keyframes(every=5).metrics()
+        builder._settings.metrics = []
+
+    learner = learner_on(TWO, directory, dropout=0.5, epochs=epochs, configure=configure)
+    torch.manual_seed(5)
+    learner.start(train_loader())
+    while learner.position.iteration < 10:
+        time.sleep(0.01)
+    return learner
+
+
+@posix
+def test_a_killed_rank_ends_the_run_at_once_and_restart_goes_on_to_the_same_bits(tmp_path):
+    learner = running(tmp_path / "killed", epochs=12)
+    pid = learner.fleet[1].pid
+    killed = time.perf_counter()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RankDied) as caught:
+        learner.wait()
+    assert time.perf_counter() - killed < 5
+    died = caught.value
+    assert (died.rank, died.pid, died.survivors) == (1, pid, (0,))
+    assert "learner.restart()" in str(died)
+    assert learner.status == "failed"
+    assert [each.alive for each in learner.fleet] == [True, False]
+    with pytest.raises(RankDied):
+        learner.fit()
+    learner.restart()
+    assert [each.alive for each in learner.fleet] == [True, True]
+    learner.fit()
+    straight = running(tmp_path / "straight", epochs=12)
+    straight.wait()
+    assert bits(learner) == bits(straight)
+
+
+@posix
+def test_a_stopped_rank_is_given_up_after_some_seconds(tmp_path):
+    learner = running(tmp_path)
+    stopped = time.perf_counter()
+    os.kill(learner.fleet[1].pid, signal.SIGSTOP)
+    with pytest.raises(RankDied, match="was stopped for 5 s"):
+        learner.wait()
+    assert time.perf_counter() - stopped < 20
+
+
+class Faulty(torch.utils.data.Dataset):
+    """Fails for one sample, which only rank 1 has."""
+
+    def __init__(self):
+        self.broken = True
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        if index == 31 and self.broken:
+            raise ValueError("sample 31 cannot be read")
+        return torch.ones(10) * index / 32, index % 3
+
+
+def test_an_exception_on_one_rank_is_raised_here_with_its_own_traceback(tmp_path):
+    learner = learner_on(TWO, tmp_path)
+    data = Faulty()
+    with pytest.raises(ValueError, match="sample 31 cannot be read") as caught:
+        learner.fit(torch.utils.data.DataLoader(data, batch_size=8))
+    notes = "\n".join(caught.value.__notes__)
+    assert "raised on rank 1" in notes
+    assert "in __getitem__" in notes
+    assert learner.position.step == 3
+    assert [each.step for each in learner.fleet] == [3, 3]
+    data.broken = False
+    learner.fit(torch.utils.data.DataLoader(data, batch_size=8))
+    assert learner.status == "finished"
+
+
+def test_an_exception_on_rank_0_leaves_all_ranks_before_the_step(tmp_path):
+    failing = {"at": 4}
+
+    def step(model, batch):
+        x, y = batch
+        if here() == failing["at"]:
+            failing["at"] = None
+            raise ValueError("only here")
+        return F.cross_entropy(model(x), y)
+
+    counted = []
+
+    def here():
+        if os.getpid() == MAIN:
+            counted.append(1)
+        return len(counted)
+
+    def configure(builder):
+        builder._settings.loss = None
+        builder.train_step(step).metrics()
+        builder._settings.metrics = []
+
+    learner = learner_on(TWO, tmp_path, configure=configure)
+    learner._supplies.use(learner, "train", train_loader())
+    with pytest.raises(ValueError, match="only here"):
+        learner.fit()
+    assert learner.position.step == 3
+    learner.fit()
+    assert learner.status == "finished"
+
+
+MAIN = os.getpid()
+
+ORPHANS = """
+import sys, time
+sys.path.insert(0, {here!r})
+from test_ranks_that_fail import running
+from pathlib import Path
+import tempfile
+learner = running(tempfile.mkdtemp())
+print(*(each.pid for each in learner.fleet), flush=True)
+time.sleep(600)
+"""
+
+
+@posix
+def test_no_process_outlives_a_kernel_that_was_killed(tmp_path):
+    script = ORPHANS.format(here=str(Path(__file__).parent))
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as kernel:
+        assert kernel.stdout is not None
+        _, follower = map(int, kernel.stdout.readline().split())
+        family = psutil.Process(kernel.pid).children(recursive=True)
+        assert follower in [each.pid for each in family]
+        kernel.kill()
+    _, left = psutil.wait_procs(family, timeout=20)
+    assert left == []
