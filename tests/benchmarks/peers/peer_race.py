@@ -1,0 +1,192 @@
+"""`python -m tests.benchmarks peers`: everybody trains the same thing, one process each, in turn.
+
+    python -m tests.benchmarks peers --workload W1 W2 --rounds 5 --json peers.json --plot peers.png
+
+Peers are not installed with the package: `pip install -r tests/benchmarks/peers/peers.txt`. Who is not there
+is left out, and told. Each process has a terminal of its own for W1, so that a display draws what a person
+would see. Figures are medians over the rounds, *added* and *ratio* those of the differences and ratios to
+the raw loop within a round, since the machine's speed drifts. CPU time counts all threads of a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import pty
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from peer_table import PEERS  # noqa: E402  # test folders are no packages
+from peer_work import KINDS  # noqa: E402
+
+RAW = "raw"
+Result = dict[str, Any]
+HEADS = ("CPU us a step", "added us", "ratio", "wall ratio", "to first step, s CPU", "s", "ends as raw")
+
+
+def main(
+    workloads: list[str],
+    peers: list[str],
+    rounds: int,
+    steps: int | None,
+    out: Path | None,
+    plot: Path | None,
+) -> None:
+    names = [name for name in _installed(peers) if name != RAW]
+    found = {
+        workload: race(workload, names, rounds, steps or KINDS[workload].steps) for workload in workloads
+    }
+    if out is not None:
+        known = json.loads(out.read_text()) if out.exists() else {}
+        out.write_text(json.dumps(known | found, indent=1))
+    if plot is not None:
+        from peer_plot import draw
+
+        draw(found, plot)
+
+
+def _installed(peers: list[str]) -> list[str]:
+    """Those asked for, or all, that are installed."""
+    unknown = set(peers) - set(PEERS)
+    if unknown:
+        raise SystemExit(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    there = []
+    for name in peers or PEERS:
+        try:
+            PEERS[name].versions()
+            there.append(name)
+        except metadata.PackageNotFoundError as missing:
+            print(f"{name} is left out: {missing} is not installed")
+    return there
+
+
+def race(workload: str, names: list[str], rounds: int, steps: int) -> Result:
+    """One workload: the raw loop and everybody else, in every round, the order turned by one each time."""
+    names = [name for name in names if _takes_part(name, workload)]
+    runs: dict[str, list[Result]] = {name: [] for name in [RAW, *names]}
+    load = []
+    for number in range(rounds):
+        order = [RAW, *names]
+        order = order[number % len(order) :] + order[: number % len(order)]
+        weights = {}
+        for name in order:
+            load.append(os.getloadavg()[0])
+            result, weights[name] = run(name, workload, steps)
+            runs[name].append(result)
+        for name in names:
+            same_work(name, runs[RAW][-1], runs[name][-1], weights[RAW], weights[name])
+    rows = {name: summary(runs[name], runs[RAW]) for name in runs}
+    about = {
+        "steps": steps,
+        "rounds": rounds,
+        "load": [round(min(load), 1), round(statistics.median(load), 1), round(max(load), 1)],
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+    }
+    show(workload, about, rows)
+    return {"about": about, "rows": rows, "runs": runs}
+
+
+def _takes_part(name: str, workload: str) -> bool:
+    why = PEERS[name].cannot.get(workload)
+    if why is not None:
+        print(f"{workload}: {name} is left out: {why}")
+    return why is None
+
+
+def run(name: str, workload: str, steps: int) -> tuple[Result, np.ndarray]:
+    """One training in a process with a terminal, which is read and thrown away."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(HERE / "peer_process.py"), name, workload, str(steps), folder]
+        ours, theirs = pty.openpty()
+        said: list[bytes] = []
+        reader = threading.Thread(target=_read, args=(ours, said), daemon=True)
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        env |= {"TERM": "xterm-256color", "OMP_NUM_THREADS": "1", "COLUMNS": "120", "LINES": "40"}
+        process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, cwd=folder, close_fds=True
+        )
+        os.close(theirs)
+        reader.start()
+        failed = process.wait()
+        reader.join(timeout=10)
+        os.close(ours)
+        if failed:
+            text = b"".join(said)[-3000:].decode(errors="replace")
+            raise SystemExit(f"{name} failed at {workload}:\n{text}")
+        result: Result = json.loads((Path(folder) / "result.json").read_text())
+        return result, np.load(Path(folder) / "weights.npy")
+
+
+def _read(terminal: int, said: list[bytes]) -> None:
+    while True:
+        try:
+            block = os.read(terminal, 65536)
+        except OSError:  # how a terminal says that the other side is gone
+            return
+        if not block:
+            return
+        said.append(block)
+        del said[:-64]  # the end is enough to tell of an error
+
+
+def same_work(name: str, raw: Result, mine: Result, expected: np.ndarray, weights: np.ndarray) -> None:
+    """Nobody is quick by training something else. Raises AssertionError where that is so."""
+    near = PEERS[name].near
+    mine["exact"] = bool(np.array_equal(expected, weights))
+    mine["apart"] = float(np.abs(expected - weights).max())
+    if near is None:
+        assert mine["exact"], f"{name} ends with other weights, {mine['apart']:.2g} apart at most"
+    gap = abs(mine["loss"] - raw["loss"]) / raw["loss"]
+    assert gap <= (near or 0.0), f"{name}: the loss ends at {mine['loss']}, not at {raw['loss']}"
+
+
+def summary(runs: list[Result], raws: list[Result]) -> Result:
+    """Medians, and those of what lies between a run and the raw loop's of its round."""
+    pairs = list(zip(runs, raws, strict=True))
+    keys = [key for key, value in runs[0].items() if type(value) is float]
+    row: Result = {key: statistics.median(run[key] for run in runs) for key in keys}
+    row["added_cpu_us"] = statistics.median(run["cpu_us"] - raw["cpu_us"] for run, raw in pairs)
+    row["cpu_ratio"] = statistics.median(run["cpu_us"] / raw["cpu_us"] for run, raw in pairs)
+    row["cpu_ratios"] = sorted(round(run["cpu_us"] / raw["cpu_us"], 3) for run, raw in pairs)
+    row["wall_ratio"] = statistics.median(run["wall_us"] / raw["wall_us"] for run, raw in pairs)
+    row["exact"] = all(run.get("exact", True) for run in runs)
+    row["versions"] = runs[0]["versions"]
+    return row
+
+
+def show(workload: str, about: Result, rows: dict[str, Result]) -> None:
+    """The table, as RESULTS.md has it."""
+    low, middle, high = about["load"]
+    print(
+        f"\n{workload}: {about['rounds']} rounds of 4 epochs of {about['steps']} steps, one thread; "
+        f"torch {about['torch']}, Python {about['python']}; load {low} to {high}, median {middle}\n"
+    )
+    print("| | " + " | ".join(HEADS) + " |")
+    print("|---" * (len(HEADS) + 1) + "|")
+    for name, row in sorted(rows.items(), key=lambda each: each[1]["cpu_ratio"]):
+        ends = "to the bit" if row["exact"] else f"loss {row['loss']:.4f}"
+        version = next(iter(row["versions"].values()), "")
+        cells = [
+            f"{name} {version}".strip(),
+            f"{row['cpu_us']:.0f}",
+            f"{row['added_cpu_us']:+.0f}",
+            f"{row['cpu_ratio']:.3f}",
+            f"{row['wall_ratio']:.3f}",
+            f"{row['start_cpu_s']:.1f}",
+            f"{row['start_wall_s']:.1f}",
+            ends,
+        ]
+        print("| " + " | ".join(cells) + " |", flush=True)
