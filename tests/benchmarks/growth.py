@@ -1,6 +1,6 @@
 """What a run of a million steps keeps in memory while it trains, and how long its directory takes to open.
 
-`growth` trains a model of two parameters with the default logs, and notes the process' memory at the start
+`growth` trains a model of one parameter with the default logs, and notes the process' memory at the start
 and after each tenth of the run; then a fresh process opens the directory, and is timed from the first line it
 needs to the first message that a panel's page would get.
 """
@@ -45,16 +45,25 @@ class OneBatch:
         import torch
 
         self.steps = steps
-        self.batch = torch.ones(1, 1), torch.ones(1, 1)
+        self.batch = torch.ones(1)
         self.resident: list[float] = []
+        """Before each epoch, and at the end; told as it is noted."""
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[Any]:
-        self.resident.append(resident())
+        self.note()
         for _ in range(self.steps):
             yield self.batch
+
+    def note(self) -> None:
+        self.resident.append(resident())
+        after, first = (len(self.resident) - 1) * self.steps, self.resident[0]
+        print(
+            f"  after {after:>9,} steps{self.resident[-1]:9.1f} MB{self.resident[-1] - first:+9.1f}",
+            flush=True,
+        )
 
 
 def resident() -> float:
@@ -65,16 +74,24 @@ def resident() -> float:
 
 def train(directory: str, steps: int) -> None:
     import torch
-    import torch.nn.functional as F
+    from torch import Tensor, nn
 
     from notebook_learner import LearnerBuilder
     from notebook_learner.metric import Loss
 
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def train_step(self, batch: Tensor) -> Tensor:
+            return self.weight * self.weight
+
     torch.set_num_threads(1)
-    model = torch.nn.Linear(1, 1)
-    builder = LearnerBuilder(directory).loss(F.mse_loss).metrics(Loss()).num_epochs(PARTS)
+    model = Net()
+    builder = LearnerBuilder(directory).metrics(Loss()).num_epochs(1)
     learner = builder.renderer("silent").build(model, torch.optim.SGD(model.parameters(), lr=1e-4))
-    learner.fit(OneBatch(100))  # its first blocks, files and threads are no growth
+    learner.fit([torch.ones(1)] * 100)  # its first blocks, files and threads are no growth
     before = learner.position.iteration
     batches = OneBatch(steps // PARTS)
     learner.num_epochs += PARTS
@@ -87,7 +104,7 @@ def train(directory: str, steps: int) -> None:
     )
     for number, megabytes in enumerate(marks):
         print(f"  after {number * steps // PARTS:>9,} steps{megabytes:9.1f} MB{megabytes - marks[0]:+9.1f}")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     print(f"  at most{'':16}{peak:9.1f} MB{peak - marks[0]:+9.1f}")
     assert learner.position.iteration == before + steps // PARTS * PARTS
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import csv
-import sys
+import os
+from collections.abc import Iterable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
-from peer_work import EPOCHS, Work
-from torch import Tensor
+import torch.nn.functional as F
+from peer_work import EPOCHS, Batch, Kind, Work
+from torch import Tensor, nn
 
 EVERY = 10
 """How often a sensible loop reads its metrics."""
@@ -19,19 +22,19 @@ class Tally:
     """Loss and accuracy of an epoch, as tensors; with W1 a line on the screen and a row in a file as they
     are read. A naive loop reads them at every batch."""
 
-    def __init__(self, work: Work, every: int = EVERY) -> None:
-        self.every, self.wanted, self.shows = every, work.kind.metrics, work.kind.shows
-        self.file = open(work.folder / "metrics.csv", "w", newline="") if self.shows else None  # noqa: SIM115
-        self.rows = csv.writer(self.file) if self.file else None
+    def __init__(self, kind: Kind, folder: Path, every: int = EVERY) -> None:
+        self.every, self.wanted, self.shows = every, kind.metrics, kind.shows
+        self.screen, self.file, self.rows = None, None, None
+        if self.shows:
+            # Not sys.stderr: a trainer's display may have put itself there.
+            self.screen = open(os.dup(2), "w")  # noqa: SIM115
+            self.file = open(folder / "metrics.csv", "w", newline="")  # noqa: SIM115
+            self.rows = csv.writer(self.file)
         self.reset()
 
     def reset(self) -> None:
-        self.total, self.right, self.seen, self.step = (
-            torch.zeros(()),
-            torch.zeros((), dtype=torch.int64),
-            0,
-            0,
-        )
+        self.total, self.right = torch.zeros(()), torch.zeros((), dtype=torch.int64)
+        self.seen = self.step = 0
 
     def add(self, loss: Tensor, output: Tensor, y: Tensor) -> None:
         if not self.wanted:
@@ -44,83 +47,109 @@ class Tally:
             self.read()
 
     def read(self) -> None:
-        mean, share = self.total.item() / self.seen, self.right.item() / self.seen
-        if self.rows is not None:
-            self.rows.writerow([self.step, mean, share])
-            print(f"\rstep {self.step}: loss {mean:.4f}, accuracy {share:.4f}", end="", file=sys.stderr)
+        self.tell(self.total.item() / self.seen, self.right.item() / self.seen)
 
-    def end(self) -> None:
+    def tell(self, loss: float, accuracy: float) -> None:
+        if self.rows is not None:
+            self.rows.writerow([self.step, loss, accuracy])
+            print(f"\rstep {self.step}: loss {loss:.4f}, accuracy {accuracy:.4f}", end="", file=self.screen)
+            self.screen.flush()
+
+    def end_epoch(self) -> None:
         if self.wanted and self.seen:
             self.read()
         if self.file is not None:
             self.file.flush()
-            print(file=sys.stderr)
+            print(file=self.screen)
         self.reset()
-
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
 
 
 class NaiveTally(Tally):
     """`loss.item()` and the share of right answers as numbers, at every batch."""
 
-    def __init__(self, work: Work) -> None:
-        super().__init__(work, every=1)
+    def __init__(self, kind: Kind, folder: Path) -> None:
+        super().__init__(kind, folder, every=1)
 
     def reset(self) -> None:
+        super().reset()
         self.losses: list[float] = []
         self.shares: list[float] = []
-        self.seen = self.step = 0
 
     def add(self, loss: Tensor, output: Tensor, y: Tensor) -> None:
         if not self.wanted:
             return
         self.losses.append(loss.item())
         self.shares.append((output.argmax(1) == y).float().mean().item())
-        self.seen += len(y)
         self.step += 1
-        if self.rows is not None:
-            self.rows.writerow([self.step, self.losses[-1], self.shares[-1]])
-            shown = f"loss {self.losses[-1]:.4f}, accuracy {self.shares[-1]:.4f}"
-            print(f"\rstep {self.step}: {shown}", end="", file=sys.stderr)
-
-    def read(self) -> None:
-        sum(self.losses) / len(self.losses), sum(self.shares) / len(self.shares)
+        self.tell(self.losses[-1], self.shares[-1])
 
 
-def raw(work: Work, tally: Tally | None = None, optimizer: torch.optim.Optimizer | None = None) -> None:
+class Loop:
     """torch alone."""
-    tally, optimizer = tally or Tally(work), optimizer or work.optimizer()
-    net, window = work.model, work.kind.window
-    autocast = torch.autocast("cpu", torch.bfloat16) if work.kind.bf16 else nullcontext()
-    for epoch in range(1, EPOCHS + 1):
+
+    def __init__(
+        self, kind: Kind, model: nn.Module, optimizer: torch.optim.Optimizer, tally: Tally, folder: Path
+    ) -> None:
+        self.kind, self.model, self.optimizer, self.tally, self.folder = kind, model, optimizer, tally, folder
+        self.autocast = torch.autocast("cpu", torch.bfloat16) if kind.bf16 else nullcontext()
+        self.steps = self.epochs = 0
+
+    def train(self, batches: Iterable[Batch]) -> None:
+        net, window, autocast, tally, optimizer = (
+            self.model,
+            self.kind.window,
+            self.autocast,
+            self.tally,
+            self.optimizer,
+        )
         net.train()
-        for number, (x, y) in enumerate(work.feed, start=1):
-            if window == 1 or number % window == 1:
+        for x, y in batches:
+            if self.steps % window == 0:
                 optimizer.zero_grad()
             with autocast:
                 output = net(x)
-                loss = work.loss(output, y)
+                loss = F.cross_entropy(output, y)
             (loss if window == 1 else loss / window).backward()
-            if number % window == 0:
+            self.steps += 1
+            if self.steps % window == 0:
                 optimizer.step()
             tally.add(loss, output, y)
-        tally.end()
-        if work.kind.shows:
-            state = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-            torch.save(state, work.folder / f"checkpoint-{epoch}.pt")
-    tally.close()
+
+    def end_epoch(self) -> None:
+        self.tally.end_epoch()
+        self.epochs += 1
+        if self.kind.shows:
+            state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+            torch.save(state | {"epoch": self.epochs}, self.folder / f"checkpoint-{self.epochs}.pt")
+
+
+def loop_for(kind: Kind, model: nn.Module, folder: Path) -> Loop:
+    """A sensible one: metrics are read every so many steps."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    return Loop(kind, model, optimizer, Tally(kind, folder), folder)
+
+
+def _run(work: Work, tally: Tally, optimizer: torch.optim.Optimizer) -> None:
+    loop = Loop(work.kind, work.model, optimizer, tally, work.folder)
+    for _ in range(EPOCHS):
+        loop.train(work.feed)
+        loop.end_epoch()
+
+
+def raw(work: Work) -> None:
+    """The loop that everybody is compared with, once more: what a figure is worth."""
+    _run(work, Tally(work.kind, work.folder), work.optimizer())
 
 
 def naive(work: Work) -> None:
     """torch alone, and every number read from the device at once."""
-    raw(work, NaiveTally(work))
+    _run(work, NaiveTally(work.kind, work.folder), work.optimizer())
 
 
 def fused(work: Work) -> None:
     """torch alone, with Adam in one kernel: other last bits."""
-    raw(work, optimizer=torch.optim.Adam(work.model.parameters(), lr=1e-3, fused=True))
+    fused_adam = torch.optim.Adam(work.model.parameters(), lr=1e-3, fused=True)
+    _run(work, Tally(work.kind, work.folder), fused_adam)
 
 
 def fabric(work: Work) -> None:
@@ -132,7 +161,7 @@ def fabric(work: Work) -> None:
     helper.launch()
     optimizer: Any
     net, optimizer = helper.setup(work.model, work.optimizer())
-    tally, window = Tally(work), work.kind.window
+    tally, window = Tally(work.kind, work.folder), work.kind.window
     for epoch in range(1, EPOCHS + 1):
         net.train()
         for number, (x, y) in enumerate(work.feed, start=1):
@@ -144,11 +173,10 @@ def fabric(work: Work) -> None:
             if number % window == 0:
                 optimizer.step()
             tally.add(loss, output, y)
-        tally.end()
+        tally.end_epoch()
         if work.kind.shows:
             state = {"model": net, "optimizer": optimizer, "epoch": epoch}
             helper.save(work.folder / f"checkpoint-{epoch}.ckpt", state)
-    tally.close()
 
 
 def accelerate(work: Work) -> None:
@@ -160,7 +188,7 @@ def accelerate(work: Work) -> None:
         cpu=True, mixed_precision="bf16" if work.kind.bf16 else "no", gradient_accumulation_steps=window
     )
     net, optimizer = helper.prepare(work.model, work.optimizer())
-    tally = Tally(work)
+    tally = Tally(work.kind, work.folder)
     for epoch in range(1, EPOCHS + 1):
         net.train()
         for x, y in work.feed:
@@ -172,7 +200,6 @@ def accelerate(work: Work) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
             tally.add(loss, output, y)
-        tally.end()
+        tally.end_epoch()
         if work.kind.shows:
             helper.save_state(work.folder / f"checkpoint-{epoch}")
-    tally.close()

@@ -3,9 +3,10 @@
     python -m tests.benchmarks peers --workload W1 W2 --rounds 5 --json peers.json --plot peers.png
 
 Peers are not installed with the package: `pip install -r tests/benchmarks/peers/peers.txt`. Who is not there
-is left out, and told. Each process has a terminal of its own for W1, so that a display draws what a person
-would see. Figures are medians over the rounds, *added* and *ratio* those of the differences and ratios to
-the raw loop within a round, since the machine's speed drifts. CPU time counts all threads of a process.
+is left out, and told. Within its process a trainer takes turns with the hand-written loop, 25 steps each, so
+that both meet the same machine; what is told are medians over the rounds of the ratio, and of the difference,
+between the two. CPU time counts all threads of a trainer. The process has a terminal, so that a display draws
+what a person would see.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
@@ -33,7 +32,17 @@ from peer_work import KINDS  # noqa: E402
 
 RAW = "raw"
 Result = dict[str, Any]
-HEADS = ("CPU us a step", "added us", "ratio", "wall ratio", "to first step, s CPU", "s", "ends as raw")
+HEADS = (
+    "CPU us a step",
+    "raw loop beside it",
+    "added us",
+    "ratio",
+    "range",
+    "wall ratio",
+    "to first step, s CPU",
+    "s",
+    "ends as raw",
+)
 
 
 def main(
@@ -73,21 +82,23 @@ def _installed(peers: list[str]) -> list[str]:
 
 
 def race(workload: str, names: list[str], rounds: int, steps: int) -> Result:
-    """One workload: the raw loop and everybody else, in every round, the order turned by one each time."""
+    """One workload: everybody in every round, the order turned by one each time."""
     names = [name for name in names if _takes_part(name, workload)]
     runs: dict[str, list[Result]] = {name: [] for name in [RAW, *names]}
-    load = []
+    load, failed = [], set()
     for number in range(rounds):
         order = [RAW, *names]
         order = order[number % len(order) :] + order[: number % len(order)]
-        weights = {}
         for name in order:
             load.append(os.getloadavg()[0])
-            result, weights[name] = run(name, workload, steps)
-            runs[name].append(result)
-        for name in names:
-            same_work(name, runs[RAW][-1], runs[name][-1], weights[RAW], weights[name])
-    rows = {name: summary(runs[name], runs[RAW]) for name in runs}
+            if name in failed:
+                continue
+            try:
+                runs[name].append(run(name, workload, steps))
+            except RuntimeError as error:
+                failed.add(name)
+                print(f"{workload}: {name} is left out: {error}", flush=True)
+    rows = {name: summary(runs[name]) for name in runs if name not in failed}
     about = {
         "steps": steps,
         "rounds": rounds,
@@ -106,7 +117,7 @@ def _takes_part(name: str, workload: str) -> bool:
     return why is None
 
 
-def run(name: str, workload: str, steps: int) -> tuple[Result, np.ndarray]:
+def run(name: str, workload: str, steps: int) -> Result:
     """One training in a process with a terminal, which is read and thrown away."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / "peer_process.py"), name, workload, str(steps), folder]
@@ -125,9 +136,9 @@ def run(name: str, workload: str, steps: int) -> tuple[Result, np.ndarray]:
         os.close(ours)
         if failed:
             text = b"".join(said)[-3000:].decode(errors="replace")
-            raise SystemExit(f"{name} failed at {workload}:\n{text}")
+            raise RuntimeError(f"it ended with {failed}, saying\n{text}")
         result: Result = json.loads((Path(folder) / "result.json").read_text())
-        return result, np.load(Path(folder) / "weights.npy")
+        return result
 
 
 def _read(terminal: int, said: list[bytes]) -> None:
@@ -142,27 +153,15 @@ def _read(terminal: int, said: list[bytes]) -> None:
         del said[:-64]  # the end is enough to tell of an error
 
 
-def same_work(name: str, raw: Result, mine: Result, expected: np.ndarray, weights: np.ndarray) -> None:
-    """Nobody is quick by training something else. Raises AssertionError where that is so."""
-    near = PEERS[name].near
-    mine["exact"] = bool(np.array_equal(expected, weights))
-    mine["apart"] = float(np.abs(expected - weights).max())
-    if near is None:
-        assert mine["exact"], f"{name} ends with other weights, {mine['apart']:.2g} apart at most"
-    gap = abs(mine["loss"] - raw["loss"]) / raw["loss"]
-    assert gap <= (near or 0.0), f"{name}: the loss ends at {mine['loss']}, not at {raw['loss']}"
-
-
-def summary(runs: list[Result], raws: list[Result]) -> Result:
-    """Medians, and those of what lies between a run and the raw loop's of its round."""
-    pairs = list(zip(runs, raws, strict=True))
-    keys = [key for key, value in runs[0].items() if type(value) is float]
-    row: Result = {key: statistics.median(run[key] for run in runs) for key in keys}
-    row["added_cpu_us"] = statistics.median(run["cpu_us"] - raw["cpu_us"] for run, raw in pairs)
-    row["cpu_ratio"] = statistics.median(run["cpu_us"] / raw["cpu_us"] for run, raw in pairs)
-    row["cpu_ratios"] = sorted(round(run["cpu_us"] / raw["cpu_us"], 3) for run, raw in pairs)
-    row["wall_ratio"] = statistics.median(run["wall_us"] / raw["wall_us"] for run, raw in pairs)
-    row["exact"] = all(run.get("exact", True) for run in runs)
+def summary(runs: list[Result]) -> Result:
+    """Medians over the rounds."""
+    row: Result = {
+        key: statistics.median(run[key] for run in runs)
+        for key, value in runs[0].items()
+        if type(value) is float
+    }
+    row["cpu_ratios"] = sorted(round(run["cpu_ratio"], 3) for run in runs)
+    row["exact"] = all(run["exact"] for run in runs)
     row["versions"] = runs[0]["versions"]
     return row
 
@@ -182,8 +181,10 @@ def show(workload: str, about: Result, rows: dict[str, Result]) -> None:
         cells = [
             f"{name} {version}".strip(),
             f"{row['cpu_us']:.0f}",
+            f"{row['raw_cpu_us']:.0f}",
             f"{row['added_cpu_us']:+.0f}",
             f"{row['cpu_ratio']:.3f}",
+            f"{row['cpu_ratios'][0]:.2f} to {row['cpu_ratios'][-1]:.2f}",
             f"{row['wall_ratio']:.3f}",
             f"{row['start_cpu_s']:.1f}",
             f"{row['start_wall_s']:.1f}",

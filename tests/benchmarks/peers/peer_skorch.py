@@ -38,7 +38,7 @@ def train(work: Work) -> None:
     if not kind.metrics:
         net.set_params(callbacks__train_loss=None)
     net.initialize()
-    x, y = (torch.cat(parts) for parts in zip(*work.feed.batches, strict=True))
+    x, y = (torch.cat(parts) for parts in zip(*work.feed.pairs, strict=True))
     net.partial_fit(TensorDataset(x, y), y.numpy())  # fit would initialize anew: other weights
     assert net.module_ is work.model or _adopted(work, net.module_)
 

@@ -23,7 +23,7 @@ def train(work: Work) -> None:
                 precision="bf16" if kind.bf16 else None,
                 gradient_accumulation_steps=kind.window,
             )
-            self.tally = Tally(work)
+            self.tally = Tally(kind, work.folder)
 
         def compute_loss(self, state: Any, data: Any) -> Any:
             x, y = data
@@ -38,7 +38,7 @@ def train(work: Work) -> None:
 
         def on_train_epoch_end(self, state: Any) -> None:
             super().on_train_epoch_end(state)
-            self.tally.end()
+            self.tally.end_epoch()
 
     callbacks: list[Any] = []
     if kind.shows:

@@ -27,7 +27,7 @@ def train(work: Work) -> None:
 
     kind = work.kind
     work.feed_as(lambda x, y: {"x": x, "labels": y})
-    tally = Tally(work)
+    tally = Tally(kind, work.folder)
 
     class Trainer(transformers.Trainer):
         """Walks our batches as they are, and counts accuracy, which it does in evaluation only."""
@@ -49,7 +49,7 @@ def train(work: Work) -> None:
 
     class End(transformers.TrainerCallback):
         def on_epoch_end(self, *_: Any, **__: Any) -> None:
-            tally.end()
+            tally.end_epoch()
 
     arguments = transformers.TrainingArguments(
         str(work.folder / "run"),
