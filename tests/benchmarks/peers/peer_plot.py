@@ -13,10 +13,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
     """One panel a workload, bars by ratio of CPU time to the raw loop's."""
     figure = Figure(figsize=(4.2 * len(found), 4.2), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (workload, result) in zip(
-        figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True
-    ):
-        rows = sorted(result["rows"].items(), key=lambda row: row[1]["cpu_ratio"], reverse=True)
+    places = figure.subplots(1, len(found), squeeze=False)[0]
+    for axes, (workload, summaries) in zip(places, found.items(), strict=True):
+        rows = list(reversed(summaries.items()))
         names = [name for name, _ in rows]
         ratios = [row["cpu_ratio"] for _, row in rows]
         colours = ["tab:orange" if name.startswith("notebook_learner") else "tab:gray" for name in names]

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ sys.path.insert(0, str(HERE))
 from peer_table import PEERS  # noqa: E402  # test folders are no packages
 from peer_work import KINDS  # noqa: E402
 
-RAW = "raw"
 Result = dict[str, Any]
 HEADS = (
     "CPU us a step",
@@ -53,17 +53,22 @@ def main(
     out: Path | None,
     plot: Path | None,
 ) -> None:
-    names = [name for name in _installed(peers) if name != RAW]
-    found = {
-        workload: race(workload, names, rounds, steps or KINDS[workload].steps) for workload in workloads
-    }
-    if out is not None:
-        known = json.loads(out.read_text()) if out.exists() else {}
-        out.write_text(json.dumps(known | found, indent=1))
+    names = _installed(peers)
+    found = json.loads(out.read_text()) if out is not None and out.exists() else {}
+
+    def keep() -> None:
+        if out is not None:
+            out.write_text(json.dumps(found, indent=1))
+
+    for workload in workloads:
+        taking_part = [name for name in names if _takes_part(name, workload)]
+        race(found.setdefault(workload, {}), workload, taking_part, rounds, steps, keep)
+    for workload in workloads:
+        show(workload, found[workload])
     if plot is not None:
         from peer_plot import draw
 
-        draw(found, plot)
+        draw({workload: rows_of(found[workload]) for workload in workloads}, plot)
 
 
 def _installed(peers: list[str]) -> list[str]:
@@ -81,33 +86,35 @@ def _installed(peers: list[str]) -> list[str]:
     return there
 
 
-def race(workload: str, names: list[str], rounds: int, steps: int) -> Result:
-    """One workload: everybody in every round, the order turned by one each time."""
-    names = [name for name in names if _takes_part(name, workload)]
-    runs: dict[str, list[Result]] = {name: [] for name in [RAW, *names]}
-    load, failed = [], set()
+def race(
+    found: Result, workload: str, names: list[str], rounds: int, steps: int | None, keep: Callable[[], None]
+) -> None:
+    """One workload: everybody in every round, the order turned by one each time. What was found before is
+    added to, run by run."""
+    steps = steps or KINDS[workload].steps
+    versions = {"torch": metadata.version("torch"), "python": platform.python_version()}
+    about = found.setdefault("about", {"steps": [], "load": []} | versions)
+    runs = found.setdefault("runs", {})
+    failed = found.setdefault("failed", {})
     for number in range(rounds):
-        order = [RAW, *names]
-        order = order[number % len(order) :] + order[: number % len(order)]
-        for name in order:
-            load.append(os.getloadavg()[0])
+        turn = number % len(names) if names else 0
+        for name in names[turn:] + names[:turn]:
             if name in failed:
                 continue
+            about["load"].append(round(os.getloadavg()[0], 1))
             try:
-                runs[name].append(run(name, workload, steps))
+                runs.setdefault(name, []).append(run(name, workload, steps))
             except RuntimeError as error:
-                failed.add(name)
+                failed[name] = str(error)
                 print(f"{workload}: {name} is left out: {error}", flush=True)
-    rows = {name: summary(runs[name]) for name in runs if name not in failed}
-    about = {
-        "steps": steps,
-        "rounds": rounds,
-        "load": [round(min(load), 1), round(statistics.median(load), 1), round(max(load), 1)],
-        "python": platform.python_version(),
-        "torch": metadata.version("torch"),
-    }
-    show(workload, about, rows)
-    return {"about": about, "rows": rows, "runs": runs}
+            keep()
+    about["steps"] = sorted({*about["steps"], steps})
+
+
+def rows_of(found: Result) -> dict[str, Result]:
+    """A summary for each that finished, the quickest first."""
+    rows = {name: summary(runs) for name, runs in found["runs"].items() if runs}
+    return dict(sorted(rows.items(), key=lambda row: row[1]["cpu_ratio"]))
 
 
 def _takes_part(name: str, workload: str) -> bool:
@@ -163,20 +170,22 @@ def summary(runs: list[Result]) -> Result:
     row["cpu_ratios"] = sorted(round(run["cpu_ratio"], 3) for run in runs)
     row["exact"] = all(run["exact"] for run in runs)
     row["versions"] = runs[0]["versions"]
+    row["rounds"] = len(runs)
     return row
 
 
-def show(workload: str, about: Result, rows: dict[str, Result]) -> None:
+def show(workload: str, found: Result) -> None:
     """The table, as RESULTS.md has it."""
-    low, middle, high = about["load"]
+    about, load = found["about"], found["about"]["load"]
+    steps = " or ".join(map(str, about["steps"]))
     print(
-        f"\n{workload}: {about['rounds']} rounds of 4 epochs of {about['steps']} steps, one thread; "
-        f"torch {about['torch']}, Python {about['python']}; load {low} to {high}, median {middle}\n"
+        f"\n{workload}: 4 epochs of {steps} steps, one thread; torch {about['torch']}, "
+        f"Python {about['python']}; load {min(load)} to {max(load)}, median {statistics.median(load)}\n"
     )
     print("| | " + " | ".join(HEADS) + " |")
     print("|---" * (len(HEADS) + 1) + "|")
-    for name, row in sorted(rows.items(), key=lambda each: each[1]["cpu_ratio"]):
-        ends = "to the bit" if row["exact"] else f"loss {row['loss']:.4f}"
+    for name, row in rows_of(found).items():
+        ends = "to the bit" if row["exact"] else f"loss {row['loss']:.4f}, raw {row['loss_by_hand']:.4f}"
         version = next(iter(row["versions"].values()), "")
         cells = [
             f"{name} {version}".strip(),
@@ -184,7 +193,7 @@ def show(workload: str, about: Result, rows: dict[str, Result]) -> None:
             f"{row['raw_cpu_us']:.0f}",
             f"{row['added_cpu_us']:+.0f}",
             f"{row['cpu_ratio']:.3f}",
-            f"{row['cpu_ratios'][0]:.2f} to {row['cpu_ratios'][-1]:.2f}",
+            " ".join(f"{ratio:.2f}" for ratio in row["cpu_ratios"]),
             f"{row['wall_ratio']:.3f}",
             f"{row['start_cpu_s']:.1f}",
             f"{row['start_wall_s']:.1f}",
