@@ -135,7 +135,11 @@ class Artifacts:
         return self.history.metrics(split)
 
     def to_pandas(self, form: Literal["wide", "long"] = "wide") -> Any:
-        """All steps as a pandas DataFrame: a column per metric ("wide"), or a row per value ("long")."""
+        """All steps as a pandas DataFrame: a column per metric ("wide"), or a row per value ("long").
+
+        The steps of an evaluated set have "test/" and its name as `split`; `evaluations.to_pandas()` has a
+        row a set.
+        """
         return self.history.to_pandas(form)
 
     def summary(self) -> Summary:
@@ -157,8 +161,9 @@ class Artifacts:
     ) -> Iterator[News]:
         """The values of a run as they come: a generator that ends when the run has finished or stopped.
 
-        It yields `Block` (new steps of one pass with every metric), `EpochValues` (a pass has ended) and
-        `TakenBack` (forget what came after a step, since the run was rewound or started over). A directory
+        It yields `Block` (new steps of one pass with every metric), `EpochValues` (a pass has ended),
+        `TakenBack` (forget what came after a step, since the run was rewound or started over) and
+        `Evaluation` (a set was evaluated; it takes the place of an earlier one of that name). A directory
         that is not there yet is waited for. The run is not disturbed: nothing is locked or written.
 
         Args:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import StoreError
 from ..event.values import Split
+from ..store.layout import TEST
 from .page import Table
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ _SPLITS: tuple[Split, ...] = ("train", "valid")
 class Comparison:
     """What several runs reached, and what they did differently. Prints as a table.
 
-    `table` has a row (a dict) a run: run, epochs, "valid Loss best", "valid Loss last", ..., and every
-    setting that is not the same in all of them.
+    `table` has a row (a dict) a run: run, epochs, "valid Loss best", "valid Loss last", ..., "test/clean
+    Loss" for a set that was evaluated, and every setting that is not the same in all of them.
     """
 
     def __init__(self, runs: Sequence[Artifacts]) -> None:
@@ -52,10 +53,13 @@ class Comparison:
 
         return import_module("pandas").DataFrame(self.table)
 
-    def plot(self, name: str = "Loss", split: Split = "valid") -> Figure:
+    def plot(self, name: str = "Loss", split: Split | str = "valid") -> Figure:
         """One metric of all runs in one figure: epoch by epoch where there are epoch values, else step by
-        step. A run that was forked from another one here is drawn from where they parted. Runs that do not
-        have the metric are left out; where none has it, it is a KeyError."""
+        step; of a set that was evaluated ("test/clean"), a bar a run. A run that was forked from another
+        one here is drawn from where they parted. Runs that do not have the metric are left out; where none
+        has it, it is a KeyError."""
+        if split not in _SPLITS:
+            return self._bars(name, split)
         from ..renderer.drawing import NotebookFigure
 
         curves = []
@@ -83,6 +87,22 @@ class Comparison:
         axes.legend(frameon=False)
         return figure
 
+    def _bars(self, name: str, split: str) -> Figure:
+        from ..renderer.drawing import bars
+
+        which = split.removeprefix(f"{TEST}/")
+        sets = [run.evaluations.get(which) for run in self.runs]
+        found = [(label, each) for label, each in zip(self.names, sets, strict=True) if each and name in each]
+        if not split.startswith(f"{TEST}/") or not found:
+            known = sorted(f"{metric!r} in {TEST}/{each}" for each, metric in self._evaluated())
+            raise KeyError(
+                f"no metric {name!r} in {split!r} of these runs; of the sets that were evaluated there are: "
+                f"{', '.join(known) or 'none'}; and the splits 'train' and 'valid'"
+            )
+        unit = next((each.units[name] for _, each in found if name in each.units), "")
+        values = [(label, each[name], each.shown(name)) for label, each in found]
+        return bars(values, f"{name} ({split})" + (f" {unit}" if unit else ""))
+
     def _fork_of(self, run: Artifacts) -> Fork | None:
         """Where a run parted from another one of these; None for one that did not."""
         told = None if run.run is None else _PARTED.fullmatch(run.run.settings.get("forked from", ""))
@@ -104,10 +124,22 @@ class Comparison:
                 for row, run in zip(rows, self.runs, strict=True):
                     best, last = _best_and_last(run, name, split)
                     row[f"{split} {name} best"], row[f"{split} {name} last"] = best, last
+        for name, metric in self._evaluated():
+            for row, run in zip(rows, self.runs, strict=True):
+                found = run.evaluations.get(name)
+                row[f"{TEST}/{name} {metric}"] = None if found is None else found.finals.get(metric)
         for key, values in self._different_settings().items():
             for row, value in zip(rows, values, strict=True):
                 row[key] = value
         return rows
+
+    def _evaluated(self) -> list[tuple[str, str]]:
+        """The sets of all runs, each with all of its metrics."""
+        sets = [each for run in self.runs for each in run.evaluations.values()]
+        names: dict[str, dict[str, None]] = {}
+        for each in sets:
+            names.setdefault(each.name, {}).update(dict.fromkeys(each))
+        return [(name, metric) for name, metrics in names.items() for metric in metrics]
 
     def _different_settings(self) -> dict[str, list[str | None]]:
         settings = []

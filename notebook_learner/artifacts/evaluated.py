@@ -31,7 +31,7 @@ def evaluated_in(
     if sets:  # another process may have evaluated: the log of what happened is everybody's
         logged = read_timeline(RunLayout(directory).experiment_log)
         marks = sorted([*marks, *logged], key=lambda mark: mark.when)
-    found = [(_mark_of(name, marks), name, past) for name, past in sets.items()]
+    found = [(mark_of(name, marks), name, past) for name, past in sets.items()]
     found.sort(key=lambda each: each[0].when)
     evaluated = []
     for mark, name, past in found:
@@ -51,7 +51,7 @@ def evaluated_in(
     return evaluated
 
 
-def _mark_of(name: str, marks: Sequence[Mark]) -> Mark:
+def mark_of(name: str, marks: Sequence[Mark]) -> Mark:
     """The last time that a set was evaluated."""
     of_it = [mark for mark in marks if mark.kind == "evaluated" and mark.text.startswith(f"{name}: ")]
     return of_it[-1] if of_it else Mark("evaluated", 0, "train", 0, 0.0)

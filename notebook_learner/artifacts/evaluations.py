@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..event.values import Evaluated, Split
 from .page import Table
+
+_PLACE = ("epoch", "split", "step")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,15 +102,31 @@ class Evaluations(dict[str, Evaluation]):
         """These, by their names."""
         return cls({each.name: each for each in evaluations})
 
-    def _table(self) -> Table:
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with a row a set: set, the metrics, batches, epoch, split, step. The last three
+        are the place in the training whose weights were measured."""
+        from importlib import import_module
+
         metrics = list(dict.fromkeys(metric for each in self.values() for metric in each))
         rows = [
-            (each.name, *(each.shown(metric) for metric in metrics), f"{each.batches:,}", each.where)
+            {
+                "set": each.name,
+                **{metric: each.finals.get(metric, float("nan")) for metric in metrics},
+                "batches": each.batches,
+                **dict(zip(_PLACE, each.place or (None, None, None), strict=True)),
+            }
             for each in self.values()
         ]
-        headings = ("set", *metrics, "batches", "weights of")
-        right = (False, *(True for _ in metrics), True, False)
-        return Table("", headings, rows, right, "nothing was evaluated")
+        return import_module("pandas").DataFrame(rows, columns=["set", *metrics, "batches", *_PLACE])
+
+    def _table(self) -> Table:
+        from ..renderer.sets import SetRow, set_table  # the renderers are loaded for whoever looks
+
+        rows = [
+            SetRow(each.name, {metric: each.shown(metric) for metric in each}, each.batches, each.where)
+            for each in self.values()
+        ]
+        return Table("", *set_table(rows), "nothing was evaluated")
 
     def __repr__(self) -> str:
         return self._table().text()

@@ -12,6 +12,8 @@ from ..errors import DamagedError
 from ..event.values import Column, MetricInfo, Split
 from ..store.layout import RunLayout, check_metric_name, file_name
 from .claims import Claims
+from .evaluations import Evaluation
+from .followed_sets import FollowedSets
 from .index import read_header
 from .live import FILE
 from .place import RECENT, is_inside, last_marks
@@ -63,7 +65,7 @@ class TakenBack:
     step: int
 
 
-News = Block | EpochValues | TakenBack
+News = Block | EpochValues | TakenBack | Evaluation
 
 
 def follow(
@@ -197,12 +199,13 @@ class _Follower:
         self._infos: dict[Split, dict[str, MetricInfo]] = {"train": {}, "valid": {}}
         self._marks: list[Mark] = []
         self._header_seen: tuple[int, int] | None = None
+        self._sets = FollowedSets(self.layout)
 
     def over(self) -> bool:
         """Whether the run says that it has ended."""
         self._look_at_header()
         marks = sorted([*self._marks, *last_marks(self.layout.directory)], key=lambda mark: mark.when)
-        told = [mark for mark in marks if mark.kind != "checkpoint"]
+        told = [mark for mark in marks if mark.kind not in ("checkpoint", "evaluated")]
         return bool(told) and told[-1].kind in _OVER and not self._goes_on(told[-1].when)
 
     def _goes_on(self, ended: float) -> bool:
@@ -227,6 +230,7 @@ class _Follower:
             if not past.read(infos):
                 return  # the next look says what was taken back
             yield from past.news(infos, closed, hurried)
+        yield from self._sets.look(self._infos["valid"].values(), self._marks, hurried)
 
     def _find_passes(self) -> None:
         known = {past.key for past in self._passes}

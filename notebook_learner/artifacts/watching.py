@@ -21,6 +21,7 @@ from ..event import (
     cut,
 )
 from ..store.layout import SPLITS
+from .evaluations import Evaluation
 from .follow import Block, EpochValues, News, TakenBack, follow
 from .place import Standing, last_lines
 
@@ -55,6 +56,8 @@ class Watching:
         self._show_files()
         self._open()
         self._again(self._run.history.snapshot())
+        for evaluated in self._run.history.evaluated.values():
+            self._tell(evaluated)
         self._stand()
         threading.Thread(target=self._watch, name="notebook_learner watcher", daemon=True).start()
 
@@ -96,6 +99,10 @@ class Watching:
             case EpochValues():
                 steps = self._at[2]
                 self._tell(SplitEnded(news.epoch, news.split, steps, news.values))
+            case Evaluation():
+                evaluated = self._run.history.evaluated.get(news.name)
+                if evaluated is not None:  # or it was deleted since
+                    self._tell(evaluated)
             case TakenBack():
                 # Only up to there: what follows is told again, step by step.
                 record = self._run.history.snapshot()

@@ -1,7 +1,7 @@
 """`notebook-learner`: look at runs, check, export and steer them, from a shell.
 
     notebook-learner ls runs              the runs below a directory
-    notebook-learner show runs/digits     one run: settings, best epochs, checkpoints
+    notebook-learner show runs/digits     one run: settings, best epochs, evaluated sets, checkpoints
     notebook-learner verify runs/digits   is every byte right?
     notebook-learner repair runs/digits   clear away what a killed process left
     notebook-learner export runs/digits digits.h5
@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     ls.add_argument("directories", nargs="*", default=["."], metavar="DIR")
     ls.set_defaults(verb=("runs", "ls"))
     for name, text in (
-        ("show", "show runs: settings, best epochs, checkpoints"),
+        ("show", "show runs: settings, best epochs, evaluated sets, checkpoints"),
         ("verify", "read every byte of runs and say what is damaged"),
         ("repair", "clear away what a killed process left half done"),
         ("compare", "compare runs"),

@@ -55,6 +55,9 @@ def show(given: argparse.Namespace) -> int:
         run = Artifacts(directory)
         for shown in (repr(run), None, run.summary(), None):
             console.print("" if shown is None else shown, markup=False, highlight=False)
+        if run.evaluations:
+            _print(run.evaluations._table())
+            console.print("")
         _print(run.checkpoints._table())
     return 0
 

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from ..event.values import Split
+from ..store.layout import TEST
 
 
 class Steps(Protocol):
     """What a table takes from a history."""
 
-    def metrics(self, split: Split) -> tuple[str, ...]:
+    @property
+    def evaluated(self) -> Mapping[str, object]:
+        """The sets that were evaluated, by name."""
+
+    def metrics(self, split: Split | str) -> tuple[str, ...]:
         """The names of the metrics."""
 
-    def steps(self, split: Split) -> Any:
+    def steps(self, split: Split | str) -> Any:
         """Where values belong."""
 
-    def iterations(self, split: Split) -> Any:
+    def iterations(self, split: Split | str) -> Any:
         """How many training steps had been taken."""
 
-    def values(self, name: str, split: Split) -> Any:
+    def values(self, name: str, split: Split | str) -> Any:
         """A value a step."""
 
-    def weights(self, name: str, split: Split) -> Any:
+    def weights(self, name: str, split: Split | str) -> Any:
         """What stands behind each."""
 
 
@@ -45,13 +51,14 @@ def to_pandas(history: Steps, form: Literal["wide", "long"]) -> Any:
         raise ValueError(
             f"form is {form!r}; it must be 'wide' (a column per metric) or 'long' (a row per value)"
         )
-    tables = [_table(history, split, form, pandas) for split in SPLITS]
+    splits = [*SPLITS, *(f"{TEST}/{name}" for name in history.evaluated)]
+    tables = [_table(history, split, form, pandas) for split in splits]
     rows = [table for table in tables if len(table)] or tables[:1]
     frame = pandas.concat(rows, ignore_index=True)
     return frame.sort_values(["epoch", "split", "step"], kind="stable", ignore_index=True)
 
 
-def _table(history: Steps, split: Split, form: str, pandas: Any) -> Any:
+def _table(history: Steps, split: Split | str, form: str, pandas: Any) -> Any:
     steps = history.steps(split)
     place = {
         "epoch": steps["epoch"],

@@ -306,7 +306,11 @@ class History:
             return list(self._marks)
 
     def to_pandas(self, form: Literal["wide", "long"] = "wide") -> Any:
-        """All steps as a pandas DataFrame: a column per metric ("wide"), or a row per value ("long")."""
+        """All steps as a pandas DataFrame: a column per metric ("wide"), or a row per value ("long").
+
+        The steps of a set that was evaluated have "test/" and its name as `split`; their epoch and iteration
+        are those of the weights.
+        """
         from .frame import to_pandas
 
         return to_pandas(self, form)

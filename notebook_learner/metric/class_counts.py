@@ -1,43 +1,56 @@
 """Metrics that are a formula of counts per class: Precision, Recall, F-beta, Dice.
 
-Not torchmetrics': its multi-class counts go through torch.bincount, which waits for the GPU at every step,
-and a step with its own value costs the host 435 us of CPU where this one costs 176 (Precision, batch of 32).
+Not torchmetrics': its multi-class counts go through torch.bincount, which waits for the GPU at every step.
+What a step costs is in tests/benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import OutputError, StateError
-from .base import Input, Metric, Scalar
-from .decisions import SAID, TRUE, Decision, Threshold
-from .tensors import exact_dtype
+from .base import Counted, Floats, Input
+from .decisions import Decision, Threshold
 
 Reduction = Literal["micro", "macro", "weighted"]
 REDUCTIONS = ("micro", "macro", "weighted")
 
 
-class ClassCounts(Metric):
+@dataclass(slots=True)
+class Kept:
+    """What a step leaves: its counts on the device, of so many classes, and its number of targets."""
+
+    counts: Tensor
+    classes: int
+    targets: int
+
+
+class ClassCounts(Counted):
     """A formula of how often each class was right, answered and due. Subclasses give `formula`.
 
-    The counts are whole numbers and stay on the device; the epoch's value is the formula of their sums,
-    which is another number than the mean of the batches' values. A step's weight is its answers.
+    A step counts on the device; whole numbers are read once a block, and what they amount to is asked on the
+    host in double precision. The epoch's value is the formula of the counts' sums, which is another number
+    than the mean of the batches' values. A step's weight is its number of targets.
     """
 
     higher_is_better = True
     needs = ("output", "targets")
     scale: ClassVar[float] = 100.0
+    first = 0
+    """The first class that counts."""
 
     def __init__(self, decision: Decision, reduction: Reduction, input: Input | None) -> None:
         super().__init__(input=input)
         check_reduction(type(self).__name__, reduction)
         self.decision = decision
         self.reduction = reduction
-        self._counts: Tensor | None = None
+        self._classes: int | None = None
 
     @property
     def suffix(self) -> str:
@@ -45,72 +58,89 @@ class ClassCounts(Metric):
         binary = isinstance(self.decision, Threshold) and not self.decision.labels
         return f"@ {self.decision.text}" + ("" if binary else f" [{self.reduction.capitalize()}]")
 
-    def formula(self, right: Tensor, said: Tensor, due: Tensor) -> Tensor:
+    def formula(self, right: Floats, said: Floats, due: Floats) -> Floats:
         """The value, in 0 to 1, of these counts, elementwise."""
         raise NotImplementedError(f"{type(self).__name__} must define formula(right, said, due)")
 
-    def counted(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The step's counts."""
-        return self.decision.counts(output, targets)
-
-    def update(self, item: Any) -> tuple[Scalar, Scalar]:
+    def keep(self, item: Any) -> Kept:
         """Count on the device; nothing waits for the result."""
-        counts = self.counted(item.output, item.targets)
-        before = self._counts
-        if before is None:
-            self._counts = counts
-        elif before.shape != counts.shape:
-            raise OutputError(
-                f"{self.name} counted {before.shape[1]} classes in this epoch so far, but this output has "
-                f"{counts.shape[1]}; give every step an output with the same classes"
-            )
-        else:
-            # A state from a file comes on the CPU.
-            self._counts = (before if before.device == counts.device else before.to(counts.device)) + counts
-        return self.reduced(counts), item.targets.numel()
+        counts, classes = self.decision.counts(item.output, item.targets)
+        if classes != self._classes:
+            self._begin(classes)
+        return Kept(counts, classes, item.targets.numel())
 
-    def reduced(self, counts: Tensor) -> Tensor:
-        """One number from a table of counts, in double precision."""
-        exact = counts.to(exact_dtype(counts.device))
+    def count(self, kept: Sequence[Kept]) -> Floats:
+        """Each step's table of counts, and its number of targets at the end of the row."""
+        if not kept:
+            return np.empty((0, 0))
+        tables = self.decision.tables(_fetched([each.counts for each in kept]), kept[0].classes)
+        rows = tables[:, :, self.first :].reshape(len(kept), -1)
+        return np.column_stack([rows, [each.targets for each in kept]])
+
+    def score(self, counts: Floats) -> Floats:
+        """One number from each table of counts."""
+        right, said, due = np.moveaxis(_table(counts), -2, 0)
         if self.reduction == "micro":
-            return self.scale * self.formula(*exact.sum(1))
-        scores = self.formula(*exact)
-        if self.reduction == "weighted":
-            weights = exact[TRUE]
-        else:
-            weights = ((exact[SAID] + exact[TRUE]) > 0).to(exact.dtype)
-        return self.scale * (scores * weights).sum() / weights.sum()
+            return self.scale * self.formula(right.sum(-1), said.sum(-1), due.sum(-1))
+        scores = self.formula(right, said, due)
+        weights = due if self.reduction == "weighted" else ((said + due) > 0).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.scale * (scores * weights).sum(-1) / weights.sum(-1))
+
+    def weights(self, counts: Floats) -> Floats:
+        """The numbers of targets."""
+        return counts[..., -1]
 
     def per_class(self) -> list[float]:
-        """The epoch's value of each class so far. Waits for the device."""
-        if self._counts is None:
+        """The value of each class, of the epoch's steps that were read so far."""
+        if self._sums is None:
             return []
-        values: list[float] = (self.scale * self.formula(*self._counts.cpu().double())).tolist()
+        values: list[float] = (self.scale * self.formula(*_table(self._sums))).tolist()
         return values
-
-    def compute(self) -> Scalar | None:
-        """The value of all counts."""
-        return float("nan") if self._counts is None else self.reduced(self._counts.cpu())
 
     def reset(self) -> None:
         """Forget the counts."""
-        self._counts = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The counts."""
-        return {"counts": self._counts}
+        super().reset()
+        self._classes = None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
-        self._counts = checked_counts(self.name, state["counts"])
+        self._sums = checked_counts(self.name, state["counts"])
+        self._classes = self._known
 
     def merge(self, state: Mapping[str, Any]) -> None:
         """Add what another one counted (its `state_dict`), on other samples: the sum of counts."""
         theirs = checked_counts(self.name, state["counts"])
-        if theirs is None or self._counts is None:
-            self._counts = theirs if self._counts is None else self._counts
-            return
-        self._counts = self._counts + theirs.to(self._counts.device)
+        if theirs is not None:
+            self._sums = theirs if self._sums is None else self._sums + theirs
+        self._classes = self._known
+
+    @property
+    def _known(self) -> int | None:
+        """How many classes the epoch's counts are of."""
+        return None if self._sums is None else len(self._sums) // 3 + self.first
+
+    def _begin(self, classes: int) -> None:
+        if self._classes is not None:
+            raise OutputError(
+                f"{self.name} counted {self._classes} classes in this epoch so far, but this output has "
+                f"{classes}; give every step an output with the same classes"
+            )
+        self._classes = classes
+
+
+def _fetched(counts: Sequence[Tensor]) -> Floats:
+    """A row a step, in one transfer."""
+    last = counts[-1].device
+    # A step may have run elsewhere than the others: the model moved.
+    rows = torch.stack([each if each.device == last else each.to(last) for each in counts])
+    numbers: Floats = rows.cpu().numpy().astype(np.float64)
+    return numbers
+
+
+def _table(counts: Floats) -> Floats:
+    """Rows RIGHT, SAID and TRUE, without the number of targets."""
+    return counts[..., :-1].reshape(*counts.shape[:-1], 3, -1)
 
 
 def check_reduction(metric: str, reduction: str) -> None:
@@ -121,15 +151,20 @@ def check_reduction(metric: str, reduction: str) -> None:
         )
 
 
-def checked_counts(metric: str, counts: Any) -> Tensor | None:
-    """The table of a state, if it is one: a file may have been made by another version, or by hand."""
+def checked_counts(metric: str, counts: Any) -> Floats | None:
+    """The counts of a state, if it holds some: a file may have been made by another version, or by hand."""
     if counts is None:
         return None
-    if isinstance(counts, Tensor) and counts.ndim == 2 and counts.dtype == torch.int64 and len(counts) == 3:
-        return counts
-    raise StateError(f"the state of {metric} holds no table of counts")
+    numbers = isinstance(counts, list) and all(type(each) in (int, float) and each >= 0 for each in counts)
+    if not numbers or len(counts) < 4 or len(counts) % 3 != 1:
+        raise StateError(f"the state of {metric} holds no table of counts")
+    return np.array(counts, dtype=np.float64)
 
 
-def share(part: Tensor, whole: Tensor) -> Tensor:
-    """The quotient, and 0 for 0 of 0, as scikit-learn and Burn have it."""
-    return torch.where(whole > 0, part / whole, torch.zeros_like(part))
+def share(part: Floats, whole: Floats) -> Floats:
+    """The quotient, and 0 for 0 of 0, as scikit-learn and Burn have it.
+
+    >>> share(np.array([1.0, 0.0]), np.array([4.0, 0.0])).tolist()
+    [0.25, 0.0]
+    """
+    return np.divide(part, whole, out=np.zeros(np.shape(whole)), where=np.asarray(whole > 0))

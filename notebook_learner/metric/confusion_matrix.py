@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Size, Tensor
 
 from ..errors import OutputError, StateError
 from .base import AccumulatedText, Input
@@ -74,6 +74,8 @@ class ConfusionMatrix(AccumulatedText):
         self.input = input
         self._alike = Alike(name)
         self._matrix: Tensor | None = None
+        self._seen: tuple[Size, Size, torch.device] | None = None
+        self._dim, self._classes, self._ones = 1, 2, torch.empty(0)
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -102,7 +104,7 @@ class ConfusionMatrix(AccumulatedText):
                 f"{len(matrix)}; give every step an output with the same classes"
             )
         else:
-            self._matrix = before.to(matrix.device) + matrix
+            self._matrix = (before if before.device == matrix.device else before.to(matrix.device)) + matrix
 
     def text(self) -> str:
         """The accuracy of each class, or of the worst ones, and the classes that are confused most."""
@@ -156,17 +158,31 @@ class ConfusionMatrix(AccumulatedText):
         return self.figure()._repr_png_() if self._matrix is not None else None  # type: ignore[attr-defined]
 
     def _table(self, output: Tensor, targets: Tensor) -> Tensor:
+        if (output.shape, targets.shape, output.device) != self._seen:
+            self._remember(output, targets)
+        classes = self._classes
         if self.threshold is None:
-            dim = class_dimension(self.name, output, targets, self.class_dim)
-            classes, answers = output.shape[dim], output.argmax(dim)
+            said = output.argmax(self._dim).reshape(-1)
         else:
-            classes, answers = 2, (self._alike(output, targets) > self.threshold).long()
-        self._require_labels(classes)
-        due, said = targets.reshape(-1).long(), answers.reshape(-1)
-        real = torch.ones_like(due) if self.pad_token is None else (due != self.pad_token).long()
-        # By scatter: torch.bincount asks the GPU how long its answer is, and waits. A pad counts 0 times.
+            said = (self._alike(output, targets) > self.threshold).long().reshape(-1)
+        due, real = targets.reshape(-1).long(), self._ones
+        if self.pad_token is not None:
+            real = (due != self.pad_token).long()
+            due = due * real  # a pad (-100) is no index; it counts 0 times for class 0
+        # By scatter: torch.bincount asks the GPU how long its answer is, and waits.
         cells = torch.zeros(classes * classes, dtype=torch.int64, device=output.device)
-        return cells.scatter_add_(0, (due * classes + said) * real, real).reshape(classes, classes)
+        cells.scatter_add_(0, torch.add(said, due, alpha=classes), real)
+        return cells.reshape(classes, classes)
+
+    def _remember(self, output: Tensor, targets: Tensor) -> None:
+        """Look at shapes where they changed, and not at every step."""
+        self._classes = 2
+        if self.threshold is None:
+            self._dim = class_dimension(self.name, output, targets, self.class_dim)
+            self._classes = output.shape[self._dim]
+        self._require_labels(self._classes)
+        self._ones = torch.ones((), dtype=torch.int64, device=output.device).expand(targets.numel())
+        self._seen = (output.shape, targets.shape, output.device)
 
     def _require_labels(self, classes: int) -> None:
         if self.labels is not None and len(self.labels) != classes:

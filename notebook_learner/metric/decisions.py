@@ -1,29 +1,42 @@
-"""From scores to answers, and from answers to counts per class: what Precision and its kin share."""
+"""From scores to answers, and from answers to counts per class: what Precision and its kin share.
+
+A step only counts, on the device and in as few operations as can be: each takes some microseconds, whatever
+it does. What counts amount to is asked on the host, for a block of steps at once.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 from torch import Size, Tensor
 
 from ..errors import OutputError
+from .base import Floats
 from .classes import class_dimension
 from .tensors import Alike
 
 RIGHT, SAID, TRUE = 0, 1, 2
 """Rows of a table of counts: right answers, answers given, and answers that were due, per class."""
+_SQUARE = 64
+"""Up to so many classes a step counts pairs of classes (32 KB), in one scatter instead of three."""
 
 
 class Decision(ABC):
-    """How scores become answers. The counts are whole numbers on the output's device."""
+    """How scores become answers, and these counts."""
 
     text: str
     """In the metric's name, as Burn writes it."""
 
     @abstractmethod
-    def counts(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Rows RIGHT, SAID and TRUE with a column per class. Nothing here waits for the device."""
+    def counts(self, output: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        """A step's counts as a vector of whole numbers on the device, and the number of classes. Nothing here
+        waits for the device."""
+
+    @abstractmethod
+    def tables(self, counts: Floats, classes: int) -> Floats:
+        """Of a vector a step: rows RIGHT, SAID and TRUE with a column per class, for each step."""
 
 
 class TopK(Decision):
@@ -36,29 +49,47 @@ class TopK(Decision):
             )
         self.metric, self.k, self.pad_token, self.class_dim = metric, k, pad_token, class_dim
         self.text = f"TopK({k})"
-        self._shapes: tuple[Size, Size] | None = None
+        self._seen: tuple[Size, Size, torch.device] | None = None
         self._dim = 1
+        self._ones = torch.empty(0)
 
-    def counts(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Compare each target with the k best classes.
+    def counts(self, output: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        """How often which class was answered for which; of many classes, just the three sums.
 
-        By scatter: torch.bincount asks the GPU how long its answer is, and waits.
+        By scatter: torch.bincount asks the GPU how long its answer is, and waits. A target that is no class
+        is out of its range, which is an error.
         """
-        if (output.shape, targets.shape) != self._shapes:
-            self._dim = self._look(output, targets)
-            self._shapes = (output.shape, targets.shape)
+        if (output.shape, targets.shape, output.device) != self._seen:
+            self._remember(output, targets)
         classes = output.shape[self._dim]
         best = _best(output, self.k, self._dim)
         due = targets.reshape(-1).long()
-        real = torch.ones_like(due) if self.pad_token is None else (due != self.pad_token).long()
+        if self.k > 1:
+            due = due.repeat_interleave(self.k)
+        real = self._ones
         if self.pad_token is not None:
+            real = (due != self.pad_token).long()
             due = due * real  # a pad (-100) is no index; it counts 0 times for class 0
-        found = (best == due.unsqueeze(1)).any(1).long() * real
-        table = torch.zeros(3, classes, dtype=torch.int64, device=output.device)
-        table[RIGHT].scatter_add_(0, due, found)
-        table[SAID].scatter_add_(0, best.reshape(-1), real.repeat_interleave(self.k) if self.k > 1 else real)
-        table[TRUE].scatter_add_(0, due, real)
-        return table
+        if classes > _SQUARE:
+            return _sums(best, due, real, classes), classes
+        pairs = torch.zeros(classes * classes, dtype=torch.int64, device=output.device)
+        return pairs.scatter_add_(0, torch.add(best, due, alpha=classes), real), classes
+
+    def tables(self, counts: Floats, classes: int) -> Floats:
+        """Every answer stands with the class that was due, which k answers name k times."""
+        if classes > _SQUARE:
+            tables: Floats = counts.reshape(-1, 3, classes).copy()
+        else:
+            pairs = counts.reshape(-1, classes, classes)
+            tables = np.stack([np.diagonal(pairs, axis1=1, axis2=2), pairs.sum(1), pairs.sum(2)], axis=1)
+        tables[:, TRUE] /= self.k
+        return tables
+
+    def _remember(self, output: Tensor, targets: Tensor) -> None:
+        self._dim = self._look(output, targets)
+        answers = targets.numel() * self.k
+        self._ones = torch.ones((), dtype=torch.int64, device=output.device).expand(answers)
+        self._seen = (output.shape, targets.shape, output.device)
 
     def _look(self, output: Tensor, targets: Tensor) -> int:
         dim = class_dimension(self.metric, output, targets, self.class_dim)
@@ -71,10 +102,18 @@ class TopK(Decision):
 
 
 def _best(output: Tensor, k: int, dim: int) -> Tensor:
-    """The k best classes of each answer, in rows."""
+    """The k best classes for each target, one after the other."""
     if k == 1:
-        return output.argmax(dim).reshape(-1, 1)
-    return output.topk(k, dim, sorted=False).indices.movedim(dim, -1).reshape(-1, k)
+        return output.argmax(dim).reshape(-1)
+    return output.topk(k, dim, sorted=False).indices.movedim(dim, -1).reshape(-1)
+
+
+def _sums(best: Tensor, due: Tensor, real: Tensor, classes: int) -> Tensor:
+    table = torch.zeros(3, classes, dtype=torch.int64, device=best.device)
+    table[RIGHT].scatter_add_(0, due, (best == due).long() * real)
+    table[SAID].scatter_add_(0, best, real)
+    table[TRUE].scatter_add_(0, due, real)
+    return table.reshape(-1)
 
 
 class Threshold(Decision):
@@ -89,7 +128,7 @@ class Threshold(Decision):
         self.text = f"Threshold({threshold:g})"
         self._alike = Alike(metric)
 
-    def counts(self, output: Tensor, targets: Tensor) -> Tensor:
+    def counts(self, output: Tensor, targets: Tensor) -> tuple[Tensor, int]:
         """Compare each score with its target."""
         said = self._alike(output, targets) > self.threshold
         due = targets > 0 if self.pad_token is None else (targets > 0) & (targets != self.pad_token)
@@ -97,10 +136,15 @@ class Threshold(Decision):
             said = said & (targets != self.pad_token)
         sums = torch.stack([said & due, said, due])
         if not self.labels:
-            return sums.reshape(3, -1).sum(1, keepdim=True)
+            return sums.reshape(3, -1).sum(1), 1
         if targets.ndim < 2:
             raise OutputError(
                 f"{self.metric} counts labels in dimension 1, but got `targets` of shape "
                 f"{list(targets.shape)}; use binary(...) for one label"
             )
-        return sums.movedim(2, 1).reshape(3, targets.shape[1], -1).sum(2)
+        labels = targets.shape[1]
+        return sums.movedim(2, 1).reshape(3, labels, -1).sum(2).reshape(-1), labels
+
+    def tables(self, counts: Floats, classes: int) -> Floats:
+        """They are tables already."""
+        return counts.reshape(-1, 3, classes)

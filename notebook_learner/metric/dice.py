@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import numpy as np
 
-from .base import Input
+from .base import Floats, Input
 from .class_counts import ClassCounts, Reduction
 from .decisions import Threshold, TopK
 
@@ -53,11 +53,7 @@ class Dice(ClassCounts):
         self.first = 1 if threshold is None and not include_background else 0
         self.name = "Dice" if reduction == "micro" else f"Dice [{reduction.capitalize()}]"
 
-    def counted(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The counts of all classes but the background."""
-        return self.decision.counts(output, targets)[:, self.first :]
-
-    def formula(self, right: Tensor, said: Tensor, due: Tensor) -> Tensor:
+    def formula(self, right: Floats, said: Floats, due: Floats) -> Floats:
         """The overlap twice, by both sizes; 1 where both are empty."""
         sizes = said + due
-        return (2 * right / sizes).where(sizes > 0, 1.0)
+        return np.divide(2 * right, sizes, out=np.ones(np.shape(sizes)), where=np.asarray(sizes > 0))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
 from typing_extensions import Self
 
-from .base import Input
+from .base import Floats, Input
 from .class_counts import ClassCounts, Reduction, share
 from .decisions import Decision, Threshold, TopK
 
@@ -74,7 +73,7 @@ class FBetaScore(ClassCounts):
         """Of several labels at once; arguments as in `Precision.multilabel`."""
         return cls(beta, Threshold("FBetaScore", threshold, True, pad_token), reduction, input=input)
 
-    def formula(self, right: Tensor, said: Tensor, due: Tensor) -> Tensor:
+    def formula(self, right: Floats, said: Floats, due: Floats) -> Floats:
         """`(1 + beta²)·right / (beta²·due + said)`, which is that mean."""
         square = self.beta**2
         return share((1 + square) * right, square * due + said)

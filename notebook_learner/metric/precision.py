@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from .base import Floats
 from .class_counts import share
 from .share_of_classes import ShareOfClasses
 
@@ -27,6 +26,6 @@ class Precision(ShareOfClasses):
 
     title = "Precision"
 
-    def formula(self, right: Tensor, said: Tensor, due: Tensor) -> Tensor:
+    def formula(self, right: Floats, said: Floats, due: Floats) -> Floats:
         """Right answers of those given."""
         return share(right, said)

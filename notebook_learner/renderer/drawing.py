@@ -303,6 +303,30 @@ def lines(
     return figure
 
 
+def bars(values: Sequence[tuple[str, float, str]], label: str, palette: Palette = LIGHT) -> Figure:
+    """A bar for each value, with its number beside it.
+
+    Args:
+        values: (name, value, value in words) of each, the first at the top.
+        label: of what they are.
+        palette: colours.
+    """
+    size = (7.2, 1.2 + 0.42 * len(values))
+    figure = NotebookFigure(figsize=size, dpi=80, layout="constrained", facecolor=palette.paper)
+    FigureCanvasAgg(figure)
+    ax = figure.subplots()
+    _dress(ax, palette)
+    ax.grid(False)
+    heights = [value if math.isfinite(value) else 0.0 for _, value, _ in values]
+    drawn = ax.barh(range(len(values)), heights, height=0.6, color=palette.train)
+    ax.bar_label(drawn, [words for *_, words in values], padding=4, color=palette.ink, fontsize=9)
+    ax.set_yticks(range(len(values)), [plain_label(name) for name, *_ in values])
+    ax.invert_yaxis()
+    ax.margins(x=0.16)
+    ax.set_xlabel(plain_label(label), color=palette.faint, size=9)
+    return figure
+
+
 def plain_label(text: str) -> str:
     """Dollar signs would be read as a formula, a leading underscore would hide a label."""
     text = one_line(text)

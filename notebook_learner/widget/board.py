@@ -163,6 +163,7 @@ class Board:
         return {
             "name": one_line(event.name),
             "values": [[one_line(name), number(value, units.get(name, ""))] for name, value in finals],
+            "texts": [[one_line(name), one_line(text)] for name, text in _last_texts(event).items()],
             "batches": count(event.record.steps),
             "where": place(event.epoch, event.split, event.step, None) if event.epoch else "",
         }
@@ -290,6 +291,12 @@ class Board:
     def _note(self, text: str) -> None:
         if self.notes:
             self.log.append(f"{datetime.now():%H:%M:%S}  {one_line(text)}")
+
+
+def _last_texts(event: Evaluated) -> Mapping[str, str]:
+    """What text metrics said of the whole set: after its last batch."""
+    blocks = event.record.blocks
+    return blocks[-1].texts if blocks else {}
 
 
 def checkpoints(saved: Iterable[Saved], best: str | None = None) -> list[Json]:

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any
 from uuid import uuid4
 
-from ..event import EpochEnded, Event, Notice, RunOpened, Sink, StatusChanged
+from ..event import EpochEnded, Evaluated, Event, Notice, RunOpened, Sink, StatusChanged
 from ..renderer.plain import PlainRenderer
 from . import notebook
 from .bundle import BundleError
@@ -32,7 +32,7 @@ class NotebookRenderer:
 
     On a page (JupyterLab, Notebook 7, VS Code, Colab) it is the live panel; under nbclient, nbconvert and
     papermill, which nobody looks at, it writes lines. A picture of the curves with a table follows below, at
-    epochs, pauses and the end: what a saved notebook shows.
+    epochs, pauses and the end: what a saved notebook shows. The sets that were evaluated are part of it.
     """
 
     def __init__(self) -> None:
@@ -46,6 +46,8 @@ class NotebookRenderer:
         """Where it appeared last."""
         self._fitting = False
         self._frozen = False
+        self._behind = False
+        """Whether the picture is drawn anew when the cell ends."""
 
     def __repr__(self) -> str:
         return "NotebookRenderer()"
@@ -85,6 +87,8 @@ class NotebookRenderer:
             case StatusChanged() if event.status in _OVER:
                 self._draw(final=self._fitting)
                 self._fitting = False
+            case Evaluated():
+                self._draw_later()
             case _:
                 pass
 
@@ -119,6 +123,18 @@ class NotebookRenderer:
             self._panel.close()
         self._frozen = True
 
+    def _draw_later(self) -> None:
+        """Once for all sets that a cell evaluates, perhaps one at every step: a picture takes a while."""
+        if self._still is None or self._frozen or self._behind:
+            return
+        self._behind = True
+        if not notebook.at_end_of_cell(self._catch_up):
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        self._behind = False
+        self._draw(final=True)
+
     def _draw(self, *, final: bool) -> None:
         learner = None if self._learner is None else self._learner()
         if learner is None or self._still is None or self._frozen:
@@ -126,7 +142,9 @@ class NotebookRenderer:
         infos = None if self._opened is None else self._opened.metrics
         run = "" if self._opened is None else f"{PurePath(self._opened.directory).name} · "
         headline = f"{run}{learner.status} at {learner.position}"
-        self._still.update(learner.history, infos, str(learner.summary()), headline, final=final)
+        history = learner.history
+        sets = history.evaluated.values()
+        self._still.update(history, infos, str(learner.summary()), headline, evaluated=sets, final=final)
 
 
 def _nothing() -> None:

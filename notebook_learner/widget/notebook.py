@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, Literal
 
 FrontEnd = Literal["page", "lines", "none"]
@@ -42,6 +43,20 @@ def cell() -> str:
     found = shell()
     header = {} if found is None else _parent(found).get("header") or {}
     return str(header.get("msg_id", "")) if header.get("msg_type") == "execute_request" else ""
+
+
+def at_end_of_cell(work: Callable[[], None]) -> bool:
+    """Do this once the cell that runs is over, before its reply; False where none runs, or nobody would."""
+    events = getattr(shell(), "events", None)
+    if events is None or not cell():
+        return False
+
+    def once(result: Any) -> None:
+        events.unregister("post_run_cell", once)
+        work()
+
+    events.register("post_run_cell", once)
+    return True
 
 
 def publish(data: dict[str, Any], name: str, *, update: bool = False) -> None:

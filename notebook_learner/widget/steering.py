@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from ..event import Record, Sink, Status
+from ..event import Evaluated, Record, Sink, Status
 from ..renderer.source import StepSource
 from .board import Saved
 
@@ -59,6 +59,8 @@ class Measured(StepSource, Protocol):
     """What was measured so far."""
 
     def snapshot(self) -> Record: ...
+    @property
+    def evaluated(self) -> Mapping[str, Evaluated]: ...
 
 
 class Steering(Protocol):

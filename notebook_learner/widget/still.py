@@ -12,7 +12,7 @@ import io
 import math
 import unicodedata
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,11 @@ from uuid import uuid4
 
 import numpy as np
 
-from ..event import MetricInfo
+from ..event import Evaluated, MetricInfo
 from ..renderer.chart import Chart
 from ..renderer.curves import Axis, training_axis
 from ..renderer.figure import chart_of
+from ..renderer.sets import SetTable, set_row, set_table, sets_text
 from ..renderer.source import SPLITS, StepSource, metric_infos, plotted_names
 from ..renderer.text import one_line
 
@@ -45,6 +46,8 @@ PIXELS = 88
 """Pixels of the page to an inch of the figure: the narrowest text is 11 pixels high."""
 SHARPNESS = (2.0, 1.5, 1.25, 1.0, 0.75)
 """Pixels of the picture to one of the page: the first that makes a file small enough."""
+_LEFT, _AROUND = 0.2, 0.24
+"""Inches beside the table, and above and below it together."""
 COLOURS = 256
 """As many as a byte can number. A picture of all colours takes three times the bytes."""
 
@@ -71,6 +74,7 @@ class Still:
         summary_text: str,
         headline: str,
         *,
+        evaluated: Iterable[Evaluated] = (),
         final: bool = False,
     ) -> None:
         """Draw what was measured so far, and put it in place of the picture before.
@@ -82,13 +86,16 @@ class Still:
             infos: units and directions; default: what the history knows.
             summary_text: the final values as a table, for where pictures are not shown.
             headline: which run this is and how far it came, in a line.
+            evaluated: the sets that were evaluated, a table below the curves.
             final: draw in any case, because nothing may follow for long: at a pause and at the end.
         """
         began = monotonic()
         if not final and began < self._rests_until:
             return
-        drawn = self._draw(history, infos, headline)
-        data: dict[str, Any] = {"text/plain": plain_text(f"{headline}\n\n{summary_text}")}
+        sets = tuple(evaluated)
+        drawn = self._draw(history, infos, headline, sets)
+        texts = [headline, summary_text, *([sets_text(sets)] if sets else [])]
+        data: dict[str, Any] = {"text/plain": plain_text("\n\n".join(texts))}
         metadata: dict[str, Any] = {}
         if drawn is not None:
             data["image/png"] = drawn.png
@@ -111,17 +118,24 @@ class Still:
         self._show(data, metadata, name, known)
         self._name = name
 
-    def _draw(self, history: StepSource, infos: Sequence[MetricInfo] | None, headline: str) -> Picture | None:
+    def _draw(
+        self,
+        history: StepSource,
+        infos: Sequence[MetricInfo] | None,
+        headline: str,
+        evaluated: Sequence[Evaluated],
+    ) -> Picture | None:
         charts, axis = charts_of(history, infos)
         if not charts:
             return None
+        sets = set_table([set_row(each) for each in evaluated]) if evaluated else None
         if len(charts) > MOST_CHARTS // 2:
             self._sharpness = max(self._sharpness, 1)  # at full sharpness they would not fit
-        drawn = picture(charts, axis, headline, SHARPNESS[self._sharpness])
+        drawn = picture(charts, axis, headline, SHARPNESS[self._sharpness], sets)
         # Curves only gain detail: a sharpness that was too much once is not tried again.
         while len(drawn.png) > MOST_BYTES and self._sharpness + 1 < len(SHARPNESS):
             self._sharpness += 1
-            drawn = picture(charts, axis, headline, SHARPNESS[self._sharpness])
+            drawn = picture(charts, axis, headline, SHARPNESS[self._sharpness], sets)
         return drawn
 
 
@@ -181,8 +195,10 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
-def picture(charts: Sequence[Chart], axis: Axis, headline: str, sharpness: float) -> Picture:
-    """Draw the first few charts under a headline. It takes 0.1 to 0.6 seconds."""
+def picture(
+    charts: Sequence[Chart], axis: Axis, headline: str, sharpness: float, sets: SetTable | None = None
+) -> Picture:
+    """Draw the first few charts under a headline, and a table below. It takes 0.1 to 0.6 seconds."""
     import matplotlib
 
     more = len(charts) - MOST_CHARTS
@@ -191,27 +207,36 @@ def picture(charts: Sequence[Chart], axis: Axis, headline: str, sharpness: float
     # Those who have LaTeX set their figures need not wait for it here, nor have it read metrics' names.
     with warnings.catch_warnings(), matplotlib.rc_context({"text.usetex": False}):
         warnings.simplefilter("ignore")  # a name in a script the font lacks is no reason to fail
-        image = _render(charts[:MOST_CHARTS], axis, one_line(headline), sharpness)
+        image = _render(charts[:MOST_CHARTS], axis, one_line(headline), sharpness, sets)
     return Picture(_png(image, sharpness), round(image.width / sharpness), round(image.height / sharpness))
 
 
-def _render(charts: Sequence[Chart], axis: Axis, headline: str, sharpness: float) -> Image:
+def _render(
+    charts: Sequence[Chart], axis: Axis, headline: str, sharpness: float, sets: SetTable | None
+) -> Image:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from PIL import Image
 
     from ..renderer.drawing import Palette, panel
+    from ..renderer.drawn_table import draw_table, fitted, height
 
     # A contrast of 3.8 or more to white and of 4.1 or more to #111, where 4.3 to both is what can be had.
     ink = "#757b84"
     palette = Palette("none", ink, ink, "#80808048", train="#0a7bc0", valid="#d55e00")
     columns = min(len(charts), 2)
     rows = math.ceil(len(charts) / columns)
+    wide = (6.4, 9.6)[columns - 1]
+    table = None if sets is None else fitted(sets, wide - 2 * _LEFT)
+    below = 0.0 if table is None else height(table) + _AROUND
+    high = 0.35 + 2.85 * rows + below
     figure = Figure(
-        figsize=((6.4, 9.6)[columns - 1], 0.35 + 2.85 * rows),
+        figsize=(wide, high),
         dpi=PIXELS * sharpness,
-        layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.06),
+        layout=ConstrainedLayoutEngine(
+            w_pad=0.08, h_pad=0.08, wspace=0.04, hspace=0.06, rect=(0, below / high, 1, 1 - below / high)
+        ),
         facecolor="none",
     )
     canvas: Any = FigureCanvasAgg(figure)  # without types
@@ -219,6 +244,9 @@ def _render(charts: Sequence[Chart], axis: Axis, headline: str, sharpness: float
     figure.suptitle(title, x=0.012, ha="left", size=10, color=ink, parse_math=False)
     for index, chart in enumerate(charts):
         panel(figure.add_subplot(rows, columns, index + 1), chart, axis, palette, labels=7 - columns)
+    if table is not None:
+        place = (_LEFT / wide, _AROUND / 2 / high, 1 - 2 * _LEFT / wide, height(table) / high)
+        draw_table(figure.add_axes(place), table, palette)
     canvas.draw()
     image = Image.fromarray(np.array(canvas.buffer_rgba()))
     figure.clear()

@@ -1,7 +1,8 @@
 """`python -m tests.benchmarks`: the Learner against a hand-written loop, in interleaved processes; with
 `storing`, `blocking` or `logging`: what checkpoints and logs cost; with `panel`: what a live panel does; with
-`metrics`: what the standard pair adds to computing it by hand, and what metrics of sequences take; with
-`peers`: other trainers at the same work; with `growth`: memory of a long run, and opening its directory.
+`metrics`: what the standard pair adds to computing it by hand, what metrics of classes and of sequences take,
+and what `evaluate` adds to a loop; with `peers`: other trainers at the same work; with `growth`: memory of a
+long run, and opening its directory.
 
 The machine's speed drifts, so one round runs both, in turn, and what counts is the median over rounds
 of the difference and of the ratio within a round.

@@ -1,4 +1,5 @@
-"""What metrics cost: Loss and Accuracy beside the same computed by hand, and metrics of sequences.
+"""What metrics cost: Loss and Accuracy beside the same computed by hand, metrics of classes and of sequences,
+and `evaluate` beside a loop.
 
 All in one process, in turn, as CPU time of one thread; medians over rounds of the difference within a
 round, since the machine's speed drifts.
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import evaluating
 import torch
 import torch.nn.functional as F
 
@@ -22,10 +24,15 @@ from notebook_learner.metric import (
     Accuracy,
     BleuScore,
     CharErrorRate,
+    ConfusionMatrix,
+    Dice,
+    FBetaScore,
+    HammingScore,
     Loss,
     Metric,
     MetricGroup,
     Perplexity,
+    Precision,
     RougeLScore,
     WordErrorRate,
 )
@@ -119,6 +126,42 @@ def the_pair(rounds: int) -> None:
         print(f"{name:>20}{statistics.median(each):>9.2f}   {more:+.2f} to by hand")
 
 
+# Metrics of classes ------------------------------------------------------------------------------------
+
+
+def labelled(outputs: list[ClassificationOutput]) -> list[Any]:
+    """The same scores as those of ten labels."""
+    scores = [output.output.detach() for output in outputs]
+    return [SimpleNamespace(output=each, targets=(each > 0.5).long()) for each in scores]
+
+
+def the_classes(rounds: int) -> None:
+    outputs = classified()
+    labels = labelled(outputs)
+    made: dict[str, tuple[list[Any], Callable[[], Any]]] = {
+        "no metric": (outputs, lambda: []),
+        "Accuracy": (outputs, lambda: [Accuracy()]),
+        "Precision": (outputs, lambda: [Precision()]),
+        "Precision, micro": (outputs, lambda: [Precision(None, "micro")]),
+        "Precision, 2 best": (outputs, lambda: [Precision.multiclass(2)]),
+        "Precision, pads": (outputs, lambda: [Precision.multiclass(pad_token=-100)]),
+        "FBetaScore": (outputs, lambda: [FBetaScore()]),
+        "Dice": (outputs, lambda: [Dice()]),
+        "ConfusionMatrix": (outputs, lambda: [ConfusionMatrix()]),
+        "Precision, labels": (labels, lambda: [Precision.multilabel(0.0)]),
+        "Precision, yes or no": (labels, lambda: [Precision.binary(0.0)]),
+        "HammingScore": (labels, lambda: [HammingScore(0.0)]),
+    }
+    work: dict[str, Callable[[], object]] = {
+        name: (lambda items=items, make=make: by_group(items, make()))  # type: ignore[misc]
+        for name, (items, make) in made.items()
+    }
+    times = medians(work, STEPS, rounds)
+    print(f"us CPU a step of one metric of classes, batch {BATCH}, {CLASSES} classes; median and least")
+    for name, each in times.items():
+        print(f"{name:>22}{statistics.median(each):>9.2f}{min(each):>9.2f}")
+
+
 # Sequences ---------------------------------------------------------------------------------------------
 
 
@@ -189,6 +232,8 @@ def main(rounds: int) -> None:
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, Python {platform.python_version()}, one thread; {rounds} rounds")
     the_pair(rounds)
+    the_classes(rounds)
+    evaluating.main(rounds)
     the_sequences(rounds)
 
 

@@ -16,7 +16,8 @@ from notebook_learner.event import (
 from notebook_learner.widget.board import Board
 
 LOSS = Column(np.array([0.5, 0.25]), np.array([4.0, 4.0]))
-BLOCK = MetricBlock(3, "valid", 1, 2, 40, {"Loss": LOSS}, {}, 0.1)
+SAID = {"Confusion Matrix": "cat 100 %,\ndog 50 %"}
+BLOCK = MetricBlock(3, "valid", 1, 2, 40, {"Loss": LOSS}, SAID, 0.1)
 FINALS = {"Loss": 0.375, "Accuracy": 91.25}
 CLEAN = Evaluated(
     "clean",
@@ -38,6 +39,7 @@ def test_a_set_is_a_row_of_the_table_and_a_line_of_the_log() -> None:
         {
             "name": "clean",
             "values": [["Loss", "0.3750"], ["Accuracy", "91.25 %"]],
+            "texts": [["Confusion Matrix", "cat 100 %, dog 50 %"]],
             "batches": "2",
             "where": "epoch 3, train, step 7",
         }

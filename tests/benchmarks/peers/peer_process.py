@@ -58,7 +58,7 @@ def compared(name: str, work: Work) -> dict[str, Any]:
 
 def figures(work: Work, steps: int) -> dict[str, float]:
     """The trainer's share of what passed, and the loop's."""
-    marks = work.feed.marks[-EPOCHS:]  # some look at the first batch beforehand
+    marks = work.feed.marks
     assert len(marks) == EPOCHS, f"the data were walked {len(marks)} times"
 
     def between(start: int, end: int) -> tuple[Taken, Taken]:
@@ -91,6 +91,7 @@ def main(name: str, workload: str, steps: int, folder: Path) -> None:
     # Imported within the time: what a person waits for.
     train: Callable[[Work], None] = getattr(importlib.import_module(peer.module), peer.function)
     train(work)
+    work.feed.settle()
     result = {"versions": peer.versions(), **figures(work, steps), **compared(name, work)}
     (folder / "result.json").write_text(json.dumps(result))
 

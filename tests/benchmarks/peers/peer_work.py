@@ -131,7 +131,7 @@ class Feed:
     """The batches in order, and the hand-written loop between them.
 
     Asking for a batch at the begin of a chunk trains the loop's own copy of the model on that chunk first. In
-    the first epoch it follows at the end, so that the time to the first step is the trainer's alone.
+    the first epoch it follows afterwards, so that the time to the first step is the trainer's alone.
     """
 
     def __init__(self, batches: list[Batch], by_hand: Any) -> None:
@@ -143,20 +143,29 @@ class Feed:
         """By the loop, of all that passed. Only this thread works for it."""
         self.marks: list[tuple[Taken, Taken]] = []
         """When an epoch was asked for: what had passed, and of it what the loop had spent."""
+        self._given = 0
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        spent = Taken(self.spent.cpu, self.spent.wall)
-        self.marks.append((now(), spent))
-        # A trainer may look at the first batch before it begins, and never come back for the second.
-        first = self.by_hand.steps == 0
+        if self._given == len(self):
+            self.settle()
+        elif self.marks:
+            self.marks.pop()  # somebody looked at the first batch, and begins anew
+        self._given = 0
+        self.marks.append((now(), Taken(self.spent.cpu, self.spent.wall)))
+        in_turn = self.by_hand.epochs > 0
         for start in range(0, len(self.batches), CHUNK):
-            if not first:
+            chunk = self.batches[start : start + CHUNK]
+            if in_turn:
                 self._train(self.pairs[start : start + CHUNK])
-            yield from self.batches[start : start + CHUNK]
-        if first:
+            self._given += len(chunk)
+            yield from chunk
+
+    def settle(self) -> None:
+        """An epoch is over; not told by the end of its iteration, since some count batches and stop asking."""
+        if not self.by_hand.epochs:
             self._train(self.pairs)
         self._train([])
 

@@ -51,33 +51,37 @@ const makeRow = () =>
     h("td", {}, h("span"), h("small")),
   );
 
-/** The sets that were evaluated, a row a value. */
+/** The sets that were evaluated: the name of each over its values, as names are long and the place is narrow. */
 export class Evaluated {
   constructor() {
     this.body = h("tbody");
-    const heads = ["Set", "Metric", "Value"].map((name) => h("th", { scope: "col" }, name));
-    this.element = section("Evaluated", "evaluated", h("div", { class: "nl-scroll", tabindex: 0, role: "group", "aria-label": "Table of evaluated sets" }, h("table", { class: "nl-table" }, h("thead", {}, h("tr", {}, ...heads)), this.body)));
+    const heads = ["Set and metric", "Value"].map((name) => h("th", { scope: "col" }, name));
+    this.element = section("Evaluated", "evaluated", h("div", { class: "nl-scroll", tabindex: 0, role: "group", "aria-label": "Table of evaluated sets" }, h("table", { class: "nl-table nl-sets" }, h("thead", {}, h("tr", {}, ...heads)), this.body)));
   }
 
   update(board) {
     const sets = board.evaluated ?? [];
-    const rows = sets.flatMap(({ name, values, where, batches }) => {
-      const of = [`${batches} batches`, where && `weights of ${where}`].filter(Boolean).join(", ");
-      return (values.length > 0 ? values : [["", ""]]).map(([metric, value], at) => ({ name, of, metric, value, repeated: at > 0 }));
-    });
+    const rows = sets.flatMap(({ name, values, texts, where, batches }) => [
+      { kind: "set", name, note: [`${batches} ${batches === "1" ? "batch" : "batches"}`, where && `weights of ${where}`].filter(Boolean).join(", ") },
+      ...values.map(([metric, value]) => ({ kind: "value", name: metric, value })),
+      ...(texts ?? []).map(([metric, text]) => ({ kind: "words", name: metric, value: text })),
+    ]);
     show(this.element, rows.length > 0);
-    fill(this.body, rows, makeSetRow, (row, item) => {
-      const [name, metric, value] = row.children;
-      row.classList.toggle("nl-repeated", item.repeated);
-      setText(name.firstElementChild, item.name);
-      setAttribute(name.firstElementChild, "title", `${item.name}: ${item.of}`);
-      setText(metric, item.metric);
-      setText(value, item.value);
+    fill(this.body, rows, makeSetRow, (row, { kind, name, note, value }) => {
+      const [head, cell] = row.children;
+      const isSet = kind === "set";
+      row.dataset.kind = kind;
+      setAttribute(head, "scope", isSet ? "rowgroup" : "row");
+      setAttribute(head, "colspan", isSet ? "2" : null);
+      setText(head.firstElementChild, name);
+      setText(head.lastElementChild, note ?? "");
+      show(cell, !isSet);
+      setText(cell, value ?? "");
     });
   }
 }
 
-const makeSetRow = () => h("tr", {}, h("th", { scope: "row" }, h("span")), h("td"), h("td"));
+const makeSetRow = () => h("tr", {}, h("th", {}, h("span"), h("small")), h("td"));
 
 /** Metrics that are words: memory, a device's state. */
 export class Texts {

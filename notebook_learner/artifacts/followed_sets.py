@@ -1,0 +1,89 @@
+"""Sets that are evaluated while somebody follows the run: each told once, when all of its logs are there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ..event.values import MetricInfo
+from ..store.layout import RunLayout
+from .evaluated import evaluated_in, mark_of
+from .evaluations import Evaluation
+from .place import is_inside, last_marks
+from .timeline import Mark
+
+PATIENCE = 1.0
+"""Seconds to wait for what the application log says of a set, and for logs that are being put in place."""
+_ROUNDED = 0.01
+"""Seconds by which a line of the application log may seem older than the logs it follows."""
+
+_Files = tuple[tuple[str, int, int, int], ...]
+
+
+class FollowedSets:
+    """The sets of a run, as far as they were told."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        self._layout = layout
+        self._told: dict[str, _Files] = {}
+        self._waiting: dict[str, tuple[_Files, float]] = {}
+
+    def look(self, infos: Iterable[MetricInfo], marks: Sequence[Mark], hurried: bool) -> Iterator[Evaluation]:
+        """What is new since the last look, in the order in which it was measured.
+
+        Args:
+            infos: what is known of the run's metrics.
+            marks: what happened, as far as it is known without the application log.
+            hurried: wait for nothing, since nothing more comes.
+        """
+        files = self._files()
+        self._told = {name: seen for name, seen in self._told.items() if name in files}
+        fresh = {name: seen for name, seen in files.items() if self._told.get(name) != seen}
+        if not fresh:
+            return
+        found = {each.name: each for each in evaluated_in(self._layout.directory, infos, marks, ())}
+        after = self._files()
+        for name, event in found.items():
+            if name not in fresh or after.get(name) != fresh[name]:
+                continue  # told before, or changed meanwhile: the next look sees it whole
+            if hurried or self._waited(name, fresh[name]) or self._whole(name, fresh[name], marks):
+                self._told[name] = fresh[name]
+                self._waiting.pop(name, None)
+                yield Evaluation.of(event)
+
+    def _files(self) -> dict[str, _Files]:
+        """What lies in each set's folder, and when it was written."""
+        inside = [
+            (name, folder)
+            for name, folder in self._layout.tests()
+            if is_inside(folder, self._layout.directory)
+        ]
+        return {name: files for name, folder in inside if (files := _logs_of(folder))}
+
+    def _waited(self, name: str, files: _Files) -> bool:
+        known, since = self._waiting.get(name, ((), 0.0))
+        if known != files:
+            self._waiting[name] = (files, time.monotonic())
+            return False
+        return time.monotonic() - since >= PATIENCE
+
+    def _whole(self, name: str, files: _Files, marks: Sequence[Mark]) -> bool:
+        """Whether the last log is in its place, and what follows it was noted: of which weights it is."""
+        folder = self._layout.test_dir(name)
+        if folder.with_name(f".{folder.name}.tmp").exists():
+            return False
+        written = max(each[1] for each in files) / 1e9
+        noted = [mark_of(name, marks).when, mark_of(name, last_marks(self._layout.directory)).when]
+        return max(noted) >= written - _ROUNDED
+
+
+def _logs_of(folder: Path) -> _Files:
+    found = []
+    for path in sorted(folder.glob("*.log")):
+        try:
+            there = path.lstat()
+        except OSError:
+            continue
+        found.append((path.name, there.st_mtime_ns, there.st_size, there.st_ino))
+    return tuple(found)

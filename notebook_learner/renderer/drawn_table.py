@@ -1,0 +1,112 @@
+"""A small table as part of a figure: what a picture says in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from .drawing import Palette
+from .sets import SetTable
+
+LINE = 0.24
+"""Inches from one row to the next."""
+_LETTER = 0.088
+"""Inches of a letter of this size, more than nearly all take."""
+_GAP = 0.22
+"""Inches between two columns."""
+_LONGEST = 24
+"""Letters of a cell; a longer one is cut."""
+_MOST_ROWS = 8
+_SIZE = 9
+
+
+class _Column(NamedTuple):
+    heading: str
+    right: bool
+    cells: Sequence[str]
+
+    @property
+    def inches(self) -> float:
+        return _LETTER * max(map(len, (self.heading, *self.cells))) + _GAP
+
+
+def fitted(table: SetTable, inches: float) -> SetTable:
+    """What there is room for: first the batches go, then the places, then the last metrics, which is said.
+
+    >>> wide = SetTable(("set", "Loss", "Accuracy", "batches", "weights of"), [("a", "1", "2", "3", "4")],
+    ...     (False, True, True, True, False))
+    >>> fitted(wide, 9.0).headings == wide.headings
+    True
+    >>> fitted(wide, 2.9).headings, fitted(wide, 1.5).headings
+    (('set', 'Loss', 'Accuracy'), ('set', 'Loss', '1 more'))
+    """
+    by_column = zip(table.headings, table.right, zip(*_few(table.rows), strict=True), strict=True)
+    columns = [_Column(_cut(head), right, [_cut(cell) for cell in cells]) for head, right, cells in by_column]
+    name, *metrics = columns[:-2]
+    beside = columns[-2:]
+    while beside and _inches([name, *metrics, *beside]) > inches:
+        beside.pop(0)
+    kept = list(metrics)
+    while len(kept) > 1 and _inches([name, *kept, *_note(metrics, kept), *beside]) > inches:
+        kept.pop()
+    drawn = [name, *kept, *_note(metrics, kept), *beside]
+    rows = list(zip(*(column.cells for column in drawn), strict=True))
+    return SetTable([column.heading for column in drawn], rows, [column.right for column in drawn])
+
+
+def _few(rows: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
+    """The latest sets, where there are too many."""
+    if len(rows) > _MOST_ROWS:
+        first = rows[0]
+        yield (f"{len(rows) - _MOST_ROWS + 1} earlier sets", *("" for _ in first[1:]))
+        rows = rows[1 - _MOST_ROWS :]
+    yield from rows
+
+
+def _cut(cell: str) -> str:
+    return cell if len(cell) <= _LONGEST else f"{cell[: _LONGEST - 1].rstrip()}…"
+
+
+def _note(metrics: Sequence[_Column], kept: Sequence[_Column]) -> list[_Column]:
+    left_out = len(metrics) - len(kept)
+    return [_Column(f"{left_out} more", False, ["" for _ in metrics[0].cells])] if left_out else []
+
+
+def _inches(columns: Sequence[_Column]) -> float:
+    return sum(column.inches for column in columns) - _GAP
+
+
+def height(table: SetTable) -> float:
+    """Inches that the drawn table takes."""
+    return LINE * (1 + len(table.rows))
+
+
+def draw_table(ax: Axes, table: SetTable, palette: Palette) -> None:
+    """Write the table in a place that is as high as `height` says; nothing of it is read as a formula."""
+    ax.set_axis_off()
+    ax.plot([0, 1], [1 - 1 / (1 + len(table.rows))] * 2, color=palette.grid, linewidth=0.8, clip_on=False)
+    ax.set_xlim(0, 1)
+    ax.set_ylim(0, 1)
+    rows = 1 + len(table.rows)
+    left = 0.0
+    for column in range(len(table.headings)):
+        cells = [table.headings[column], *(row[column] for row in table.rows)]
+        wide = _LETTER * max(map(len, cells))
+        right = table.right[column]
+        for row, cell in enumerate(cells):
+            ax.annotate(
+                cell,
+                (0.0, 1 - (row + 0.5) / rows),
+                xycoords="axes fraction",
+                xytext=(72 * (left + wide * right), 0),
+                textcoords="offset points",
+                ha="right" if right else "left",
+                va="center",
+                color=palette.faint if row == 0 else palette.ink,
+                fontsize=_SIZE,
+                annotation_clip=False,
+                parse_math=False,
+            )
+        left += wide + _GAP
