@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-import torch
+from torch._C._autograd import _profiler_enabled
 from torch.optim import Optimizer
 from torch.optim import optimizer as theirs
 
@@ -23,7 +23,7 @@ def clear(optimizer: Optimizer) -> None:
     if (
         type(optimizer).zero_grad is not _ZERO_GRAD
         or "zero_grad" in optimizer.__dict__
-        or torch.autograd._profiler_enabled()
+        or _profiler_enabled()
     ):
         optimizer.zero_grad()
         return
@@ -42,7 +42,7 @@ def step(optimizer: Optimizer) -> None:
         or _GLOBAL_AFTER
         or optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
-        or torch.autograd._profiler_enabled()
+        or _profiler_enabled()
     ):
         optimizer.step()
     else:

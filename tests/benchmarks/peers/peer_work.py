@@ -164,7 +164,7 @@ class Feed:
             yield from chunk
 
     def settle(self) -> None:
-        """An epoch is over; not told by the end of its iteration, since some count batches and stop asking."""
+        """An epoch is over. The end of an iteration does not tell: some count batches and stop asking."""
         if not self.by_hand.epochs:
             self._train(self.pairs)
         self._train([])
