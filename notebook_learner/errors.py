@@ -25,6 +25,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def a_kind(value: object) -> str:
+    """The type of a value, or a type itself, as a message says it.
+
+    >>> a_kind(3), a_kind([1, 2]), a_kind(float)
+    ('an int', 'a list', 'a float')
+    """
+    name = (value if isinstance(value, type) else type(value)).__name__
+    return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
+
+
 class NotebookLearnerError(Exception):
     """The root: `except NotebookLearnerError` catches everything this package raises on purpose."""
 

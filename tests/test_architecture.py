@@ -62,10 +62,11 @@ TABLE = """
     .filing                     | errors event store checkpoint artifacts WORDS PARTS
 
     .breaking                   |
+    .parting                    | store.hdf5_library
     .driver                     | errors .control .breaking
     .comparison                 | event.values renderer.numbers artifacts.page WORDS
     .excursion                  | errors event metric WORDS PARTS .step .loop .replica .comparison
-    .what_if                    | WORDS PARTS .data .step .loop .replica .comparison .excursion
+    .what_if                    | errors WORDS PARTS .data .step .loop .replica .comparison .excursion
     .trial                      | errors WORDS .replica .excursion .step
     .lr_find                    | event.values renderer.numbers WORDS PARTS .step .replica .excursion
     .inspecting                 | errors inspection WORDS PARTS .data .step .replica .aside
@@ -75,7 +76,7 @@ TABLE = """
     .on_sets          | event metric artifacts store WORDS .data .step TURNING .evaluating .predicting .beside
     .shown                      | event logger WORDS PARTS TURNING
     .debugging                  | errors event breakpoint WORDS PARTS TURNING STOPPING .step store .on_sets
-    .learner                    | errors event logger WORDS PARTS TURNING SHOWN artifacts store
+    .learner                    | errors event logger WORDS PARTS TURNING SHOWN artifacts .parting
 
     .wiring              |
     .wiring.undo         |

@@ -27,7 +27,7 @@ PUBLIC = {
     """,
     "notebook_learner.checkpoint": """
         Hdf5Recorder CompactRecorder NamedMpkGzRecorder SafetensorsRecorder
-        KeepLast KeepBest KeepEvery KeepAny KeepAll
+        KeepLast KeepBest KeepEvery KeepAny KeepAll save load
     """,
     "notebook_learner.artifacts": "Artifacts",
     "notebook_learner.breakpoint": """

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from .artifacts import Artifacts
 
+_WIDEST = 120
+"""Characters of a line: about as many as a notebook shows in one."""
 _PARTED = re.compile(r"(.+) at epoch (\d{1,18}), (?:train|valid), step .*, training step (\d{1,18})")
 
 
@@ -72,6 +74,7 @@ class Comparison:
                 f"no metric {name!r} in {split} of these runs; there are: {', '.join(known) or 'none'}"
             )
         from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.ticker import MaxNLocator
 
         figure = NotebookFigure(figsize=(7, 4), layout="constrained")
         FigureCanvasAgg(figure)
@@ -82,6 +85,7 @@ class Comparison:
                 x, y, marker="o" if by_epoch and len(x) < 25 else None, markersize=3, label=_safe(label)
             )
         axes.set_xlabel("epoch" if by_epoch else "training step")
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         axes.set_ylabel(_safe(f"{name} ({split})"))
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
@@ -171,8 +175,14 @@ class Comparison:
         right = [any(isinstance(row[key], (int, float)) for row in self.table) for key in headings]
         return Table("", headings, rows, right)
 
+    def _printed(self) -> Table:
+        """A row a run; a column a run where rows would be broken into lines that nobody can read."""
+        shown = self._shown()
+        width = max(map(len, shown.text().splitlines()))
+        return shown.turned() if width > _WIDEST and len(self.runs) < len(shown.headings) else shown
+
     def __str__(self) -> str:
-        return self._shown().text()
+        return self._printed().text()
 
     __repr__ = __str__
 

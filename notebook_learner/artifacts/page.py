@@ -38,6 +38,17 @@ class Table:
         lines = [line.rstrip() for line in lines]
         return "\n".join([plain(self.title), "", *lines] if self.title else lines)
 
+    def turned(self) -> Table:
+        """With a line for each column: of few rows and many columns, what fits a window.
+
+        >>> print(Table("", ("run", "Loss"), [("a", "0.5"), ("b", "0.25")], (False, True)).turned().text())
+        run     a     b
+        ----  ---  ----
+        Loss  0.5  0.25
+        """
+        first, *others = zip(self.headings, *self.rows, strict=True)
+        return Table(self.title, first, others, [False, *[True] * len(self.rows)], self.empty)
+
     def html(self) -> str:
         """For a notebook."""
         title = f"<p><strong>{escape(plain(self.title))}</strong></p>" if self.title else ""

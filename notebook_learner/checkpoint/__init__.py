@@ -5,6 +5,7 @@
 True
 """
 
+from .alone import load, save
 from .folder import CheckpointFolder
 from .hdf5 import CompactRecorder, Hdf5Recorder
 from .info import CheckpointInfo
@@ -29,4 +30,6 @@ __all__ = [
     "Recorder",
     "SafetensorsRecorder",
     "Strategy",
+    "load",
+    "save",
 ]

@@ -14,6 +14,11 @@ _READERS = {
 """Loaded when a file of that kind is met."""
 
 
+def known_suffixes() -> tuple[str, ...]:
+    """The ends of names that a format of ours has."""
+    return tuple(_READERS)
+
+
 def is_known(suffix: str, own: Recorder | None = None) -> bool:
     """Whether files of this suffix can be read."""
     return suffix in _READERS or (own is not None and own.suffix == suffix)

@@ -36,16 +36,13 @@ class Hdf5Recorder:
             the compressed bytes; needs `pip install zstandard`). Trained float32 weights shrink by a tenth
             at best, and saving takes many times as long.
 
-    >>> import torch
-    >>> from notebook_learner.store import durable
-    >>> recorder = Hdf5Recorder()
-    >>> encoded = recorder.encode({"weight": torch.ones(2, 3), "lr": 0.1})
+    Without a Learner, `save` and `load` write and read one file:
+
     >>> import tempfile
-    >>> from pathlib import Path
-    >>> path = Path(tempfile.mkdtemp()) / "model-1.h5"
-    >>> durable.write_new(path, encoded.pieces, encoded.size)
-    >>> with durable.opened(path) as file:
-    ...     recorder.decode(file).value
+    >>> import torch
+    >>> from notebook_learner.checkpoint import load, save
+    >>> value = {"weight": torch.ones(2, 3), "lr": 0.1}
+    >>> load(save(value, tempfile.mkdtemp() + "/mine.h5", recorder=Hdf5Recorder(compression="gzip")))
     {'weight': tensor([[1., 1., 1.],
             [1., 1., 1.]]), 'lr': 0.1}
     """

@@ -87,7 +87,7 @@ def export(given: argparse.Namespace) -> int:
 
 def compare(given: argparse.Namespace) -> int:
     """Compare runs."""
-    _print(Artifacts.compare(given.directories)._shown())
+    _print(Artifacts.compare(given.directories)._printed())
     return 0
 
 

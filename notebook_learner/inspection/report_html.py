@@ -19,32 +19,34 @@ _WIDE, _HIGH = 80, 18
 _LONG = 48
 """Letters of a cell that is broken into lines, rather than making its table wide."""
 
-# JupyterLab's own colours follow its theme; elsewhere the page's colour of text does.
+# JupyterLab's own colours follow its theme; elsewhere the page's colour of text does. The class stands
+# twice because JupyterLab's own rules for tables and headings would win over a single one.
 _STYLE = """
 .nl-look{--ink:var(--jp-ui-font-color1,currentColor);--line:var(--jp-border-color2,rgba(128,128,128,.35));
 --bar:var(--jp-brand-color1,#1e88e5);--bad:var(--jp-error-color1,#e53935);color:var(--ink);
 font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);max-width:100%}
-.nl-look h3{font-size:15px;font-weight:600;margin:4px 0 2px}
-.nl-look h4{font-size:11px;font-weight:600;letter-spacing:.06em;text-transform:uppercase;opacity:.7;
+.nl-look.nl-look h3{font-size:15px;font-weight:600;margin:4px 0 2px}
+.nl-look.nl-look h4{font-size:11px;font-weight:600;letter-spacing:.06em;text-transform:uppercase;opacity:.7;
 margin:18px 0 4px}
-.nl-look p{margin:3px 0}
-.nl-look .nl-note{border-left:3px solid var(--line);padding:3px 10px;margin:6px 0}
-.nl-look .nl-wrong{border-left-color:var(--bad)}
-.nl-look .nl-row{display:flex;flex-wrap:wrap;gap:0 48px;align-items:flex-start}
-.nl-look .nl-row>div{max-width:100%}
-.nl-look .nl-box{overflow:auto;max-height:520px}
-.nl-look table{color:inherit;border-collapse:collapse;border:0;margin:0;font-size:12px;
+.nl-look.nl-look p{margin:3px 0}
+.nl-look.nl-look .nl-note{border-left:3px solid var(--line);padding:3px 10px;margin:6px 0}
+.nl-look.nl-look .nl-wrong{border-left-color:var(--bad)}
+.nl-look.nl-look .nl-row{display:flex;flex-wrap:wrap;gap:0 48px;align-items:flex-start}
+.nl-look.nl-look .nl-row>div{max-width:100%}
+.nl-look.nl-look .nl-box{overflow:auto;max-height:520px}
+.nl-look.nl-look table{color:inherit;border-collapse:collapse;border:0;margin:0;font-size:12px;
 font-variant-numeric:tabular-nums}
-.nl-look tr,.nl-look tbody tr:nth-child(odd),.nl-look tbody tr:nth-child(even){background:none}
-.nl-look th,.nl-look td{padding:3px 14px 3px 0;border:0;border-bottom:1px solid var(--line);text-align:left;
-white-space:nowrap;vertical-align:middle}
-.nl-look .nl-long{white-space:normal;min-width:220px;max-width:420px;overflow-wrap:anywhere}
-.nl-look th{font-weight:500;opacity:.7}
-.nl-look .nl-right{text-align:right}
-.nl-look .nl-bad{color:var(--bad);font-weight:600}
-.nl-look svg{display:block;color:var(--bar)}
-.nl-look .nl-small{font-size:12px;opacity:.8;overflow-wrap:anywhere}
-.nl-look img{display:block;image-rendering:pixelated;margin:4px 0;max-width:100%;border:0}
+.nl-look.nl-look tr,.nl-look.nl-look tbody tr:nth-child(odd),
+.nl-look.nl-look tbody tr:nth-child(even){background:none}
+.nl-look.nl-look th,.nl-look.nl-look td{padding:3px 14px 3px 0;border:0;
+border-bottom:1px solid var(--line);text-align:left;white-space:nowrap;vertical-align:middle}
+.nl-look.nl-look .nl-long{white-space:normal;min-width:220px;max-width:420px;overflow-wrap:anywhere}
+.nl-look.nl-look th{font-weight:500;opacity:.7}
+.nl-look.nl-look .nl-right{text-align:right}
+.nl-look.nl-look .nl-bad{color:var(--bad);font-weight:600}
+.nl-look.nl-look svg{display:block;color:var(--bar)}
+.nl-look.nl-look .nl-small{font-size:12px;opacity:.8;overflow-wrap:anywhere}
+.nl-look.nl-look img{display:block;image-rendering:pixelated;margin:4px 0;max-width:100%;border:0}
 """
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..errors import a_kind
 from .batch import Decode, decoded
 from .statistics import wide
 
@@ -225,13 +226,13 @@ def _example(row: Tensor, decode: Decode | None) -> Example:
 
 def _why_no_fields(item: Any) -> str:
     return (
-        f"the step's output is a {type(item).__name__} without tensors `.output` and `.targets`; return "
+        f"the step's output is {a_kind(item)} without tensors `.output` and `.targets`; return "
         "ClassificationOutput(loss, output, targets), or another of the outputs, to see the samples"
     )
 
 
 def _why_no_losses(item: Any, scores: Tensor, targets: Tensor) -> str:
     return (
-        f"no loss of single samples is known for a {type(item).__name__} with output {list(scores.shape)} "
+        f"no loss of single samples is known for {a_kind(item)} with output {list(scores.shape)} "
         f"and targets {list(targets.shape)}; give a loss with a `reduction`, as torch's have it"
     )

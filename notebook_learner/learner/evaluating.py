@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import DataError, Paused
+from ..errors import DataError, Paused, a_kind
 from ..event import Evaluated, Event, MetricBlock, MetricInfo, SetProgress, SplitRecord
 from ..logger.blocks import joined
 from ..metric import MetricGroup, TextMetric
@@ -82,7 +82,7 @@ class Tour:
             self._tell(over=True)
         if not self.done:
             raise DataError(
-                f"{self.what}: the loader, a {type(self.cursor.loader).__name__}, yielded no batch; look at "
+                f"{self.what}: the loader, {a_kind(self.cursor.loader)}, yielded no batch; look at "
                 "the dataset's length, the batch size and drop_last=True, and whether it was walked already"
             )
 

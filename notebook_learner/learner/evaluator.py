@@ -25,7 +25,7 @@ from .driver import Driver
 from .evaluating import Tour, evaluate_set
 from .modes import Modes
 from .position import Position, Split
-from .predicting import AfterBatch, Forward, output_of, predict
+from .predicting import AfterBatch, Forward, as_batches, output_of, predict
 from .rng import capture_generators, capture_rng, restore_generators, restore_rng
 from .step.step import ValidationStep
 from .step.supervised import supervised
@@ -117,7 +117,7 @@ class Evaluator:
         """The model's outputs for all batches, joined, on the host.
 
         Args:
-            loader: any iterable of batches.
+            loader: any iterable of batches; a tensor is one batch, `evaluator.predict(x)`.
             function: `fn(output, batch)`, whose value is kept in place of the output.
             step: `fn(model, batch)` that gives the output, for batches that are no x, (x,) or (x, y).
         """
@@ -127,7 +127,7 @@ class Evaluator:
             runner = self._step(partial(step, self.model))
         else:
             runner = self._step(partial(output_of, self.model, self._validate() if own else None))
-        tour = self._tour(loader, "predict", runner)
+        tour = self._tour(as_batches(loader), "predict", runner)
         return self._beside(tour, lambda: predict(tour, runner, function))
 
     def __repr__(self) -> str:

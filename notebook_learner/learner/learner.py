@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,15 +13,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..artifacts import Artifacts, Checkpoints
-from ..errors import BusyError, CheckpointError, LoggerError, Paused, StateError
+from ..errors import BusyError, CheckpointError, LoggerError, Paused, StateError, a_kind
 from ..event import Display, Event, Notice, RunOpened, StatusChanged
 from ..logger import History
-from ..store.hdf5_library import ends_before
 from .debugging import Debugging, Supplies
 from .driver import Driver
 from .early_stopping import why_ended
 from .loop import Why
 from .on_sets import OnSets
+from .parting import when_gone
 from .places import after_training_step, steps_back
 from .position import Position, Split
 from .premises import Premises
@@ -30,7 +29,7 @@ from .replica import Replica
 from .reports import RewindReport, StepReport
 from .shown import Shown
 from .state import State
-from .until import At, End, EpochDone, Steps, Until, When, as_position
+from .until import At, End, EpochDone, Steps, Until, When, as_position, counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,7 +108,7 @@ class Learner(Shown, Debugging, OnSets):
         self.locals = {}
         self.scheduler = scheduler
         """The scheduler as it was given to `build`, or as its factory made it."""
-        ends_before(weakref.finalize(self, _let_go, driver, replica))
+        when_gone(self, partial(_let_go, driver, replica))
 
     # Train -------------------------------------------------------------------------------------------
 
@@ -219,9 +218,8 @@ class Learner(Shown, Debugging, OnSets):
     def step(self, n: int = 1) -> StepReport:
         """Take n steps, of training or validation, whichever comes."""
         __tracebackhide__ = True
-        if n < 1:
-            raise ValueError(f"step({n}): take at least one step; rewind(n) goes back")
-        return self._move(lambda: Steps(n))
+        count = counted("step", n, "rewind(n) goes back")
+        return self._move(lambda: Steps(count))
 
     def step_epoch(self) -> StepReport:
         """Go on to the end of the epoch that the learner stands in."""
@@ -248,12 +246,11 @@ class Learner(Shown, Debugging, OnSets):
         `learner.rewind(3)`, `learner.rewind(to=(1, 5))`, `learner.rewind(to=(1, "valid", 0))`; and by the
         run's training steps, `learner.rewind(to=1200)`.
         """
-        if n < 1:
-            raise ValueError(f"rewind({n}): go back at least one step; step(n) goes forward")
+        count = counted("rewind", n, "step(n) goes forward, rewind(to=(epoch, step)) goes to a place")
         target: Position | int | None = None
         if to is not None:
             target = int(to) if type(to) is int else as_position(to)
-        return self._drive(lambda: self._rewind(n, target))
+        return self._drive(lambda: self._rewind(count, target))
 
     # State -------------------------------------------------------------------------------------------
 
@@ -285,8 +282,8 @@ class Learner(Shown, Debugging, OnSets):
             self._drive(lambda: self._restore_checkpoint(state))
         else:
             raise StateError(
-                f"restore() takes what capture() gave, or the epoch or label of a checkpoint, not a "
-                f"{type(state).__name__}"
+                f"restore() takes what capture() gave, or the epoch or label of a checkpoint, not "
+                f"{a_kind(state)}"
             )
 
     def save(self, *, wait: bool = True) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from ..errors import DataError
+from ..errors import DataError, a_kind
 from ..event import EpochEnded, Event, MetricBlock, SplitEnded, SplitStarted
 from ..metric import MetricGroup
 from .ambient import ambient_kept_on_error
@@ -365,13 +365,13 @@ class LoopContext:
 
 
 def _why_nothing(split: Split, epoch: int, cursor: Cursor) -> str:
-    kind = type(cursor.loader).__name__
+    kind = a_kind(cursor.loader)
     if epoch > 1 and not cursor.walks_again:
         return (
-            f"the {split} loader, a {kind}, yielded nothing in epoch {epoch}: it can be walked only once; "
+            f"the {split} loader, {kind}, yielded nothing in epoch {epoch}: it can be walked only once; "
             "give a list, a DataLoader, or an object whose __iter__ starts anew"
         )
     return (
-        f"the {split} loader, a {kind}, yielded no batch; look at the dataset's length, the batch size and "
+        f"the {split} loader, {kind}, yielded no batch; look at the dataset's length, the batch size and "
         "drop_last=True (it drops the only batch of a small dataset)"
     )

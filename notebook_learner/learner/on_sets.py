@@ -14,7 +14,7 @@ from .beside import beside
 from .data.cursor import Cursor
 from .driver import Driver
 from .evaluating import Tour, evaluate_set
-from .predicting import AfterBatch, Forward, predict
+from .predicting import AfterBatch, Forward, as_batches, predict
 from .replica import Replica
 from .step.step import ValidationStep
 
@@ -132,7 +132,8 @@ class OnSets:
         `learner.predict(loader, lambda output, batch: output.argmax(1))`
 
         Args:
-            loader: any iterable of batches, or a dataset where the learner has a batch size.
+            loader: any iterable of batches, or a dataset where the learner has a batch size; a tensor is
+                one batch, `learner.predict(x)`.
             function: `fn(output, batch)`, whose value is kept in place of the output.
             step: `fn(model, batch)` that gives the output, for other batches.
 
@@ -141,7 +142,7 @@ class OnSets:
             BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
         """
         __tracebackhide__ = True
-        return self._leaving_locals(lambda: self._predict(loader, function, step))
+        return self._leaving_locals(lambda: self._predict(as_batches(loader), function, step))
 
     def _evaluate(self, loader: Any, name: str, metrics: Metrics) -> Evaluation:
         __tracebackhide__ = True

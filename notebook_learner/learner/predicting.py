@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import StepError
+from ..errors import StepError, a_kind
 from .evaluating import Tour
 from .step.output import LossOutput
 from .step.step import ValidationStep
@@ -76,7 +76,12 @@ _REMEDY = "say how with step=, a function fn(model, batch) that returns the outp
 
 def _said(batch: Any) -> str:
     parts = f" of {len(batch)}" if isinstance(batch, (tuple, list, Mapping)) else ""
-    return f"a {type(batch).__name__}{parts}"
+    return a_kind(batch) + parts
+
+
+def as_batches(loader: Any) -> Any:
+    """A tensor is one batch: walked as a loader it would give its rows, without the dimension of samples."""
+    return [loader] if isinstance(loader, Tensor) else loader
 
 
 # Gathering -------------------------------------------------------------------------------------------

@@ -192,10 +192,12 @@ class Replica:
         loop = self.loop
         if not loop.finished or loop.epoch == 1:
             return loop.position
-        split: Split = "valid" if "valid" in loop.passes else "train"
         record = self.history.snapshot()
+        # From a checkpoint the end is known before the loaders are.
+        validated = "valid" in loop.passes or (bool(record) and record[-1].split == "valid")
+        split: Split = "valid" if validated else "train"
         steps = record[-1].steps if record and record[-1].split == split else 0
-        return Position(loop.epoch - 1, split, steps, loop.iteration, steps)
+        return Position(loop.epoch - 1, split, steps, loop.iteration, steps or None)
 
     def last_values(self) -> tuple[Split, dict[str, float]] | None:
         """The split and the metric values of the last step that was measured."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Any, Protocol
 
 from .position import Position
@@ -28,6 +29,21 @@ class End:
 
     def took(self, steps: int) -> None:
         pass
+
+
+def counted(verb: str, n: Any, instead: str) -> int:
+    """How many steps somebody asked for: a whole number from 1, NumPy's too.
+
+    >>> counted("step", 3, "rewind(n) goes back")
+    3
+    """
+    try:
+        count = 0 if isinstance(n, bool) else index(n)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"{verb}({n!r}): give a whole number of steps, from 1; {instead}")
+    return count
 
 
 class Steps:

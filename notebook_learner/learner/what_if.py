@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import a_kind
 from .comparison import Comparison
 from .data.sampling import END
 from .excursion import excursion
@@ -115,4 +116,4 @@ def _said(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         said = ", ".join(map(_said, value))
         return f"[{said}]" if isinstance(value, list) else f"({said})"
-    return f"a {type(value).__name__}"
+    return a_kind(value)

@@ -7,6 +7,7 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
+from ..errors import a_kind
 from ..learner.learner import Learner
 
 
@@ -30,9 +31,7 @@ def find_learner(names: Mapping[str, Any], name: str | None) -> Learner:
         value = names.get(name)
         if isinstance(value, Learner):
             return value
-        wrong = (
-            f"`{name}` is a {type(value).__name__}, no learner" if name in names else f"there is no `{name}`"
-        )
+        wrong = f"`{name}` is {a_kind(value)}, no learner" if name in names else f"there is no `{name}`"
         raise UsageError(f"{wrong}; {_which(there)}")
     if len(there) != 1:
         raise UsageError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..errors import OutputError, StepError
+from ..errors import OutputError, StepError, a_kind
 from .adaptor import as_fields
 from .base import AnyMetric, Counted, Metric, Scalar
 
@@ -59,8 +59,8 @@ def _said(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)} and {value.dtype}"
     if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "None" if value is None else f"a {type(value).__name__}"
+        return f"{a_kind(value)} of {len(value)}"
+    return "None" if value is None else a_kind(value)
 
 
 def require_fields(metrics: Sequence[AnyMetric], item: Any) -> None:
@@ -115,7 +115,7 @@ _ORDER = ("loss", "output", "targets", "logits", "predictions", "ignore_index", 
 
 def _described(item: Any) -> str:
     has = _fields(item)
-    return f"a {type(item).__name__} with {_listed(has) if has else 'no fields'}"
+    return f"{a_kind(item)} with {_listed(has) if has else 'no fields'}"
 
 
 def _is_dict(item: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import StateError, StepError
+from ..errors import StateError, StepError, a_kind
 from ..event.values import Column
 from .adaptor import Update, adapted
 from .base import (
@@ -364,6 +364,6 @@ def _plain(value: Any, metric: str) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise StateError(
-        f"{metric}.state_dict() holds a {type(value).__name__}, which a checkpoint cannot keep; use tensors, "
+        f"{metric}.state_dict() holds {a_kind(value)}, which a checkpoint cannot keep; use tensors, "
         "numbers, strings, lists and dicts"
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import StepError
+from ..errors import StepError, a_kind
 from .base import Metric, Scalar
 
 
@@ -35,7 +35,7 @@ class Logged(Metric):
                 self._value = float(value)
             except (TypeError, ValueError):
                 raise StepError(
-                    f"log({self.name!r}, ...) was given a {type(value).__name__}; log a number or a tensor "
+                    f"log({self.name!r}, ...) was given {a_kind(value)}; log a number or a tensor "
                     "with one element"
                 ) from None
 

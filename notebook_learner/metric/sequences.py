@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import OutputError, StepError
+from ..errors import OutputError, StepError, a_kind
 from .base import Counted, Floats, Input
 
 Units = Sequence[Any]
@@ -110,7 +110,7 @@ def decoder(metric: str, decode: Any) -> Callable[[list[int]], str] | None:
         text = function(tokens)
         if not isinstance(text, str):
             raise StepError(
-                f"{metric}: decode returned a {type(text).__name__} for a list of {len(tokens)} tokens; it "
+                f"{metric}: decode returned {a_kind(text)} for a list of {len(tokens)} tokens; it "
                 "must return their text, a str"
             )
         return text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import StateError, StepError
+from ..errors import StateError, StepError, a_kind
 from .base import Input, Metric, Scalar
 from .installed import torchmetrics
 from .tensors import HALVES
@@ -185,7 +185,7 @@ class TorchMetric(Metric):
             return number
         shape = f" of shape {list(number.shape)}" if isinstance(number, Tensor) else ""
         raise StepError(
-            f"{self.name} gives a {type(number).__name__}{shape}, and a metric is one number: choose an "
+            f"{self.name} gives {a_kind(number)}{shape}, and a metric is one number: choose an "
             "average where the metric has one (average='macro'), or say which number it is: "
             "TorchMetric(..., value=lambda result: ...)"
         )
@@ -204,9 +204,7 @@ def _require_metric(metric: Any) -> None:
         raise TypeError(
             f"TorchMetric was given the class {metric.__name__}; give an instance: {metric.__name__}(...)"
         )
-    raise TypeError(
-        f"TorchMetric was given a {type(metric).__name__}; give an instance of torchmetrics.Metric"
-    )
+    raise TypeError(f"TorchMetric was given {a_kind(metric)}; give an instance of torchmetrics.Metric")
 
 
 def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -246,7 +244,7 @@ def _fit(metric: str, part: Any, saved: Any) -> dict[str, Any]:
     for name, default in part._defaults.items():
         kind = list if isinstance(default, list) else Tensor
         if not isinstance(states[name], kind):
-            raise StateError(f"the state of {metric} holds as {name} a {type(states[name]).__name__}")
+            raise StateError(f"the state of {metric} holds as {name} {a_kind(states[name])}")
     moved = {
         name: [_at(each, part) for each in value] if isinstance(value, list) else _at(value, part)
         for name, value in states.items()

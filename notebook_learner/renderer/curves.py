@@ -123,13 +123,23 @@ def limits(y: Floats) -> tuple[float, float] | None:
 
 
 def spread_ticks(ends: dict[int, float], most: int) -> list[tuple[int, float]]:
-    """Epochs to label: round multiples, evenly spread, no more than `most`."""
+    """Epochs to label: round multiples, evenly spread, no more than `most`.
+
+    >>> spread_ticks({1: 30.0, 2: 60.0, 3: 90.0, 4: 95.0}, most=7)  # the fourth has only begun
+    [(1, 30.0), (2, 60.0), (3, 90.0)]
+    """
     numbers = sorted(ends)
     for stride in _strides(len(numbers)):
         chosen = [number for number in numbers if number % stride == 0]
         if len(chosen) <= most:
-            return [(number, ends[number]) for number in chosen or numbers[-1:]]
+            ticks = [(number, ends[number]) for number in chosen or numbers[-1:]]
+            return ticks[:-1] if _touch(ticks, most) else ticks
     return []
+
+
+def _touch(ticks: list[tuple[int, float]], most: int) -> bool:
+    """Whether the last label would lie over the one before: an epoch that has only begun is short."""
+    return len(ticks) > 1 and ticks[-1][1] - ticks[-2][1] < 0.9 * ticks[-1][1] / most
 
 
 def _strides(up_to: int) -> list[int]:

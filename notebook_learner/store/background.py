@@ -39,7 +39,6 @@ class Background:
         self._running: str | None = None
         self._failures: list[Failure] = []
         self._alive = False
-        self._worker: threading.Thread | None = None
 
     def submit(self, name: str, job: Job) -> None:
         """Do this as soon as what is under way is done."""
@@ -62,8 +61,6 @@ class Background:
     def wait(self, name: str | None = None) -> None:
         """Wait until the jobs of this name are done; without one, until all are."""
         with self._changed:
-            if self._worker is threading.current_thread():
-                return  # the garbage collector ran a finalizer here; nobody waits for themselves
             # In pieces: an interrupt is heard only between two of them where a signal wakes no lock.
             while self._alive if name is None else (name in self._waiting or self._running == name):
                 self._changed.wait(0.1)
@@ -80,11 +77,10 @@ class Background:
             return failures
 
     def _work(self) -> None:
-        self._worker = threading.current_thread()
         while True:
             with self._changed:
                 if not self._waiting:
-                    self._alive, self._worker = False, None
+                    self._alive = False
                     self._changed.notify_all()
                     return
                 name = next(iter(self._waiting))

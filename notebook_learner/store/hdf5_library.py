@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import atexit
 import threading
-import weakref
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-_endings: list[weakref.finalize[Any, Any]] = []
+_endings: list[Callable[[], None]] = []
 _lock = threading.Lock()
 _hooked = False
 
@@ -29,11 +29,9 @@ def load() -> Any:
     return h5py
 
 
-def ends_before(ending: weakref.finalize[Any, Any]) -> None:
-    """Have this done before h5py ends, if it has not been done by then."""
-    with _lock:
-        _endings[:] = [known for known in _endings if known.alive]
-        _endings.append(ending)
+def ends_before(ending: Callable[[], None]) -> None:
+    """Have this called before h5py ends."""
+    _endings.append(ending)
 
 
 def _end_all() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, a_kind
 
 Split = Literal["train", "valid"]
 SPLITS: tuple[Split, ...] = ("train", "valid")
@@ -100,9 +100,7 @@ def check_metric_name(name: object) -> str | None:
     the metric name '../Loss' contains '/', so its log would leave the run's directory; use '-' or a space
     """
     if not isinstance(name, str):
-        return (
-            f"a metric's name is {name!r}, a {type(name).__name__}; it must be a string, for it names a file"
-        )
+        return f"a metric's name is {name!r}, {a_kind(name)}; it must be a string, for it names a file"
     if not name.strip():
         return f"the metric name {name!r} is empty, and its log needs a file name; give it a word"
     for character in "/\\":
@@ -126,7 +124,7 @@ def check_set_name(name: object) -> str | None:
     the name of a set is 'a/b', which contains '/'; it names a folder, so leave that out
     """
     if not isinstance(name, str):
-        return f"the name of a set is {name!r}, a {type(name).__name__}; it must be a string"
+        return f"the name of a set is {name!r}, {a_kind(name)}; it must be a string"
     said = f"the name of a set is {name!r}, which"
     if not name or name != name.strip():
         return f"{said} is empty or has spaces around it; it names a folder, so give it a word"

@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, a_kind
 from .tensors import (
     DTYPES,
     are_apart,
@@ -170,7 +170,7 @@ class _Packer:
             return maker(self, value, path)
         if isinstance(value, (np.ndarray, np.generic)):
             return self._numpy(value, path)
-        raise self._refused(path, f"is a {kind.__name__}")
+        raise self._refused(path, f"is {a_kind(kind)}")
 
     def items(self, values: Any, path: tuple[Any, ...]) -> list[Json]:
         return [self.node(item, (*path, i)) for i, item in enumerate(values)]
@@ -195,7 +195,7 @@ class _Packer:
         if type(value) is nn.Parameter:
             return {"$parameter": self._tensor_node(value.data, path), "grad": value.requires_grad}
         if type(value) is not Tensor:
-            raise self._refused(path, f"is a {type(value).__name__}, a tensor of a kind of its own,")
+            raise self._refused(path, f"is {a_kind(value)}, a tensor of a kind of its own,")
         if is_plain(value):
             return self._plain(value, path)
         if value.layout != torch.strided and not value.is_meta and not value.is_nested:
@@ -255,7 +255,7 @@ class _Packer:
         except TypeError:
             raise self._refused(path, f"is a NumPy {array.dtype} array") from None
         if type(value) is not np.ndarray and not isinstance(value, np.generic):
-            raise self._refused(path, f"is a {type(value).__name__}")
+            raise self._refused(path, f"is {a_kind(value)}")
         kind = "$array" if isinstance(value, np.ndarray) else "$scalar"
         return {kind: self._plain(tensor, path)["$tensor"]}
 

@@ -46,6 +46,8 @@ class NotebookRenderer:
         """Where it appeared last."""
         self._fitting = False
         self._frozen = False
+        self._begins = False
+        """Whether a run was opened and has not moved yet."""
         self._behind = False
         """Whether the picture is drawn anew when the cell ends."""
 
@@ -79,9 +81,13 @@ class NotebookRenderer:
         for sink in (self._panel, self._lines):
             if sink is not None:
                 sink.handle(event)
+        if isinstance(event, StatusChanged):
+            self._begins = False
         match event:
             case RunOpened():
-                self._opened = event
+                self._opened, self._begins = event, True
+            case Notice() if self._begins and self._panel is not None:
+                print(event.text)  # what became of an earlier run has to outlive the last lines of a log
             case EpochEnded():
                 self._draw(final=False)
             case StatusChanged() if event.status in _OVER:

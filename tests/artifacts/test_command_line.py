@@ -66,9 +66,11 @@ def test_export_writes_a_file_and_refuses_to_overwrite_it(runs, tmp_path, capsys
     assert main(["export", str(runs / "good"), str(target), "--overwrite"]) == 0
 
 
-def test_compare_prints_a_row_a_run(runs, capsys):
+def test_compare_prints_a_column_a_run(runs, capsys):
     assert main(["compare", str(runs / "good"), str(runs / "deep" / "bad")]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["run", "good", "deep/bad"]
+    assert ["valid", "Loss", "best", "0.5000", "0.5000"] in lines
 
 
 def test_an_error_is_one_line_on_stderr(tmp_path, capsys):

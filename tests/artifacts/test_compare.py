@@ -37,13 +37,33 @@ def test_a_metric_that_only_one_run_has_is_empty_in_the_other(two, tmp_path):
     assert rows[1]["epochs"] == 0
 
 
-def test_it_prints_as_a_table_and_is_one_for_pandas(two):
+def test_it_prints_as_a_table_and_is_one_for_pandas(two, monkeypatch):
+    monkeypatch.setattr("notebook_learner.artifacts.compare._WIDEST", 1000)
     comparison = Artifacts.compare([two / "a", two / "b"])
     lines = str(comparison).splitlines()
     assert lines[0].startswith("run")
     assert lines[2].startswith("a")
     assert comparison.to_pandas()["valid Loss best"].tolist() == [0.5, 0.25]
     assert comparison._repr_html_().count("<tr>") == 3
+
+
+def test_a_table_too_wide_for_a_window_has_a_column_a_run(two):
+    comparison = Artifacts.compare([two / "a", two / "b"])
+    assert len(comparison._shown().text().splitlines()[0]) > 120
+    lines = [line.split() for line in str(comparison).splitlines()]
+    assert lines[0] == ["run", "a", "b"]
+    assert ["valid", "Loss", "best", "0.5000", "0.2500"] in lines
+    assert len(lines) == len(comparison.table[0]) + 1  # and the rule below the first
+
+
+def test_of_many_runs_there_is_a_row_each_however_wide(two):
+    lines = str(Artifacts.compare([two / name for name in "ab" * 8])).splitlines()
+    assert len(lines) == 2 + 16
+
+
+def test_epochs_are_whole_numbers_below_the_curves(two):
+    (axes,) = Artifacts.compare([two / "a", two / "b"]).plot("Loss", "valid").axes
+    assert all(tick == int(tick) for tick in axes.get_xticks())
 
 
 def test_curves_are_laid_over_each_other(two):

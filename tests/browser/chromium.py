@@ -21,9 +21,9 @@ ARGUMENTS = [
     "--disable-sync",
 ]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-HOW_TO_GET_ONE = """No Chromium that starts. Do one of these:
-    apt-get install chromium
-    python -m playwright install --with-deps chromium
+HOW_TO_GET_ONE = f"""No Chromium that starts. Do one of these:
+    sudo apt-get install chromium
+    {sys.executable} -m playwright install --with-deps chromium
     export NOTEBOOK_LEARNER_CHROMIUM=/path/to/chromium"""
 
 

@@ -32,8 +32,10 @@ def tree(directory):
 
 
 def without_the_log(files):
-    """An earlier learner may yet say there that it is paused; values and checkpoints never change."""
-    return {name: data for name, data in files.items() if name not in ("experiment.log", "artifacts.h5")}
+    """An earlier learner may yet say there that it is paused; values and checkpoints never change. Nor does
+    a file count that is being written at this moment, under a name of its own."""
+    changing = ("experiment.log", "artifacts.h5")
+    return {name: data for name, data in files.items() if name not in changing and not name.endswith(".tmp")}
 
 
 def names_in(directory):

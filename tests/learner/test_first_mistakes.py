@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 
 import pytest
 import torch
@@ -72,6 +73,56 @@ def test_more_numbers_a_sample_than_the_first_layer_takes(builder):
 def test_pictures_that_were_not_flattened(builder):
     said = error_of(builder, [(torch.randn(8, 2, 3), Y)], kind=RuntimeError)
     assert "which has 6 numbers a sample: put nn.Flatten() before it" in said
+
+
+REGRESSION = [(X, torch.randn(8))] * 2 + [(X[:3], torch.randn(3))]
+"""Six numbers a sample, and one number to be told: the last batch is shorter."""
+
+
+def warnings_of(builder, loss, train, features=1):
+    """What is said of a training on numbers, as warnings that nobody has asked to be errors."""
+    model = nn.Linear(6, features)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plain(builder, loss).build(model, sgd(model)).fit(train)
+    return [str(each.message) for each in caught]
+
+
+@pytest.fixture
+def numbers():
+    """A builder of a training that has nothing to do with classes."""
+    return LearnerBuilder("nowhere").metric_logger(InMemoryMetricLogger()).renderer("silent")
+
+
+def test_a_target_without_the_outputs_last_dimension_is_told_of_once_with_the_line_to_write(numbers):
+    (said,) = warnings_of(numbers.num_epochs(2), F.mse_loss, REGRESSION)
+    assert "mse_loss was given an output of shape (8, 1) and targets of shape (8,)" in said
+    assert "compares every output with every target: 64 pairs." in said
+    assert "TensorDataset(x, y.unsqueeze(-1))" in said
+    assert ".loss(lambda output, y: F.mse_loss(output.squeeze(-1), y))" in said
+
+
+@pytest.mark.parametrize(
+    "mended",
+    [[(x, y.unsqueeze(-1)) for x, y in REGRESSION], lambda out, y: F.mse_loss(out.squeeze(-1), y)],
+)
+def test_with_either_line_written_nothing_is_said(numbers, mended):
+    train, loss = (REGRESSION, mended) if callable(mended) else (mended, F.mse_loss)
+    assert warnings_of(numbers, loss, train) == []
+
+
+def test_a_target_with_a_dimension_too_many_and_a_loss_that_is_a_layer(numbers):
+    torchs_own, ours = [], []
+    for said in warnings_of(numbers, nn.L1Loss(), [(X, torch.randn(8, 1, 1))]):
+        (torchs_own if said.startswith("Using a target size") else ours).append(said)
+    (said,) = ours
+    assert "L1Loss was given an output of shape (8, 1) and targets of shape (8, 1, 1)" in said
+    assert "TensorDataset(x, y.squeeze(-1))" in said
+    assert len(torchs_own) == 1  # of torch's own line, where it is torch's to say
+
+
+def test_another_loss_may_take_what_shapes_it_likes(numbers):
+    assert warnings_of(numbers, lambda output, y: (output.mean(1) - y).square().mean(), REGRESSION, 4) == []
 
 
 def test_numpys_float64(builder):

@@ -58,6 +58,14 @@ def test_all_outputs_in_eval_mode_as_one_tensor(batches: list[Any], tmp_path: Pa
     assert not found.requires_grad
 
 
+def test_a_tensor_is_one_batch_and_not_a_loader_of_its_rows(tmp_path: Path) -> None:
+    learner = a_learner(tmp_path, nn.Linear(6, 1))
+    with torch.no_grad():
+        expected = learner.model(X[0])
+    assert torch.equal(learner.predict(X[0]), expected)
+    assert expected.shape == (4, 1)
+
+
 def test_a_function_is_given_each_output_and_its_batch(tmp_path: Path) -> None:
     learner = a_learner(tmp_path)
     seen: list[Any] = []

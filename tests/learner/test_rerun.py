@@ -48,6 +48,12 @@ def run(tmp_path):
     return tmp_path / "runs" / "digits"
 
 
+def test_a_run_that_was_over_says_in_a_new_kernel_that_it_stands_at_the_end(run):
+    over = a_run_in(run, epochs=2, files=True)
+    again = built(builder_in(run, epochs=2, files=True).checkpoint("latest"), data=False)
+    assert (str(again.position), again.status) == (str(over.position), "finished")
+
+
 # By default the earlier run is kept -----------------------------------------------------------------
 
 

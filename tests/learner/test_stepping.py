@@ -230,7 +230,7 @@ def test_a_stop_inside_a_step_verb_ends_it_and_the_report_says_so(tmp_path: Path
 
 
 @pytest.mark.parametrize("verb", ["step", "rewind"])
-@pytest.mark.parametrize("count", [0, -2])
+@pytest.mark.parametrize("count", [0, -2, 1.5])
 def test_steps_are_counted_from_one(verb: str, count: int, tmp_path: Path) -> None:
     b = bench(tmp_path)
     with pytest.raises(ValueError, match=rf"{verb}\({count}\)"):

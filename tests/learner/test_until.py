@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from notebook_learner import Position
-from notebook_learner.learner.until import FAR, At, End, EpochDone, Steps, Until, When, as_position
+from notebook_learner.learner.until import FAR, At, End, EpochDone, Steps, Until, When, as_position, counted
 
 HERE = Position(2, "train", 3)
 
@@ -16,6 +18,17 @@ def test_to_the_end_there_is_no_bound() -> None:
     end = End()
     end.took(10**9)
     assert end.allowance(HERE) == FAR
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, 2.0, "3", None, True, (1, 5), torch.tensor(1.5)])
+def test_steps_are_counted_in_whole_numbers_and_whoever_gives_others_reads_what_to_give(n: object) -> None:
+    with pytest.raises(ValueError, match=r"^rewind\(.+\): give a whole number of steps, from 1; or do that$"):
+        counted("rewind", n, "or do that")
+
+
+@pytest.mark.parametrize("n", [3, np.int64(3), torch.tensor(3)])
+def test_any_whole_number_will_do(n: object) -> None:
+    assert counted("step", n, "") == 3 and type(counted("step", n, "")) is int
 
 
 @given(st.lists(st.integers(1, 5), max_size=10))

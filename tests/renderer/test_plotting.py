@@ -172,6 +172,8 @@ def test_a_few_far_values_do_not_set_the_scale_but_an_ordinary_range_does():
 
 def test_epoch_ticks_are_round_and_few():
     assert spread_ticks({epoch: 10.0 * epoch for epoch in range(1, 101)}, most=7)[0] == (20, 200.0)
+    assert spread_ticks({1: 90.0, 2: 101.0}, most=7) == [(1, 90.0)]  # labels would touch
+    assert len(spread_ticks({epoch: 10.0 * epoch for epoch in range(1, 8)}, most=7)) == 7
     assert spread_ticks({1: 5.0, 2: 10.0}, most=7) == [(1, 5.0), (2, 10.0)]
     assert spread_ticks({}, most=7) == []
     assert spread_ticks({7: 70.0}, most=7) == [(7, 70.0)]

@@ -66,6 +66,7 @@ def test_a_name_that_cannot_be_a_file_of_the_directory_is_refused(name, tmp_path
 
 def test_a_name_that_is_no_string_is_a_mistake_too():
     assert "it must be a string" in check_metric_name(None)
+    assert check_metric_name(3) == "a metric's name is 3, an int; it must be a string, for it names a file"
 
 
 def test_the_longest_name_that_fits_a_file_system_works(tmp_path):

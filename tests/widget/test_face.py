@@ -126,6 +126,22 @@ def test_a_kernel_without_get_parent_is_asked_as_ipykernel_5_was(cells: Cells) -
 # ------------------------------------------------------------------------------------------- what it shows
 
 
+def test_what_became_of_an_earlier_run_stays_below_the_cell(
+    tmp_path: Path, cells: Cells, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown(tmp_path / "run")[0].fit(epochs=1)
+    assert capsys.readouterr().out == ""
+    learner, _ = shown(tmp_path / "run")
+    learner.fit(epochs=1)
+    said = capsys.readouterr().out
+    assert (
+        f"held a run, which is now in {str(tmp_path / 'run-1')!r}; .resume() on the builder goes on" in said
+    )
+    learner.inspect()  # is told in the panel's log, as all that comes later
+    learner.fit(epochs=1)
+    assert capsys.readouterr().out == ""
+
+
 def test_on_a_page_a_fit_shows_one_panel_a_cell_and_one_picture_below_it(
     tmp_path: Path, cells: Cells, capsys: pytest.CaptureFixture[str]
 ) -> None:

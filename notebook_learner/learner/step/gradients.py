@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...errors import StepError
+from ...errors import StepError, a_kind
 
 _NONE_THERE = (
     "TrainOutput(grads=None) says that the gradients are in `.grad`, but no parameter has one; call "
@@ -50,7 +50,7 @@ def _find(key: Any, model: nn.Module) -> tuple[str, nn.Parameter]:
     for name, parameter in names.items():
         if parameter is key or name == key:
             return name, parameter
-    shown = repr(key) if isinstance(key, str) else f"a {type(key).__name__}"
+    shown = repr(key) if isinstance(key, str) else a_kind(key)
     raise StepError(
         f"TrainOutput.grads names {shown}, which is no parameter of the model; there are: {', '.join(names)}"
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import LossError
+from ...errors import LossError, a_kind
 from ..data.batch import count_samples
 
 Gradients = Mapping[Any, Tensor | None] | Sequence[Tensor | None] | None
@@ -120,10 +120,10 @@ def _why_no_loss(output: Any, loss: Any) -> str:
             "Face model does so itself where the batch has `labels`)"
         )
     if loss is None:
-        return f"train_step returned a {kind} {_without_loss(output)}"
+        return f"train_step returned {a_kind(output)} {_without_loss(output)}"
     if not isinstance(loss, Tensor):
         return (
-            f"the loss is a {type(loss).__name__} ({loss!r:.40}), not a tensor, so there is nothing to "
+            f"the loss is {a_kind(loss)} ({loss!r:.40}), not a tensor, so there is nothing to "
             "differentiate; leave out `.item()` or `float(...)`"
         )
     if loss.ndim != 0:

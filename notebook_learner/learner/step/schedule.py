@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from ...errors import StateError
+from ...errors import StateError, a_kind
 from ..epoch_value import Finals, Source, epoch_value
 
 When = Literal["step", "epoch"]
@@ -162,7 +162,7 @@ def _check_like(saved: Any, live: Any, place: str) -> None:
         return
     if _kind(saved) is not _kind(live):
         raise StateError(
-            f"the state's {place} is a {type(saved).__name__}, not a {type(live).__name__}; it was "
+            f"the state's {place} is {a_kind(saved)}, not {a_kind(live)}; it was "
             "captured from another scheduler"
         )
     if type(live) is dict:

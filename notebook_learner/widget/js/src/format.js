@@ -1,19 +1,15 @@
 // Numbers as people read them.
 
-const EXPONENT = /e([+-])(\d+)$/;
-
-function exponential(value, digits) {
-  return value.toExponential(digits).replace(/\.?0+e/, "e").replace(EXPONENT, (_, sign, power) => `e${sign === "-" ? "−" : ""}${power}`);
-}
-
-/** A metric's value, with four digits that count. */
+/** A metric's value, with four digits that count: as renderer/numbers.py writes it into the table beside. */
 export function number(value, digits = 4) {
   if (value === undefined || value === null) return "–";
   if (Number.isNaN(value)) return "nan";
   if (!isFinite(value)) return value > 0 ? "inf" : "−inf";
-  const size = Math.abs(value);
-  if (size !== 0 && (size >= 1e6 || size < 1e-3)) return minus(exponential(value, digits - 2));
-  if (size >= 10 ** (digits - 1)) return minus(Math.round(value).toLocaleString("en-US"));
+  if (value === 0) return "0";
+  const [mantissa, power] = value.toExponential(digits - 1).split("e");
+  const exponent = Number(power); // after rounding, so 9999.96 counts as 10,000
+  if (exponent < -2 || exponent >= 6) return minus(`${mantissa.replace(/\.?0+$/, "")}e${exponent}`);
+  if (exponent >= digits - 1) return minus(Math.round(value).toLocaleString("en-US"));
   return minus(value.toPrecision(digits));
 }
 

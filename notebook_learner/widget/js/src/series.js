@@ -222,9 +222,11 @@ export function smooth(x, y, memory) {
   return out;
 }
 
-/** How many steps a slider from 0 to 1 remembers, of a picture this many steps wide. */
+/** How many steps a slider from 0 to 1 remembers, of a picture this many steps wide. Less than half a step
+ * is none: the label says "off" there, and then the line has to run through the points. */
 export function memoryOf(slider, span) {
-  return slider > 0 ? slider * slider * span * 0.2 : 0;
+  const memory = slider * slider * span * 0.2;
+  return memory < 0.5 ? 0 : memory;
 }
 
 /** Where the recent window begins: about one epoch, and never less than 100 steps. */

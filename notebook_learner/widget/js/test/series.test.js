@@ -132,6 +132,7 @@ test("smoothing counts steps, not points", () => {
 
 test("the slider's memory grows with it and with what is shown", () => {
   assert.equal(memoryOf(0, 1000), 0);
+  assert.equal(memoryOf(0.3, 24), 0); // of so few steps, less than half a one
   assert.ok(memoryOf(0.5, 1000) < memoryOf(1, 1000));
   assert.equal(memoryOf(0.5, 2000), 2 * memoryOf(0.5, 1000));
 });

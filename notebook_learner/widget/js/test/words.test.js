@@ -8,8 +8,8 @@ import { kindOf } from "../src/theme.js";
 const epoch = (x, n) => ({ x, kind: "epoch", text: `epoch ${n}` });
 
 test("values are written with the digits that count", () => {
-  const written = [0.31234, 12.3456, 1234.5, 1e-7, 0, NaN, Infinity, -2.5, undefined].map((value) => number(value));
-  assert.deepEqual(written, ["0.3123", "12.35", "1,235", "1e−7", "0.000", "nan", "inf", "−2.500", "–"]);
+  const written = [0.31234, 12.3456, 1234.5, 1e-7, 0.0010264, -0.00099996, 1.5e6, 0, NaN, Infinity, -2.5, undefined].map((value) => number(value));
+  assert.deepEqual(written, ["0.3123", "12.35", "1,235", "1e-7", "1.026e-3", "−1e-3", "1.5e6", "0", "nan", "inf", "−2.500", "–"]);
 });
 
 test("an axis tells neighbours apart and says no more", () => {

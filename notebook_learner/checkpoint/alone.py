@@ -1,0 +1,75 @@
+"""One value in one file of its own: for a loop that has no Learner, and no folder of checkpoints either."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from ..store import durable
+from .formats import known_suffixes, recorder_for
+from .recorder import Recorder
+
+
+def save(value: Any, path: str | os.PathLike[str], *, recorder: Recorder | None = None) -> Path:
+    """Write a nested value (a `state_dict`, or dicts and lists of tensors, numbers and texts) into one file.
+
+    Once it returns, the bytes are on the disk. A file of that name is replaced at once: whoever reads it, or
+    finds it after the power failed, has the old one or the new one.
+
+    Args:
+        value: tensors and plain values, in dicts, lists and tuples.
+        path: the end of its name chooses the format: ".h5", ".mpk.gz" or ".safetensors".
+        recorder: another format, or one with options: `Hdf5Recorder(precision="half")`.
+
+    Raises:
+        CheckpointError: the format cannot hold something of it, or no format has this end of a name.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from notebook_learner.checkpoint import load, save
+    >>> model = torch.nn.Linear(2, 1)
+    >>> path = save({"model": model.state_dict(), "epoch": 3}, tempfile.mkdtemp() + "/mine.h5")
+    >>> kept = load(path)
+    >>> model.load_state_dict(kept["model"])
+    <All keys matched successfully>
+    >>> kept["epoch"]
+    3
+    """
+    path = Path(path)
+    encoded = _recorder(path, recorder).encode(value, path.name)
+    durable.replace(path, encoded.pieces, encoded.size)
+    return path
+
+
+def load(path: str | os.PathLike[str], *, recorder: Recorder | None = None) -> Any:
+    """The value that `save` wrote, or that a file of a run's checkpoint holds; tensors are on the CPU.
+
+    No code of the file is run, so it may be a stranger's.
+
+    Args:
+        path: the end of its name says the format.
+        recorder: what reads it, where it was written by one of your own.
+
+    Raises:
+        DamagedError: the file is damaged, or not one of this format.
+        CheckpointError: no format has this end of a name.
+    """
+    path = Path(path)
+    reader = _recorder(path, recorder)
+    with durable.opened(path) as file:
+        return reader.decode(file).value
+
+
+def _recorder(path: Path, given: Recorder | None) -> Recorder:
+    if given is not None:
+        return given
+    for suffix in known_suffixes():
+        if path.name.endswith(f".{suffix}"):
+            return recorder_for(suffix)
+    endings = ", ".join(f".{suffix}" for suffix in known_suffixes())
+    raise CheckpointError(
+        f"{path}: the end of the name says the format, and this is none of {endings}; give it one of them, "
+        "or name the format, recorder=Hdf5Recorder()"
+    )
