@@ -1,7 +1,8 @@
 """`python -m tests.benchmarks`: the Learner against a hand-written loop, in interleaved processes; with
 `storing`, `blocking` or `logging`: what checkpoints and logs cost; with `panel`: what a live panel does; with
-`metrics`: what the standard pair adds to computing it by hand, and what metrics of classes
-and of sequences take, and what `evaluate` adds to a loop.
+`metrics`: what the standard pair adds to computing it by hand, what metrics of classes and of sequences take,
+and what `evaluate` adds to a loop; with `peers`: other trainers at the same work; with `growth`: memory of a
+long run, and opening its directory.
 
 The machine's speed drifts, so one round runs both, in turn, and what counts is the median over rounds
 of the difference and of the ratio within a round.
@@ -21,14 +22,17 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE / "peers")]
 
 import blocking  # noqa: E402  # test folders are no packages
 import debugging  # noqa: E402
+import growth  # noqa: E402
 import logging_cost  # noqa: E402
 import metrics  # noqa: E402
 import panel_cost  # noqa: E402
+import peer_race  # noqa: E402
 import storing  # noqa: E402
+from peer_work import KINDS  # noqa: E402
 from workloads import WORKLOADS  # noqa: E402
 
 WIDTHS = (10, 9, 12, 10, 11, 12)
@@ -69,14 +73,40 @@ def main() -> None:
         "what",
         nargs="?",
         default="steps",
-        choices=("steps", "storing", "blocking", "logging", "panel", "debugging", "metrics"),
+        choices=(
+            "steps",
+            "storing",
+            "blocking",
+            "logging",
+            "panel",
+            "debugging",
+            "metrics",
+            "peers",
+            "growth",
+        ),
         help="steps (the Learner against a loop), or what storing, or a panel, costs",
     )
-    parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append")
+    parser.add_argument("--workload", choices=[*sorted(WORKLOADS), *KINDS], nargs="+", metavar="NAME")
+    parser.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="with peers: only these")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=1000, help="training steps per epoch; 4 epochs")
+    parser.add_argument(
+        "--steps", type=int, help="training steps per epoch, of 4 (1000); with growth: in all (1,000,000)"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--plot", type=Path, help="with peers: draw them here, as a PNG")
+    parser.add_argument("--directory", type=Path, help="with growth: train here, or open what is there")
     options = parser.parse_args()
+    _measure(options)
+
+
+def _measure(options: argparse.Namespace) -> None:
+    if options.what == "peers":
+        workloads = options.workload or [name for name in KINDS if name != "W2b"]
+        return peer_race.main(
+            workloads, options.peers, options.rounds, options.steps, options.json, options.plot
+        )
+    if options.what == "growth":
+        return growth.main(options.steps or 1_000_000, options.directory)
     if options.what == "storing":
         return storing.main(options.rounds)
     if options.what == "blocking":
@@ -88,12 +118,14 @@ def main() -> None:
     if options.what == "panel":
         return panel_cost.main(options.rounds)
     if options.what == "debugging":
-        debugging.main(options.rounds)
-        return None
+        return debugging.main(options.rounds)
+    return _steps(options, options.steps or 1000)
 
+
+def _steps(options: argparse.Namespace, steps: int) -> None:
     print(
         f"torch {torch.__version__}, Python {platform.python_version()}, one thread; medians of "
-        f"{options.rounds} interleaved rounds of 4 x {options.steps} steps"
+        f"{options.rounds} interleaved rounds of 4 x {steps} steps"
     )
     heads = zip(
         ("workload", "raw us", "learner us", "added us", "cpu ratio", "wall ratio"), WIDTHS, strict=True
@@ -101,7 +133,7 @@ def main() -> None:
     print("".join(f"{head:>{width}}" for head, width in heads))
     results = []
     for name in options.workload or WORKLOADS:
-        row = compare(name, options.rounds, options.steps)
+        row = compare(name, options.rounds, steps)
         results.append(row)
         figures = (row["raw_cpu_us"], row["learner_cpu_us"], row["added_cpu_us"])
         ratios = (row["cpu_ratio"], row["wall_ratio"])

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from ...errors import StepError
+from .calls import clear, step
 from .gradients import assign
 from .output import Gradients, weight_of
 from .schedule import Schedule
@@ -124,7 +125,7 @@ class Update:
         if self.count == 0:
             if self.watch_rates:
                 self.rates = self._rates_now()
-            self.optimizer.zero_grad()
+            clear(self.optimizer)
         elif self._hidden is not None:
             self._unhide()
 
@@ -177,7 +178,7 @@ class Update:
         if self.plain and not self.watch_norm:
             if self.look is not None:
                 self.look()
-            self.optimizer.step()
+            step(self.optimizer)
         else:
             self._prepare()
             stepped = self._step()
@@ -224,7 +225,7 @@ class Update:
 
     def _step(self) -> bool:
         if self.scaler is None:
-            self.optimizer.step()
+            step(self.optimizer)
             return True
         # The scaler leaves the step out when a gradient is not finite, and only its scale tells: two
         # device reads, which fp16 cannot avoid (a fused optimizer avoids torch's own third).
