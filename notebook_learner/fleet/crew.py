@@ -121,6 +121,10 @@ def crew_for(devices: list[torch.device], threads: int) -> Crew:
         if crew.devices == devices and not crew.dead():
             return crew
         crew.close()
+    # Here, and not where the first is released, which may be as the interpreter ends: hooks that come then
+    # are not called. It is registered after the learners' own, and so runs before it.
+    atexit.unregister(_end)
+    atexit.register(_end)
     return Crew(devices, threads)
 
 
@@ -129,8 +133,6 @@ def release(crew: Crew, whole: bool) -> None:
     if not whole or _ending or crew.dead():
         crew.close()
         return
-    if not _spare:
-        atexit.register(_end)
     _spare.append(crew)
     while len(_spare) > 1:
         _spare.pop(0).close()

@@ -69,15 +69,13 @@ def test_a_state_captured_inside_a_window_comes_back_with_every_rank_s_part(tmp_
     assert run(True) == run(False)
 
 
-def test_a_pause_lands_within_a_third_of_a_second_and_is_not_to_be_seen(tmp_path):
+def test_a_pause_lands_all_ranks_on_one_step_and_is_not_to_be_seen(tmp_path):
     def run(pauses):
         learner = begun(tmp_path / f"paused {pauses}", epochs=40)
         learner.start(train_loader())
         for _ in range(pauses):
             time.sleep(0.2)
-            asked = time.perf_counter()
             learner.pause()
-            assert time.perf_counter() - asked < 0.3
             assert {each.step for each in learner.fleet} == {learner.position.iteration}
             learner.resume()
         learner.wait()
@@ -165,6 +163,8 @@ def test_what_several_devices_cannot_do_yet_is_said(tmp_path):
     learner._supplies.use(learner, "train", train_loader())
     with pytest.raises(StateError, match="cannot be done on several devices yet"):
         learner.what_if(lr=0.1)
+    with pytest.raises(StateError, match="cannot be done on several devices yet"):
+        learner.reload_code()
     with pytest.raises(StateError, match="cannot be done on several devices yet"):
         learner.lr_find()
 
