@@ -132,7 +132,7 @@ class Debugging:
         if self._replica.ranks is not None:
             raise StateError(
                 "reload_code() cannot be done on several devices yet: their processes keep the code they "
-                "began with. learner.save(), and build a learner of the new classes with .checkpoint('latest')"
+                "began with. learner.save(), and build one of the new classes with .checkpoint('latest')"
             )
         average = self._replica.loop.update.average
         also = () if average is None else (average.module,)
