@@ -37,10 +37,12 @@ def fitted(table: SetTable, inches: float) -> SetTable:
 
     >>> wide = SetTable(("set", "Loss", "Accuracy", "batches", "weights of"), [("a", "1", "2", "3", "4")],
     ...     (False, True, True, True, False))
-    >>> fitted(wide, 9.0).headings == wide.headings
-    True
-    >>> fitted(wide, 2.9).headings, fitted(wide, 1.5).headings
-    (('set', 'Loss', 'Accuracy'), ('set', 'Loss', '1 more'))
+    >>> for inches in (9.0, 2.9, 2.2, 1.5):
+    ...     print(*fitted(wide, inches).headings, sep=", ")
+    set, Loss, Accuracy, batches, weights of
+    set, Loss, Accuracy, weights of
+    set, Loss, Accuracy
+    set, Loss, 1 more
     """
     by_column = zip(table.headings, table.right, zip(*_few(table.rows), strict=True), strict=True)
     columns = [_Column(_cut(head), right, [_cut(cell) for cell in cells]) for head, right, cells in by_column]

@@ -44,7 +44,7 @@ def set_table(rows: Sequence[SetRow]) -> SetTable:
     """The table of these sets.
 
     >>> row = SetRow("clean", {"Loss": "0.2500", "Accuracy": "91.25 %"}, 20, "epoch 3, train, step 7")
-    >>> print("\\n".join(text_table(*set_table([row]))))
+    >>> print("\\n".join(line.rstrip() for line in text_table(*set_table([row]))))
     set      Loss  Accuracy  batches  weights of
     -----  ------  --------  -------  ----------------------
     clean  0.2500   91.25 %       20  epoch 3, train, step 7

@@ -47,7 +47,7 @@ def test_missing_fields_are_named_with_the_metric_the_output_and_the_way_out():
 def test_every_metric_that_lacks_something_is_named():
     text = message([Loss(), Accuracy()], object())
     assert text.startswith("Loss needs `loss`; Accuracy needs `output` and `targets`; but")
-    assert "returned a object with no fields" in text
+    assert "returned an object with no fields" in text
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_a_state_without_a_rule_for_merging_is_refused():
         ),
         (
             {"metric": {"updates": 1, "states": dict.fromkeys(("tp", "fp", "tn", "fn"), 3)}},
-            "holds as tp a int",
+            "holds as tp an int",
         ),
     ],
 )
