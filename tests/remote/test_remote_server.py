@@ -308,30 +308,35 @@ def test_a_process_that_ends_takes_its_socket_away(tmp_path):
     assert not socket_in(tmp_path).exists()
 
 
-def open_things() -> list[str]:
-    """What this process's descriptors lead to: directories by path, sockets by number."""
-    found = []
+def descriptors() -> set[tuple[str, str]]:
+    """This process's open descriptors and what they lead to: directories by path, sockets by number."""
+    found = set()
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the one that listed them
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
     return found
 
 
 def test_a_forked_child_neither_keeps_nor_removes_the_socket(tmp_path):
-    before = set(open_things())
+    before = descriptors()
     learner = learner_in(tmp_path)
     learner.step()
-    ours = {
-        each for each in set(open_things()) - before if each == str(tmp_path) or each.startswith("socket:")
-    }
-    assert len(ours) == 4, "the directory, the listening socket, both ends of what wakes the thread"
+
+    def ours():
+        """The directory, the listening socket, both ends of what wakes the thread: while a writer has the
+        directory open to sync it there is one more."""
+        new = descriptors() - before
+        return {(name, to) for name, to in new if to == str(tmp_path) or to.startswith("socket:")}
+
+    waits_for(lambda: len(ours()) == 4)
+    kept = ours()
     reads, writes = os.pipe()
     child = os.fork()
     if not child:
         try:
             for server in list(_serving.values()):
                 server.close()
-            os.write(writes, repr(sorted(ours & set(open_things()))).encode())
+            os.write(writes, repr(sorted(kept & descriptors())).encode())
         finally:
             os._exit(0)
     os.close(writes)
