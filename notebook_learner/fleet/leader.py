@@ -47,6 +47,8 @@ class Fleet:
         self._rows: list[Rows] = []
         self._threads = torch.get_num_threads()
         self._entered = False
+        self._agreed = 0
+        """The last training step that all were heard of."""
 
     # A run -------------------------------------------------------------------------------------------
 
@@ -73,12 +75,15 @@ class Fleet:
         """The run is over."""
         if not self._entered:
             return
-        self._entered = False
         if self.devices[0].type == "cpu":
             torch.set_num_threads(self._threads)
-        if self.crew is None:
-            return
-        self.crew.watch.end()
+        with self._lock:  # whoever asks how they are waits
+            self._entered = False
+            if self.crew is not None:
+                self.crew.watch.end()
+                self._dismiss()
+
+    def _dismiss(self) -> None:
         if self.dead is None and not self._broken:
             try:
                 self._ask("leave")
@@ -94,17 +99,29 @@ class Fleet:
             self.leave()
 
     def table(self) -> Ranks:
-        """How each of them is. While they train, only what can be seen from outside."""
-        mine = of_this_process(self.replica)
-        if self.crew is None:
-            return Ranks([mine])
-        dead = self.crew.dead()
-        told: list[Any] = [None] * len(self.crew.members)
-        if self.dead is None and not self._entered and not self._waiting:
-            with self._lock:
-                told = self._ask("memory")
-        pairs = zip(self.crew.members, told, strict=True)
-        return Ranks([mine, *(of_member(each, each not in dead, found) for each, found in pairs)])
+        """How each of them is. They are asked where they do nothing else, and seen from outside if not."""
+        with self._lock:  # a run that begins waits for it
+            idle = not (self._entered or self._broken) and self.dead is None
+            if self.crew is None or not idle or self.crew.dead():
+                return self.seen()
+            try:
+                return self._with(self.crew, self._ask("memory"))
+            except (Severed, Lost) as error:  # told of by the next verb
+                self.fault(error)
+                return self.seen()
+
+    def seen(self) -> Ranks:
+        """How each of them is, from outside: at any time, from any thread, without waiting for anybody."""
+        crew = self.crew
+        if crew is None:
+            return Ranks([of_this_process(self.replica)])
+        return self._with(crew, [{"step": self._agreed}] * len(crew.members))
+
+    def _with(self, crew: Crew, told: Sequence[Mapping[str, Any]]) -> Ranks:
+        dead = crew.dead()
+        pairs = zip(crew.members, told, strict=True)
+        others = [of_member(each, each not in dead, found) for each, found in pairs]
+        return Ranks([of_this_process(self.replica), *others])
 
     def shut(self) -> None:
         """Nobody needs them any more."""
@@ -142,6 +159,7 @@ class Fleet:
         """What they measured in the steps since the last time."""
         rows: list[Rows] = self._answers() if self._waiting else self._rows
         self._rows = []
+        self._agreed = self.replica.loop.iteration
         wrong = [each.steps for each in rows if each.steps != steps]
         if wrong and not self._broken:
             raise StateError(f"rank 0 took {steps} steps, another one {wrong[0]}: their data differ")
@@ -262,6 +280,7 @@ class Fleet:
                 self._waiting.append(member)
             self._answers()
             self._own, self._stale = None, False
+        self._agreed = self.replica.loop.iteration
 
     def _meet(self) -> None:
         """Make a group to sum in."""

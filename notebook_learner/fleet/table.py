@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ class RankInfo:
     pid: int
     alive: bool
     step: int | None
-    """Finished training steps, where it could be asked."""
+    """Finished training steps; while they train, those that all ranks were heard of."""
     memory: int | None
     """Bytes of the process."""
     device_memory: int | None = None
@@ -81,16 +81,17 @@ def of_this_process(replica: Replica) -> RankInfo:
     return RankInfo(0, socket.gethostname(), str(device), os.getpid(), True, step, memory, used)
 
 
-def of_member(member: Member, alive: bool, told: Any) -> RankInfo:
-    """Another rank, with what it tells of itself, or without."""
-    found = told or {}
-    return RankInfo(
-        member.rank,
-        member.host,
-        str(member.device),
-        member.pid,
-        alive,
-        found.get("step"),
-        found.get("host"),
-        found.get("device"),
-    )
+def of_member(member: Member, alive: bool, told: Mapping[str, Any]) -> RankInfo:
+    """Another rank, with what it tells of itself; its memory is seen from here, too."""
+    memory = told.get("host") or (_memory_of(member.pid) if alive else None)
+    where = (member.rank, member.host, str(member.device), member.pid)
+    return RankInfo(*where, alive, told.get("step"), memory, told.get("device"))
+
+
+def _memory_of(pid: int) -> int | None:
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return None

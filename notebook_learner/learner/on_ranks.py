@@ -28,6 +28,12 @@ class OnRanks:
         ranks = self._replica.ranks
         return one_device(self._replica) if ranks is None else ranks.table()
 
+    def ranks(self) -> Any:
+        """The same as a panel shows it: seen from outside, without waiting for any of them. None where there
+        is one device."""
+        ranks = self._replica.ranks
+        return () if ranks is None else ranks.seen()
+
     def restart(self) -> None:
         """Start the other ranks anew, after one of them died, from where the learner stands. `fit()` goes on
         from there.

@@ -83,7 +83,10 @@ class Ranks(Protocol):
         """Start all of them anew, where rank 0 stands."""
 
     def table(self) -> Any:
-        """How each of them is."""
+        """How each of them is, asked where they do nothing else."""
+
+    def seen(self) -> Any:
+        """How each of them is, from outside."""
 
     def shut(self) -> None:
         """Nobody needs them any more."""

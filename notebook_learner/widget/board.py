@@ -315,6 +315,44 @@ def checkpoints(saved: Iterable[Saved], best: str | None = None) -> list[Json]:
     return rows
 
 
+class Rank(Protocol):
+    """One process of a training on several devices."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def step(self) -> int | None: ...
+    @property
+    def memory(self) -> int | None: ...
+    @property
+    def device_memory(self) -> int | None: ...
+
+
+def ranks(fleet: Sequence[Rank]) -> list[Json]:
+    """The processes that train, for the page; a single one needs no table."""
+    return [_rank(each) for each in fleet] if len(fleet) > 1 else []
+
+
+def _rank(info: Rank) -> Json:
+    memory = info.memory if info.device_memory is None else info.device_memory
+    return {
+        "rank": info.rank,
+        "device": one_line(info.device),
+        "where": f"{one_line(info.host)}, process {info.pid}",
+        "step": "" if info.step is None else count(info.step),
+        "memory": "" if memory is None else size_text(memory),
+        "alive": info.alive,
+    }
+
+
 def _values(metrics: Mapping[str, Mapping[str, float]]) -> str:
     """Of validation where there are any, else of training."""
     values = metrics.get("valid") or metrics.get("train") or {}

@@ -253,7 +253,7 @@ class Panel:
         if learner is not None:
             board.tally.num_epochs = learner.num_epochs  # set by a person, it is no event
             self._events_changed |= self._debugger.changed(learner)
-        told = board.moving()
+        told = board.moving() | {"ranks": [] if learner is None else boards.ranks(learner.ranks())}
         if self._fixed_changed:
             told |= board.fixed() | {"readonly": learner is None}
         if self._events_changed or self._fixed_changed:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ..event import Evaluated, Record, Sink, Status
 from ..renderer.source import StepSource
-from .board import Saved
+from .board import Rank, Saved
 
 
 class Switch(Protocol):
@@ -106,6 +106,10 @@ class Steering(Protocol):
     @property
     def lacks(self) -> str:
         """What it needs before it can train; nothing where it can."""
+        ...
+
+    def ranks(self) -> Sequence[Rank]:
+        """The processes that train, seen without waiting for them; none where there is one device."""
         ...
 
     def saved(self) -> tuple[Sequence[Saved], str | None]:

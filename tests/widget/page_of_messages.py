@@ -88,6 +88,8 @@ def learner_in(directory: Path, **more: Any) -> Learner:
     x, y = torch.randn(40, 4), torch.randint(0, 3, (40,))
     batches = [(x[i : i + 4], y[i : i + 4]) for i in range(0, 40, 4)]
     builder = LearnerBuilder(directory).loss(F.cross_entropy).metrics(Loss(), Accuracy()).num_epochs(3)
+    for name, value in more.items():
+        getattr(builder, name)(value)
     return builder.renderer("silent").build(
         model, torch.optim.SGD(model.parameters(), lr=0.1), None, batches, batches[:2]
     )

@@ -114,6 +114,10 @@ const going = {
     ["GPU memory", "3.1 GB of 24 GB"],
     ["GPU use", "84 %"],
   ],
+  ranks: [
+    { rank: 0, device: "cuda:0", where: "workstation, process 41023", memory: "3.1 GB", step: "1,077", alive: true },
+    { rank: 1, device: "cuda:1", where: "workstation, process 41077", memory: "3.1 GB", step: "1,077", alive: true },
+  ],
   checkpoints: [
     { label: "1-240", place: "epoch 1, step 240", size: "1.2 MB", metrics: "valid Loss 0.498", state: "damaged", best: false },
     { label: "3-240", place: "epoch 3, step 240", size: "1.2 MB", metrics: "valid Loss 0.371", state: "complete", best: true },
@@ -162,6 +166,7 @@ const paused = {
 const failed = {
   ...going,
   status: "failed",
+  ranks: [going.ranks[0], { ...going.ranks[1], memory: "", alive: false }],
   reason: "RuntimeError: mat1 and mat2 shapes cannot be multiplied (6x512 and 256x10)",
   rate: "",
   left: "",

@@ -7,7 +7,7 @@ import { freshId, h, setAttribute, setText, show } from "./dom.js";
 import { Header, Progress } from "./header.js";
 import { Checkpoints, Failure, Log, Setup } from "./lists.js";
 import { Rewinder } from "./rewind.js";
-import { Evaluated, Numbers, Texts } from "./table.js";
+import { Evaluated, Numbers, Ranks, Texts } from "./table.js";
 import { follow } from "./theme.js";
 
 const WAITING = "waiting for the kernel: it answers when the running cell is over";
@@ -55,6 +55,7 @@ export class View {
       new Numbers(),
       new Texts(),
       new Evaluated(),
+      new Ranks(),
       this.breakpoints,
       this.checkpoints,
       this.setup,
@@ -66,7 +67,7 @@ export class View {
   }
 
   #assemble(host) {
-    const [, , , failure, , , , log, numbers, texts, evaluated] = this.parts;
+    const [, , , failure, , , , log, numbers, texts, evaluated, ranks] = this.parts;
     this.hint = h("div", { class: "nl-hint", id: freshId("hint"), "data-part": "hint" });
     this.live = h("div", { class: "nl-unseen", role: "status", "aria-live": "polite" });
     this.waiting = h("div", { class: "nl-waiting", "data-part": "waiting" }, h("span", { class: "nl-spinner", "aria-hidden": "true" }), h("span", {}, "loading"));
@@ -81,7 +82,7 @@ export class View {
         "div",
         { class: "nl-body" },
         h("div", { class: "nl-main" }, this.curves.element, this.rewinder.element, this.inspection.element, log.element),
-        h("div", { class: "nl-side" }, numbers.element, texts.element, evaluated.element, this.breakpoints.element, this.checkpoints.element, this.setup.element),
+        h("div", { class: "nl-side" }, numbers.element, texts.element, evaluated.element, ranks.element, this.breakpoints.element, this.checkpoints.element, this.setup.element),
       ),
     );
     this.panel.append(this.waiting, this.whole, this.live);
