@@ -31,8 +31,10 @@ class Engines:
         self._client: Any = None
         self._begun: list[Any] = []
         try:
-            self._client = self._cluster.start_and_connect_sync()
-            self._client.wait_for_engines(len(devices), timeout=_START)
+            self._cluster.start_cluster_sync()
+            self._client = self._cluster.connect_client_sync()
+            # No bar of its own in the cell: what a learner shows is the panel.
+            self._client.wait_for_engines(len(devices), timeout=_START, interactive=False)
         except BaseException:
             self.stop()
             raise

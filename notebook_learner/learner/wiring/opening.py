@@ -32,7 +32,7 @@ def opening(
         settings.num_epochs,
         tuple(_info(each) for each in registered),
         {
-            "device": str(device),
+            "device": ", ".join(map(str, settings.devices or [device])),
             "precision": _PRECISION_NAMES[PRECISIONS[settings.precision]],
             "optimizer": type(optimizer).__name__,
             "learning rate": str(schedule),
