@@ -32,10 +32,10 @@ class Rows:
 def counts_of(metric: Counted, kept: Sequence[Any]) -> Floats:
     """The counts of each step; those of a step without a sample are zero."""
     there = [index for index, each in enumerate(kept) if each is not ABSENT]
-    if len(there) == len(kept):
-        return metric.count(kept)
     if not there:
         return np.zeros((len(kept), 0))
+    if len(there) == len(kept):
+        return metric.count(kept)
     counts = metric.count([kept[index] for index in there])
     rows = np.zeros((len(kept), counts.shape[1]))
     rows[there] = counts
