@@ -158,6 +158,7 @@ class Follower:
 
         made: Recipe = unpack(recipe, {"the learner": _Here(self)})
         if self.learner is not None:
+            self.learner._driver.belongs_to_nobody()
             self.learner._replica.let_go()
         _report_steps(made.optimizer)
         if made.settings.devices[0].type == "cuda":

@@ -55,6 +55,10 @@ class Driver:
         """For good: a rank of a training on several devices does what it is told, and in one thread."""
         self._thread = threading.current_thread()
 
+    def belongs_to_nobody(self) -> None:
+        """That is over: whoever ends it waits for nobody."""
+        self._thread = None
+
     # Drive -------------------------------------------------------------------------------------------
 
     def here(self, work: Callable[[], T]) -> tuple[T, bool]:

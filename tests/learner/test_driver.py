@@ -48,6 +48,15 @@ class Running:
 # Here ------------------------------------------------------------------------------------------------
 
 
+def test_what_belonged_to_a_thread_and_does_no_more_is_ended_without_waiting() -> None:
+    driver = Driver(Control())
+    driver.belongs_to_this_thread()
+    assert not driver.leave(0.01), "somebody may be in the middle of a step"
+
+    driver.belongs_to_nobody()
+    assert driver.leave(0.0)
+
+
 def test_work_here_gives_its_value_and_leaves_nobody_driving() -> None:
     driver = Driver(Control())
     seen: list[tuple[bool, bool]] = []
