@@ -52,7 +52,7 @@ class Viewer(threading.Thread):
     """Opens artifacts.h5 again and again, as somebody's viewer does."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__()
+        super().__init__(daemon=True)  # a test that fails does not end it
         self.path = directory / "artifacts.h5"
         self.over = threading.Event()
         self.seen, self.wrong = 0, ""
@@ -76,14 +76,14 @@ def test_a_run_that_is_killed_resumed_and_rewound_is_followed_to_the_end(tmp_pat
     directory = tmp_path / "run"
     listener, viewer = Listener(), Viewer(directory)
     follower = threading.Thread(
-        target=lambda: listener.hear(Artifacts(directory).follow(poll=0.002, timeout=30))
+        target=lambda: listener.hear(Artifacts(directory).follow(poll=0.002, timeout=200)), daemon=True
     )
     viewer.start()
     follower.start()
     train(directory, None, kill_after=0.15)
     train(directory, "latest", kill_after=0.1)
     train(directory, "latest", kill_after=None)
-    follower.join(timeout=60)
+    follower.join(timeout=60)  # it ends with the run; a busy machine takes long to begin one
     viewer.over.set()
     viewer.join()
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "learner"))  # whole_catalogue: what the ranks measure
 
 
 @pytest.fixture(autouse=True)
