@@ -220,7 +220,7 @@ class Board:
         best = tally.best(name, split)
 
         def shown(value: float | None) -> str:
-            return "" if value is None else number(value, unit)
+            return "" if value is None else number(value)  # the unit is with the name: places are narrow
 
         return {
             "metric": one_line(name),

@@ -98,7 +98,7 @@ def test_where_it_stands() -> None:
         "best": "2.500",
         "where": "epoch 1",
     }
-    assert rows["Accuracy", "valid"]["best"] == "90.00 %"
+    assert (rows["Accuracy", "valid"]["best"], rows["Accuracy", "valid"]["unit"]) == ("90.00", "%")
     assert rows["Rate", "train"]["last"] == ""
 
 
