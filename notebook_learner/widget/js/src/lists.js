@@ -48,6 +48,8 @@ export class Checkpoints extends Listing {
   }
 }
 
+const LOG_PADDING = 8; // px, as the style sheet has it
+
 export class Log {
   constructor(signal) {
     this.lines = h("pre", { class: "nl-lines", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "The end of experiment.log" });
@@ -76,6 +78,7 @@ export class Log {
   #scrolled() {
     if (this.size !== this.#measured()) return; // nobody scrolled: the place changed its size
     this.atEnd = this.lines.scrollHeight - this.lines.scrollTop - this.lines.clientHeight < 8;
+    this.#cover();
   }
 
   #measured() {
@@ -84,6 +87,15 @@ export class Log {
 
   #toEnd() {
     this.lines.scrollTop = this.lines.scrollHeight;
+    this.#cover();
+  }
+
+  /** At the end no part of a line looks out at the top. */
+  #cover() {
+    const { scrollHeight, clientHeight } = this.lines;
+    const line = parseFloat(getComputedStyle(this.lines).lineHeight);
+    const part = this.atEnd && scrollHeight > clientHeight ? (clientHeight - 2 * LOG_PADDING) % line : 0;
+    this.lines.style.setProperty("--nl-cover", `${LOG_PADDING + part}px`);
   }
 }
 
