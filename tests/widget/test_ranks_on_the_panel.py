@@ -64,7 +64,7 @@ def test_the_table_follows_the_ranks_until_one_dies(tmp_path: Path) -> None:
     assert [each["rank"] for each in table] == [0, 1]
     assert [each["step"] for each in table] == ["3", "3"]
     assert [each["where"] for each in table] == [f"{each.host}, process {each.pid}" for each in learner.fleet]
-    assert all(each["alive"] and each["memory"].endswith("MB") for each in table)
+    assert all(each["alive"] and each["memory"].endswith(("MB", "GB")) for each in table)
 
     learner.rewind(2)
     page.ask("resync")
