@@ -216,7 +216,7 @@ class Calls:
         self.hand = hand
         self.names: list[str] = []
         self._real = {name: getattr(files, name) for name in FUNCTIONS}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as that of `disk_model.Recording`
 
     def __enter__(self) -> Calls:
         for name, real in self._real.items():

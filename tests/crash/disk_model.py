@@ -160,7 +160,8 @@ class Recording:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self._one = threading.Lock()
+        # Taken again by a call that comes of this one: the garbage collector closes what somebody else left.
+        self._one = threading.RLock()
 
     def __call__(
         self, number: int, name: str, real: Call, given: tuple[Any, ...], named: dict[str, Any]
