@@ -1,7 +1,7 @@
 """`kill -9`, at any moment and at any call to the file system, several times in one run: what was announced
 as saved is there, and the run ends where it would have ended.
 
-NOTEBOOK_LEARNER_KILLS says how often; 30 by default.
+NOTEBOOK_LEARNER_KILLS says how often; 60 by default.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-KILLS = int(os.environ.get("NOTEBOOK_LEARNER_KILLS", "30"))
+KILLS = int(os.environ.get("NOTEBOOK_LEARNER_KILLS", "60"))
 LIMIT = 120 + 4 * KILLS
 
 

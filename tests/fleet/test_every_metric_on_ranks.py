@@ -67,7 +67,7 @@ def test_so_is_the_value_of_a_step(name: str, both: tuple[Learner, Learner]) -> 
 
 
 @pytest.mark.parametrize("name", sorted(BY_PARTS))
-def test_a_step_that_cannot_be_summed_is_the_mean_of_the_ranks(
+def test_the_step_of_a_metric_that_cannot_be_summed_is_not_the_batchs_own(
     name: str, both: tuple[Learner, Learner]
 ) -> None:
     alone, together = (steps_of(each, name) for each in both)

@@ -212,7 +212,7 @@ def storm_on_a_group(folder: Path, seed: int) -> None:
     chance, moment = random.Random(seed), threading.Event()
     sent = 0
     # While a busy machine starts its workers, ten are one, and some come between two calls of `fit`.
-    while (sent < STORM or len(ended) < STORM // 20) and child.poll() is None:
+    while (sent < STORM or len(ended) < STORM // 10) and child.poll() is None:
         moment.wait(chance.uniform(0.0, 0.03))
         os.killpg(child.pid, signal.SIGINT)
         sent += 1
