@@ -36,14 +36,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests whose step closes over their own learner keep it, and its open files, until the process ends:
-# hundreds in a whole run, and a plain account may open 1024.
-if sys.platform != "win32":
-    import resource
-
-    _, _most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (_most, _most))
-
 # Loaders fork their workers while other threads run. Where coverage is measured, each thread takes its lock
 # when it comes to a file for the first time; a worker forked in that moment would wait for it for ever.
 _held_by_fork: list[Any] = []

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from ..store import files
+from ..store.descriptor import Descriptor
 
 
 class FolderLock:
@@ -17,7 +17,7 @@ class FolderLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor: int | None = None
+        self._folder = Descriptor()
 
     def alone(self) -> bool:
         """Take the folder for this process alone, if nobody else has it."""
@@ -29,10 +29,8 @@ class FolderLock:
 
     def release(self) -> None:
         """Let go."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            with suppress(OSError):
-                files.close(descriptor)
+        with suppress(OSError):
+            self._folder.close()
 
     def _take(self, kind: str) -> bool:
         try:
@@ -40,12 +38,10 @@ class FolderLock:
         except ImportError:  # Windows: nothing is ever cleaned up there but by `repair`
             return False
         try:
-            if self._descriptor is None:
-                self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.flock(self._descriptor, getattr(fcntl, kind) | fcntl.LOCK_NB)
+            if self._folder.number is None:
+                self._folder = Descriptor(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
+            assert self._folder.number is not None
+            fcntl.flock(self._folder.number, getattr(fcntl, kind) | fcntl.LOCK_NB)
         except OSError:  # somebody has it, or the file system knows no locks
             return False
         return True
-
-    def __del__(self) -> None:
-        self.release()

@@ -110,6 +110,9 @@ class Crew:
 
 
 _spare: list[Crew] = []
+_at_work: list[Crew] = []
+"""Held here, too: the garbage collector, which may take a learner together with its step, would close the
+connections before anybody could end the processes."""
 _ending = False
 
 
@@ -119,17 +122,21 @@ def crew_for(devices: list[torch.device], threads: int) -> Crew:
     while _spare:
         crew = _spare.pop()
         if crew.devices == devices and not crew.dead():
+            _at_work.append(crew)
             return crew
         crew.close()
     # Here, and not where the first is released, which may be as the interpreter ends: hooks that come then
     # are not called. It is registered after the learners' own, and so runs before it.
     atexit.unregister(_end)
     atexit.register(_end)
-    return Crew(devices, threads)
+    crew = Crew(devices, threads)
+    _at_work.append(crew)
+    return crew
 
 
 def release(crew: Crew, whole: bool) -> None:
     """Its learner needs it no more. One crew is kept for the next one, where nothing is wrong with it."""
+    _at_work.remove(crew)
     if not whole or _ending or crew.dead():
         crew.close()
         return

@@ -22,7 +22,7 @@ from .early_stopping import why_ended
 from .loop import Why
 from .on_ranks import OnRanks
 from .on_sets import OnSets
-from .parting import when_gone
+from .parting import Parting
 from .places import after_training_step, steps_back
 from .position import Position, Split
 from .premises import Premises
@@ -109,7 +109,7 @@ class Learner(Shown, Debugging, OnSets, OnRanks):
         self.locals = {}
         self.scheduler = scheduler
         """The scheduler as it was given to `build`, or as its factory made it."""
-        when_gone(self, partial(_let_go, driver, replica))
+        self._parting = Parting(partial(_let_go, driver, replica))
 
     # Train -------------------------------------------------------------------------------------------
 

@@ -4,6 +4,9 @@ Whoever lets go of it waits for that, and finds its memory free. The garbage col
 finalizer wherever it happens to run, in any thread, between any two calls, with any lock held. A writer
 that it struck inside h5py, whose one lock it held, waited there for another learner's writer, which needed
 that lock: for ever. So what is collected is handed to a thread of its own.
+
+Nothing here holds what it ends. A step, a model or a metric that refers to its learner (in a closure, say)
+makes a circle of it all; held from here, as `weakref.finalize` would, none of it was ever collected.
 """
 
 from __future__ import annotations
@@ -24,28 +27,40 @@ Ending = Callable[[], None]
 _left: SimpleQueue[Ending | None] = SimpleQueue()
 """The one queue that may be put into by a finalizer that interrupts another `put`."""
 _lock = threading.Lock()
-_held: list[weakref.finalize[[Ending], object]] = []
+_partings: weakref.WeakSet[Parting] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 _process = os.getpid()
 _collector: int | None = None
 """The thread that collects garbage right now."""
 
 
-def when_gone(thing: object, end: Ending) -> None:
-    """Call `end` when nobody holds the thing any more, or as the interpreter ends.
+class Parting:
+    """Held by one thing alone: calls `end` when nobody holds that thing, or as the interpreter ends.
 
     >>> class Thing: ...
     >>> thing = Thing()
-    >>> when_gone(thing, lambda: print("gone"))
+    >>> thing.parting = Parting(lambda: print("gone"))
     >>> del thing
     gone
     """
-    finalizer = weakref.finalize(thing, _part, end)
-    finalizer.atexit = False  # `end_all` is there for that
-    with _lock:
-        _held[:] = [each for each in _held if each.alive]
-        _held.append(finalizer)
-        _begin()
+
+    def __init__(self, end: Ending) -> None:
+        self._end: Ending | None = end
+        self._process = os.getpid()
+        with _lock:
+            _partings.add(self)
+            _begin()
+
+    def __del__(self) -> None:
+        # What is handed over from a collection lives on for a moment, whole, and the next one takes it.
+        if (end := self.take()) is not None:
+            _part(end)
+
+    def take(self) -> Ending | None:
+        """What is to be called, given to whoever asks first; not to a child that was forked meanwhile, where
+        it would end what is its parent's."""
+        end, self._end = self._end, None
+        return end if os.getpid() == self._process else None
 
 
 def end_all() -> None:
@@ -55,14 +70,13 @@ def end_all() -> None:
         return
     with _lock:
         thread, _thread = _thread, None
-        held = [each.detach() for each in _held]
-        _held.clear()
+        held = list(_partings)
     if thread is not None:
         _left.put(None)
         thread.join()
-    for found in held:
-        if found is not None:
-            _end(found[2][0])
+    for parting in held:
+        if (end := parting.take()) is not None:
+            _end(end)
 
 
 def _note_collector(phase: str, info: dict[str, Any]) -> None:
@@ -72,7 +86,7 @@ def _note_collector(phase: str, info: dict[str, Any]) -> None:
 
 
 def _part(end: Ending) -> None:
-    if _collector == threading.get_ident():
+    if _collector == threading.get_ident() and _thread is not None:  # none is there when all is over
         _left.put(end)
     else:
         _end(end)

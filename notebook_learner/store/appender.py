@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from . import files
+from .descriptor import Descriptor
 
 _CHUNK = 1 << 20
 
@@ -19,10 +20,10 @@ class LineAppender:
     when the disk takes it in one. There is no buffer in between: what was written outlives a `kill -9`.
     """
 
-    __slots__ = ("_descriptor", "_fresh", "_sent", "_waiting", "_waiting_lines", "blank", "lines", "path")
+    __slots__ = ("_file", "_fresh", "_sent", "_waiting", "_waiting_lines", "blank", "lines", "path")
 
     def __init__(self, path: Path, *, fresh: bool = False, blank: str = "\n") -> None:
-        self._descriptor: int | None = None
+        self._file = Descriptor()
         self.path = path
         self.blank = blank
         """The line that stands for a step of which nothing is known."""
@@ -39,7 +40,7 @@ class LineAppender:
     @property
     def is_open(self) -> bool:
         """Whether it holds a descriptor."""
-        return self._descriptor is not None
+        return self._file.number is not None
 
     def add(self, text: str, lines: int) -> None:
         """Take whole lines, to be written by `write_out`; `lines` of them count."""
@@ -79,24 +80,20 @@ class LineAppender:
 
     def close(self) -> None:
         """Give the descriptor back; a later `write_out` opens the file again and goes on appending."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            files.close(descriptor)
-
-    def __del__(self) -> None:
-        self.close()
+        self._file.close()
 
     def _nothing_waits(self) -> None:
         self._waiting, self._waiting_lines, self._sent = b"", 0, 0
 
     def _open(self) -> int:
-        if self._descriptor is None:
+        number = self._file.number
+        if number is None:
             files.make_directory(self.path.parent)
-            self._descriptor = files.open_to_append(self.path, fresh=self._fresh)
-            self._fresh = False
-        elif files.link_count(self._descriptor) == 0:  # 0.5 us: without it a removed file swallows lines
+            number = files.open_to_append(self.path, fresh=self._fresh)
+            self._file, self._fresh = Descriptor(number), False
+        elif files.link_count(number) == 0:  # 0.5 us: without it a removed file swallows lines
             self._start_over()
-        return self._descriptor
+        return number
 
     def _start_over(self) -> None:
         """The file is gone: blank lines take the place of the lost ones, so that line k stays step k."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -16,9 +18,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_learner import Artifacts, LearnerBuilder
-from notebook_learner.learner.parting import when_gone
+from notebook_learner import Artifacts, Learner, LearnerBuilder
+from notebook_learner.learner.parting import Parting
+from notebook_learner.metric import Loss
 
 SOON = 60.0
 
@@ -27,6 +31,7 @@ class Thing:
     """Something that can be held, by itself too, and let go."""
 
     itself: Thing
+    parting: Parting
 
 
 def comes(what: Callable[[], bool]) -> bool:
@@ -56,13 +61,13 @@ def test_a_collection_inside_the_hdf5_library_waits_for_nobody(tmp_path: Path) -
 def test_whoever_lets_go_finds_all_ended_and_the_collector_goes_on_at_once() -> None:
     by: list[threading.Thread] = []
     thing = Thing()
-    when_gone(thing, lambda: by.append(threading.current_thread()))
+    thing.parting = Parting(lambda: by.append(threading.current_thread()))
     del thing
     assert by == [threading.current_thread()]
 
     cycle = Thing()
     cycle.itself = cycle
-    when_gone(cycle, lambda: by.append(threading.current_thread()))
+    cycle.parting = Parting(lambda: by.append(threading.current_thread()))
     del cycle
     gc.collect()
     assert comes(lambda: len(by) == 2)
@@ -76,8 +81,8 @@ def test_an_ending_that_fails_is_told_of_and_keeps_no_other_from_its_turn(
     monkeypatch.setattr(threading, "excepthook", lambda given: told.append(given.exc_type))
     over = threading.Event()
     first, second = Thing(), Thing()
-    when_gone(first, lambda: [][0])
-    when_gone(second, over.set)
+    first.parting = Parting(lambda: [][0])
+    second.parting = Parting(over.set)
     first.itself = first
     del first
     gc.collect()
@@ -88,12 +93,12 @@ def test_an_ending_that_fails_is_told_of_and_keeps_no_other_from_its_turn(
 
 AT_THE_END = """
 import gc, os, sys
-from notebook_learner.learner.parting import when_gone
+from notebook_learner.learner.parting import Parting
 
 class Thing: ...
 kept, gone = Thing(), Thing()
-when_gone(kept, lambda: print("kept"))
-when_gone(gone, lambda: print("gone"))
+kept.parting = Parting(lambda: print("kept"))
+gone.parting = Parting(lambda: print("gone"))
 gone.itself = gone
 del gone
 gc.collect()
@@ -116,3 +121,109 @@ def test_the_interpreter_ends_after_all_endings_each_once(how: str) -> None:
         [sys.executable, "-c", AT_THE_END, how], capture_output=True, text=True, timeout=SOON, check=True
     )
     assert sorted(done.stdout.split()) == ["gone", "kept"] and not done.stderr
+
+
+DATA = TensorDataset(torch.randn(32, 3), torch.randn(32, 1))
+
+
+class LearningError(Exception):
+    """What the step raises where it was asked to."""
+
+
+class Model(nn.Linear):
+    """Fails when told to."""
+
+    fails = False
+
+
+def left_after_steps(learner: Learner) -> None:
+    learner.step(3)
+
+
+def left_with_a_checkpoint_on_its_way(learner: Learner) -> None:
+    learner.step(3)
+    learner.save(wait=False)
+
+
+def left_after_looking_and_going_back(learner: Learner) -> None:
+    learner.step(3)
+    learner.inspect()
+    learner.rewind(2)
+
+
+def left_at_the_end(learner: Learner) -> None:
+    learner.fit()
+
+
+def left_with_an_error_of_its_background(learner: Learner) -> None:
+    learner.model.fails = True
+    learner.start()
+    with pytest.raises(LearningError):
+        learner.wait()
+
+
+def left_after_evaluation(learner: Learner) -> None:
+    learner.step(3)
+    learner.evaluate(DataLoader(DATA, 4), name="test")
+    learner.predict(DataLoader(DATA, 4))
+
+
+LEFT = [
+    left_after_steps,
+    left_with_a_checkpoint_on_its_way,
+    left_after_looking_and_going_back,
+    left_at_the_end,
+    left_with_an_error_of_its_background,
+    left_after_evaluation,
+]
+
+
+def learner_of_its_own_step(directory: Path, workers: int) -> Learner:
+    """A step that refers to its learner, as one that is written below the learner's cell may."""
+    mine: list[Learner] = []
+
+    def step(model: Model, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        if mine[0].model.fails:
+            raise LearningError
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    builder = LearnerBuilder(directory).num_epochs(2).metrics(Loss()).with_file_checkpointer()
+    builder = builder.renderer("silent").train_step(step).valid_step(step)
+    loader = DataLoader(DATA, 4, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
+    mine.append(builder.build(Model(3, 1), lambda p: torch.optim.Adam(p, lr=0.01), None, loader, loader))
+    return mine[0]
+
+
+def open_below(directory: Path) -> list[str]:
+    """What this process has open there; nothing where the system does not tell."""
+    here = Path("/proc/self/fd")
+    names = [os.readlink(each) for each in here.iterdir() if each.is_symlink()] if here.is_dir() else []
+    return [name for name in names if name.startswith(str(directory))]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("left", LEFT, ids=lambda left: left.__name__)
+def test_a_learner_that_its_own_step_refers_to_goes_with_its_files_and_workers(
+    tmp_path: Path, left: Callable[[Learner], None], workers: int
+) -> None:
+    children, threads = set(multiprocessing.active_children()), set(threading.enumerate())
+    learner = learner_of_its_own_step(tmp_path, workers)
+    left(learner)
+    gone = weakref.ref(learner)
+    del learner
+
+    def over() -> bool:
+        gc.collect()  # a checkpoint that is being written holds all, and so does what ends it
+        return (
+            gone() is None
+            and set(multiprocessing.active_children()) <= children
+            and not open_below(tmp_path)
+            and all(each.name == "notebook_learner parting" for each in set(threading.enumerate()) - threads)
+        )
+
+    assert comes(over), (
+        gone(),
+        multiprocessing.active_children(),
+        open_below(tmp_path),
+        threading.enumerate(),
+    )

@@ -96,7 +96,7 @@ def test_an_appender_that_is_forgotten_gives_its_descriptor_back(tmp_path):
     file = LineAppender(tmp_path / "b.log")
     file.add("x\n", 1)
     file.write_out()
-    descriptor = file._descriptor
+    descriptor = file._file.number
     del file
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)

@@ -97,13 +97,14 @@ class Walk:
         """Start an epoch after `skip` batches, its order drawn. `base` seeds each sample."""
         with interrupts_kept_from(getattr(self.loader, "num_workers", 0)):
             iterator: Iterator[Any] = iter(self.loader)
-        return iterator
+        return _kept(iterator)
 
     def end(self, iterator: Iterator[Any] | None) -> None:
         """Let go of an iterator, and of its worker processes now. The garbage collector would do it in
         whichever thread, or forked child, it happens to run in, where it takes seconds or fails."""
-        shut_down = getattr(iterator, "_shutdown_workers", None)
+        shut_down = getattr(iterator, _SHUT_DOWN, None)
         if shut_down is not None and iterator is not self._living_on:
+            _at_work.discard(iterator)
             shut_down()
 
     @property
@@ -168,7 +169,7 @@ class _StatefulWalk(Walk):
         if skip and self._pending is not None:
             self.loader.load_state_dict(copy.deepcopy(self._pending))
             self._pending, skip = None, 0
-        iterator: Iterator[Any] = iter(self.loader)
+        iterator = _kept(iter(self.loader))
         for _ in range(skip):
             next(iterator, END)
         return iterator
@@ -271,7 +272,7 @@ class _LoaderWalk(Walk):
             self._first_seed = cast(int, iterator._base_seed)
         if skip or base is not None:
             self._sampler.draw_order()
-        return iterator
+        return _kept(iterator)
 
 
 # What a loader draws ---------------------------------------------------------------------------------
@@ -310,7 +311,19 @@ def _known_order(loader: DataLoader[Any]) -> bool:
     return plain and type(loader.sampler) in known
 
 
-# Interrupts and worker processes ---------------------------------------------------------------------
+# Worker processes ------------------------------------------------------------------------------------
+
+_SHUT_DOWN = "_shutdown_workers"
+
+_at_work: set[Iterator[Any]] = set()
+"""Iterators whose workers have not been ended. The garbage collector must not come across one: it may clear
+the queues away before the workers are told to end, and waits five seconds for each."""
+
+
+def _kept(iterator: Iterator[Any]) -> Iterator[Any]:
+    if hasattr(iterator, _SHUT_DOWN):
+        _at_work.add(iterator)
+    return iterator
 
 
 @contextmanager

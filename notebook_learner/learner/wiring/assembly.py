@@ -322,9 +322,15 @@ class _Wiring:
 
 def _remote(settings: Settings, replica: Replica) -> RemoteControl | None:
     """What lets other processes steer the run, called when it opens; gives what speaks against it."""
-    if settings.remote_control and settings.keeps_files:
-        return RemoteControl(settings.directory, replica.stand_anew)
-    return None
+    if not settings.remote_control or not settings.keeps_files:
+        return None
+    anew = weakref.WeakMethod(replica.stand_anew)  # a thread listens, and what it holds is never collected
+
+    def changed() -> None:
+        if (stand_anew := anew()) is not None:
+            stand_anew()
+
+    return RemoteControl(settings.directory, changed)
 
 
 def _unsteered(learner: Learner) -> str:
