@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections.abc import Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,7 +59,17 @@ class _Packer(_Pickler):  # type: ignore[misc]
         if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta"):
             kind = nn.Parameter if isinstance(value, nn.Parameter) else None
             return _rebuilt, (value.detach().cpu(), kind, value.requires_grad)
+        if _is_odd_module(value):
+            return import_module, (value.__name__,)
         return super().reducer_override(value)
+
+
+def _is_odd_module(value: Any) -> bool:
+    """A module of a kind of its own, which cloudpickle cannot send. It takes `torch.classes` along with any
+    function that says `torch` and, of something else, `.classes`."""
+    if not isinstance(value, ModuleType) or type(value) is ModuleType:
+        return False
+    return sys.modules.get(value.__name__) is value
 
 
 class _Unpacker(pickle.Unpickler):

@@ -25,7 +25,7 @@ sys.path.insert(0, {here!r})
 from panel_workload import measured
 measured({width}, {rounds}, {steps})
 """
-WORKLOADS = {"0.2 ms": (4, 4_000), "1 ms": (560, 1_100), "5 ms": (1400, 300)}
+WORKLOADS = {"0.2 ms": (4, 8_000), "1 ms": (560, 1_100), "5 ms": (1400, 300)}
 """Width of the model and steps of a run: one to two seconds each, and `RUNS` of either kind a round. Many
 short ones in turn, because two runs of the same cell differ by some per cent."""
 RUNS = 10

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from notebook_learner import Learner, LearnerBuilder
+from notebook_learner import Learner, LearnerBuilder, TrainOutput
 from notebook_learner.event import MetricBlock
+from notebook_learner.learner.step.output import LossOutput
 from notebook_learner.logger import InMemoryMetricLogger
 from notebook_learner.metric import Loss
 
@@ -22,26 +23,30 @@ class Net(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.layer = nn.Linear(width, width)
+        self.layer = nn.Linear(width, width, bias=False)
         self.cpu: list[float] = []
 
     def train_step(self, batch: Any) -> Any:
         self.cpu.append(time.process_time())
-        loss = self.layer(batch).square().mean()
-
-        class Output:
-            pass
-
-        output = Output()
-        output.loss = loss  # type: ignore[attr-defined]
-        return output
+        return LossOutput(self.layer(batch).square().mean())
 
     valid_step = train_step
 
 
+class ByHand(Net):
+    """The least of steps: backward alone, for a layer of four, takes longer than a fifth of a millisecond."""
+
+    @torch.no_grad()
+    def train_step(self, batch: Any) -> Any:
+        self.cpu.append(time.process_time())
+        out = self.layer(batch)
+        weight = (out.T @ batch).mul_(2 / out.numel())
+        return TrainOutput(self, {"layer.weight": weight}, LossOutput(out.square().mean()))
+
+
 def learner_of(width: int, steps: int, renderer: str) -> Learner:
     torch.manual_seed(0)
-    net = Net(width)
+    net = ByHand(width) if width < 10 else Net(width)
     builder = LearnerBuilder(tempfile.mkdtemp()).metrics(Loss()).num_epochs(1).renderer(renderer)
     builder = builder.metric_logger(InMemoryMetricLogger()).with_application_logger(False)
     batches = [torch.randn(32, width)] * steps
