@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from . import files
 
 
@@ -30,4 +32,5 @@ class Descriptor:
             files.close(number)
 
     def __del__(self) -> None:
-        self.close()
+        with suppress(OSError):  # nobody is left to be told, and what has to last was synced before
+            self.close()
