@@ -49,7 +49,7 @@ def _sharing(replica: Replica, cursor: Cursor, what: str) -> list[CursorPart]:
     """The places in the loaders of the training that the cursor walks, too."""
     found = []
     for split, each in replica.loop.passes.items():
-        if each.cursor.loader is cursor.loader:
+        if each.cursor.source is cursor.source:
             if not cursor.walks_again:
                 raise StateError(
                     f"{what}: this is the {split} loader of the training, and it can be walked only once, so "

@@ -28,7 +28,7 @@ def hold(loop: Loop, parts: Mapping[str, Part], condition: Condition) -> str:
     with aside(loop, parts, data=True):
         if loop.done == 0:
             train.cursor.begin(loop.epoch)
-        batch = train.cursor.fetch()
+        batch = train.cursor.fetch_one()
         if batch is END:
             return ""
         last = loop.done + 1 == train.cursor.total

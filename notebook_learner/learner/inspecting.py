@@ -71,7 +71,7 @@ def _next(replica: Replica, times: dict[str, float]) -> Any:
         if not inside:  # the next training batch is the first of an epoch
             cursor.begin(loop.epoch if loop.split == "train" and not loop.done else loop.epoch + 1)
         started = perf_counter()
-        batch = cursor.fetch()
+        batch = cursor.fetch_one()
         times["data"] = perf_counter() - started
     if batch is END:
         raise DataError("the train loader has no batch to look at")

@@ -92,6 +92,9 @@ class CursorPart:
         self.cursor = cursor
         self.steps = steps
 
+    def check(self, state: Any, /) -> None:
+        self.cursor().require(state)
+
     def capture(self) -> Any:
         return self.cursor().capture(self.steps())
 

@@ -94,7 +94,10 @@ def check_passes(passes: Iterable[Any]) -> None:
 
 def _check_loader(saved: Any, live: Any, step: int | None, total: int | None) -> None:
     _count(saved["epoch"], "a loader's epoch", 1)
-    _count(saved["step"], "a loader's step", 0, _FAR if total is None else total)
+    devices = saved.get("devices", 1)
+    _count(devices, "a loader's number of devices", 1)
+    most = total if live is not None and devices == live["devices"] else None
+    _count(saved["step"], "a loader's step", 0, _FAR if most is None else most)
     _require(step is None or saved["step"] == step, "a loader stands elsewhere than the loop")
     _require(type(saved["warm"]) is bool, "a loader's warmth is none")
     if saved["start"] is not None:

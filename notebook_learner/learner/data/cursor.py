@@ -12,10 +12,12 @@ where the run stopped matters. Without it the cursor draws nothing that a hand-w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
+from ...errors import StateError
 from ..rng import (
     HostRng,
     Rng,
@@ -29,8 +31,9 @@ from ..rng import (
     restore_rng,
     seed_host,
 )
+from .per_device import per_device
 from .sampling import END
-from .share import Share
+from .share import Several, Share
 from .walk import length_of, walk_for
 
 Tell = Callable[[str], None]
@@ -46,6 +49,9 @@ class Cursor:
     >>> cursor.stand_at(1)
     >>> cursor.fetch()
     20
+
+    Args:
+        devices: more than one where a loader's batch is that of one device, and a step takes so many.
     """
 
     def __init__(
@@ -54,9 +60,12 @@ class Cursor:
         seed: int | None = None,
         tell: Tell = lambda text: None,
         share: Share | None = None,
+        devices: int = 1,
     ) -> None:
-        self.loader = loader
-        self.walk = walk_for(loader, seed is not None, share)
+        self.source = loader
+        self.devices = devices
+        self.loader, self.each = per_device(loader, devices)
+        self.walk = walk_for(self.loader, seed is not None, share)
         self.seed = seed
         self.tell = tell
         self.epoch = 1
@@ -72,7 +81,8 @@ class Cursor:
     @property
     def total(self) -> int | None:
         """The number of batches in an epoch, where the loader knows it."""
-        return length_of(self.loader)
+        length = length_of(self.loader)
+        return length if length is None else -(-length // self.each)
 
     @property
     def walks_again(self) -> bool:
@@ -93,7 +103,14 @@ class Cursor:
         iterator = self._iterator
         if iterator is None:
             iterator = self._iterator = self._open()
-        return next(iterator, END)
+        if self.each == 1:
+            return next(iterator, END)
+        return Several(islice(iterator, self.each)) or END
+
+    def fetch_one(self) -> Any:
+        """The next batch, to be looked at: of several, the first device's."""
+        batch = self.fetch()
+        return batch[0] if type(batch) is Several else batch
 
     def fetch_share(self) -> Any:
         """This rank's part of the next batch: EMPTY where it has none; or END."""
@@ -162,12 +179,22 @@ class Cursor:
         return {
             "epoch": self.epoch,
             "step": step,
+            "devices": self.devices,
             "start": self._start.plain() if inside and self._start is not None else None,
             "stream": stream.plain() if stream is not None else None,
             "warm": self.walk.warm,
             "generators": self._generator_states(),
             "loader": self.walk.capture(inside),
         }
+
+    def require(self, state: Mapping[str, Any]) -> None:
+        """Raise where it cannot stand there again."""
+        devices = state.get("devices", 1)
+        if state["step"] and devices != self.devices:
+            raise StateError(
+                f"the state stands inside an epoch whose steps take {_batches(devices)}, and here they take "
+                f"{_batches(self.devices)}: go on with as many devices, or from the end of an epoch"
+            )
 
     def restore(self, state: dict[str, Any]) -> None:
         """Stand there again."""
@@ -233,18 +260,23 @@ class Cursor:
         return iterator
 
     def _skipped(self, base: int | None = None) -> Iterator[Any]:
-        """An iterator that stands after `_skip` batches."""
+        """An iterator that stands after `_skip` steps."""
+        batches = self._skip * self.each
         if self.walk.skips:
-            return self.walk.iterate(self._skip, base)
-        if self._skip > 100:
+            return self.walk.iterate(batches, base)
+        if batches > 100:
             self.tell(
-                f"reading {self._skip:,} batches again to come back to step {self._skip:,}: {self.walk.why}"
+                f"reading {batches:,} batches again to come back to step {self._skip:,}: {self.walk.why}"
             )
         iterator = self._inner = self.walk.iterate(0, base)
-        for _ in range(self._skip):
+        for _ in range(batches):
             if next(iterator, END) is not END:
                 self.walk.mine(None)
         return iterator
+
+
+def _batches(devices: int) -> str:
+    return "one batch" if devices == 1 else f"{devices} batches, one for each device"
 
 
 class _Start(NamedTuple):

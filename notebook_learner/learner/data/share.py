@@ -20,6 +20,10 @@ EMPTY = object()
 """In place of a batch, for a rank that has no sample of it."""
 
 
+class Several(list[Any]):
+    """The batches of one step, one for each rank: a loader's batch is then that of one device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one rank gets.
@@ -48,6 +52,8 @@ class Share:
         Raises:
             DataError: nothing says how to cut it.
         """
+        if type(batch) is Several:
+            return batch[self.rank] if self.rank < len(batch) else EMPTY
         samples = count_samples(batch)
         if not _may_be_cut(batch):
             raise DataError(_why_not(batch))

@@ -141,15 +141,27 @@ class LearnerBuilder:
         self._settings.window = _whole(batches)
         return self
 
-    def devices(self, devices: str | torch.device | Sequence[str | torch.device]) -> Self:
+    def devices(
+        self,
+        devices: str | torch.device | Sequence[str | torch.device],
+        *,
+        batch: Literal["global", "per_device"] = "global",
+    ) -> Self:
         """The device to train on, such as ["cuda:0"]; by default the one the model is on.
 
         With several, ["cuda:0", "cuda:1"] or ["cpu", "cpu"], there is a process for each on this machine (the
         extra `devices` brings what starts them), and each takes its part of every batch: a loader's batch
         stays the whole one, and losses and metrics are those of one device. What a batch draws or averages
         by itself is not: dropout masks, and the mean of a BatchNorm, which is that of each part.
+
+        Args:
+            devices: one, or several.
+            batch: with "per_device" a loader's batch is that of each device, as it is with torch's own
+                DistributedSampler: two devices and `batch_size=32` train on 64 samples a step, and an
+                epoch has half the steps.
         """
         self._settings.devices = [devices] if isinstance(devices, (str, torch.device)) else devices
+        self._settings.batch = batch
         return self
 
     def precision(self, precision: Any) -> Self:

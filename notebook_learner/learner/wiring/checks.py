@@ -35,6 +35,11 @@ def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
     yield from _numbers(settings)
     yield from _choices(settings)
     yield from device_mistakes(settings.devices)
+    if settings.batch not in ("global", "per_device"):
+        yield (
+            f"devices(..., batch={settings.batch!r}): a loader's batch is that of all devices together, "
+            "'global', or that of each, 'per_device'"
+        )
     yield from metric_mistakes(settings.metrics)
     yield from _merging(settings)
     yield from _early_stopping(settings)

@@ -82,12 +82,18 @@ class Loaders:
             return
         if wrong := list(data_mistakes(self.settings, self.model, split, given)):
             raise ConfigurationError(wrong, "this data cannot be used")
+        seed = self.settings.seed
+        loader, own = _loader(self.settings, split, given), None if seed is None else mix(seed, len(split))
+        share = self.settings.share
+        devices = share.world if share is not None and self.settings.batch == "per_device" else 1
+        cursor = Cursor(loader, own, self._tell, share, devices)
+        state = None if split in self.replica.loop.passes else self._state_here(split)
+        if state is not None:
+            cursor.require(state.parts[f"data {split}"])
         self._given[split] = given
         for told in _odd(self.settings, self._given, split):
             self._tell(told, "warning")
-        seed = self.settings.seed
-        loader, own = _loader(self.settings, split, given), None if seed is None else mix(seed, len(split))
-        self._put_in(split, Cursor(loader, own, self._tell, self.settings.share))
+        self._put_in(split, cursor)
 
     def use_step(self, split: Split, function: StepFunction) -> None:
         """From the next step on, `function(model, batch)` is the step of this split."""
@@ -204,12 +210,19 @@ class Loaders:
 
     def _catch_up(self, split: Split) -> None:
         """Where the learner was restored before this loader came, the loader's place is in that state."""
-        timeline, here = self.replica.timeline, self.replica.loop.position
+        timeline = self.replica.timeline
         timeline.keyframes = [state for state in timeline.keyframes if f"data {split}" in state.parts]
-        state = timeline.nearest(here)
-        if state is not None and state.position.key == here.key:
+        state = self._state_here(split)
+        if state is not None:
             for name in (f"data {split}", f"metrics {split}"):
                 self.replica.parts[name].restore(state.parts[name])
+
+    def _state_here(self, split: Split) -> State | None:
+        """The state that the learner was restored to, where it has a place in this split's data."""
+        timeline, here = self.replica.timeline, self.replica.loop.position
+        state = timeline.nearest(here)
+        found = state is not None and state.position.key == here.key and f"data {split}" in state.parts
+        return state if found else None
 
     def _tell(self, text: str, level: Level = "info") -> None:
         self.replica.emit(Notice(text, level))

@@ -53,6 +53,8 @@ def _info(registered: Registered) -> MetricInfo:
 def _options(settings: Settings) -> Mapping[str, str]:
     """What was asked for beyond the defaults."""
     words = {}
+    if settings.share is not None and settings.batch == "per_device":
+        words["batch"] = "per device"
     if settings.window > 1:
         words["accumulation"] = f"{settings.window} batches"
     clips = {"norm": settings.clip_norm, "value": settings.clip_value}

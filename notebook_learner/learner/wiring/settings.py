@@ -68,6 +68,8 @@ class Settings:
     window: int = 1
     num_epochs: int = 1
     devices: Any = None
+    batch: Any = "global"
+    """Whether a loader's batch is that of all devices or, "per_device", of each."""
     share: Share | None = None
     """With several devices: which part of each batch is this process's."""
     checkpointer: Checkpointer | None = None
