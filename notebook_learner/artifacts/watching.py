@@ -53,20 +53,23 @@ class Watching:
 
     def start(self) -> None:
         """Tell what there is, and go on in the background: the run may grow, whatever it says of itself."""
+        before = self._run.signature()  # what is written from here on may not be in what is read below
         self._show_files()
         self._open()
         self._again(self._run.history.snapshot())
         for evaluated in self._run.history.evaluated.values():
             self._tell(evaluated)
         self._stand()
-        threading.Thread(target=self._watch, name="notebook_learner watcher", daemon=True).start()
+        threading.Thread(
+            target=self._watch, args=(before,), name="notebook_learner watcher", daemon=True
+        ).start()
 
     def stop(self) -> None:
         """Nobody wants to know any more."""
         self._over.set()
 
-    def _watch(self) -> None:
-        seen = None if self._run.status == "running" else self._run.signature()
+    def _watch(self, before: Any) -> None:
+        seen = None if self._run.status == "running" else before
         while not self._over.is_set():
             now = self._run.signature()
             if now == seen:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import DataError, Paused, a_kind
 from ..event import Evaluated, Event, MetricBlock, MetricInfo, SetProgress, SplitRecord
-from ..logger.blocks import joined
+from ..event.join import joined
 from ..metric import MetricGroup, TextMetric
 from ..metric.base import AnyMetric
 from ..metric.copies import own_copy

@@ -1,109 +1,19 @@
-"""Arithmetic on metric blocks: joining many small ones, cutting one, and how far two runs agree."""
+"""How far two runs agree, to the bit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..event.values import Column, Floats, MetricBlock, SplitRecord
-
-TextRuns = tuple[tuple[int, str], ...]
-
-
-def text_runs(block: MetricBlock, name: str) -> TextRuns:
-    """A text metric's lines over the block's rows, as (rows, text) runs."""
-    return block.text_runs.get(name) or ((block.count, block.texts[name]),)
+from ..event.join import TextRuns, shape_of, text_runs
+from ..event.values import Floats, MetricBlock, SplitRecord
 
 
 def last_step(record: SplitRecord) -> int:
     """The last step the pass's blocks know."""
     return record.blocks[-1].last if record.blocks else 0
-
-
-# ------------------------------------------------------------------------------------------- join
-
-
-def joined(blocks: Sequence[MetricBlock]) -> list[MetricBlock]:
-    """The same rows in as few blocks as can be: neighbours with the same metrics become one."""
-    groups: list[list[MetricBlock]] = []
-    for block in blocks:
-        if groups and joinable(groups[-1][-1], block):
-            groups[-1].append(block)
-        else:
-            groups.append([block])
-    return [group[0] if len(group) == 1 else _join(group) for group in groups]
-
-
-def joinable(block: MetricBlock, following: MetricBlock) -> bool:
-    """Whether two blocks are neighbours and hold the same metrics."""
-    return following.first == block.last + 1 and _shape(block) == _shape(following)
-
-
-def _shape(block: MetricBlock) -> tuple[dict[str, bool], frozenset[str]]:
-    weighted = {name: column.weights is not None for name, column in block.columns.items()}
-    return weighted, frozenset(block.texts)
-
-
-def _join(group: Sequence[MetricBlock]) -> MetricBlock:
-    first, last = group[0], group[-1]
-    return MetricBlock(
-        epoch=last.epoch,
-        split=last.split,
-        first=first.first,
-        count=sum(block.count for block in group),
-        iteration=last.iteration,
-        columns=_join_columns(group),
-        texts=last.texts,
-        seconds=sum(block.seconds for block in group),
-        text_runs=_join_texts(group),
-    )
-
-
-def _join_columns(group: Sequence[MetricBlock]) -> dict[str, Column]:
-    columns: dict[str, Column] = {}
-    shared: list[Floats] = []  # most metrics weigh by samples: equal weights are kept once
-    for name in group[0].columns:
-        values = _frozen(np.concatenate([block.columns[name].values for block in group]))
-        parts = [part for block in group if (part := block.columns[name].weights) is not None]
-        columns[name] = Column(values, _share(np.concatenate(parts), shared) if parts else None)
-    return columns
-
-
-def _share(weights: Floats, shared: list[Floats]) -> Floats:
-    for known in shared:
-        if np.array_equal(known, weights):
-            return known
-    shared.append(_frozen(weights))
-    return weights
-
-
-def _frozen(array: Floats) -> Floats:
-    array.flags.writeable = False
-    return array
-
-
-def _join_texts(group: Sequence[MetricBlock]) -> dict[str, TextRuns]:
-    together: dict[str, TextRuns] = {}
-    for name in group[0].texts:
-        runs = _merge(run for block in group for run in text_runs(block, name))
-        if len(runs) > 1:
-            together[name] = runs
-    return together
-
-
-def _merge(runs: Iterable[tuple[int, str]]) -> TextRuns:
-    merged: list[tuple[int, str]] = []
-    for rows, text in runs:
-        if merged and merged[-1][1] == text:
-            merged[-1] = (merged[-1][0] + rows, text)
-        else:
-            merged.append((rows, text))
-    return tuple(merged)
-
-
-# ---------------------------------------------------------------------------------------- compare
 
 
 def same_pass(ours: SplitRecord, theirs: SplitRecord) -> bool:
@@ -146,7 +56,7 @@ def _same_finals(ours: Mapping[str, float] | None, theirs: Mapping[str, float] |
 
 def _equal_rows(ours: MetricBlock, theirs: MetricBlock, first: int, last: int) -> int:
     """How many rows of the steps first..last agree, from the first on."""
-    if _shape(ours) != _shape(theirs):
+    if shape_of(ours) != shape_of(theirs):
         return 0
     rows = last - first + 1
     a, b = first - ours.first, first - theirs.first

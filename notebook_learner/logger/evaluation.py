@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..event.join import text_runs
 from ..event.values import Evaluated, MetricBlock
 from ..store import durable, files
 from ..store.layout import RunLayout, file_name
 from ..store.log_lines import format_final, format_number, format_rows, format_text
-from .blocks import text_runs
 
 
 def write_evaluation(layout: RunLayout, event: Evaluated) -> None:

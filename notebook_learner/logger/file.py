@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from ..event.join import text_runs
 from ..event.values import (
     Column,
     Evaluated,
@@ -23,7 +24,7 @@ from ..store import files
 from ..store.appender import LineAppender
 from ..store.layout import RunLayout
 from ..store.log_lines import format_final, format_rows, format_text
-from .blocks import last_step, text_runs
+from .blocks import last_step
 from .evaluation import delete_evaluations, write_evaluation
 
 _Pass = tuple[Split, int]

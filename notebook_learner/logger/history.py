@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..event.join import text_runs
 from ..event.values import (
     Evaluated,
     Event,
@@ -27,7 +28,7 @@ from ..event.values import (
     StatusChanged,
 )
 from ..store.layout import TEST
-from .blocks import common_steps, same_pass, text_runs
+from .blocks import common_steps, same_pass
 from .open_pass import OpenPass
 
 SPLITS: tuple[Split, ...] = ("train", "valid")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ..event.join import joinable, joined
 from ..event.values import Column, MetricBlock, Split, SplitRecord
-from .blocks import joinable, joined
 
 LOOSE = 64
 

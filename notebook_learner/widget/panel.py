@@ -26,6 +26,7 @@ from ..event import (
     SetProgress,
     SplitEnded,
 )
+from ..event.join import joined
 from . import board as boards
 from .board import Board, Saved
 from .commands import Commands
@@ -38,6 +39,8 @@ from .wire import Json, Message, Request, WireError, parse
 INTERVAL = 0.3
 """Seconds between two messages with steps in them: each costs the kernel a millisecond or two, most of that
 for sending."""
+MOST_BLOCKS = 64
+"""Blocks of steps that wait to be folded in, at most: one at a time costs three times as much."""
 PATIENCE = 60.0
 """Seconds after which a page that says nothing is taken for closed; an open one speaks every 20."""
 
@@ -74,6 +77,8 @@ class Panel:
     ) -> None:
         self._lock = threading.RLock()
         self._board, self._curves = Board(), Curves()
+        self._blocks: list[MetricBlock] = []
+        """Steps that neither of the two knows of yet: nobody is told of them before the interval is over."""
         self._learner: Callable[[], Steering | None] = lambda: None
         self._servant = servant
         self._seq = 0
@@ -113,12 +118,17 @@ class Panel:
     def handle(self, event: Event, /) -> None:
         """Take one event."""
         with self._lock:
-            self._fold(event)
+            if isinstance(event, MetricBlock):
+                self._blocks.append(event)
+            else:
+                self._fold(event)
             if self._looked_at:
                 self._tell_soon(wait=not _is_one_of_many(event))
             else:
                 self._current = False
                 self._curves.forget()
+            if len(self._blocks) >= MOST_BLOCKS:
+                self._fold_blocks()
         if self._servant is not None:
             self._servant.serve()
 
@@ -144,14 +154,18 @@ class Panel:
             if self._looked_at:
                 self._tell_soon()
 
+    def _fold_blocks(self) -> None:
+        blocks, self._blocks = self._blocks, []
+        for block in joined(blocks):
+            self._board.handle(block)
+            self._curves.block(block, self._board.plotted()["train"])
+            if block.split == "valid":
+                self._validated()
+
     def _fold(self, event: Event) -> None:
+        self._fold_blocks()
         self._board.handle(event)
         match event:
-            case MetricBlock():
-                self._curves.block(event, self._board.plotted()["train"])
-                if event.split == "valid":
-                    self._validated()
-                return
             case SetProgress(over=False):
                 return
             case SplitEnded():
@@ -215,6 +229,7 @@ class Panel:
                 self._tell()
 
     def _tell(self) -> None:
+        self._fold_blocks()
         self._sent = time.monotonic()
         self._seq += 1
         message = self._news() if self._current else self._everything()

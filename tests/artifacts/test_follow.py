@@ -17,8 +17,9 @@ from notebook_learner.artifacts import Artifacts, Block, EpochValues, TakenBack
 from notebook_learner.artifacts.follow import MOMENT, _Follower, follow
 from notebook_learner.artifacts.tail import Tail
 from notebook_learner.event import MetricInfo, Rewound, SplitEnded, SplitStarted, cut
+from notebook_learner.event.join import text_runs
 from notebook_learner.logger import FileMetricLogger
-from notebook_learner.logger.blocks import same_pass, text_runs
+from notebook_learner.logger.blocks import same_pass
 
 ORDER = {"train": 0, "valid": 1}
 

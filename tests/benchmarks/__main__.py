@@ -2,7 +2,7 @@
 `storing`, `blocking` or `logging`: what checkpoints and logs cost; with `panel`: what a live panel does; with
 `metrics`: what the standard pair adds to computing it by hand, what metrics of classes and of sequences take,
 and what `evaluate` adds to a loop; with `peers`: other trainers at the same work; with `growth`: memory of a
-long run, and opening its directory.
+long run, and opening its directory; with `ranks`: several devices beside torch's DistributedDataParallel.
 
 The machine's speed drifts, so one round runs both, in turn, and what counts is the median over rounds
 of the difference and of the ratio within a round.
@@ -31,6 +31,7 @@ import logging_cost  # noqa: E402
 import metrics  # noqa: E402
 import panel_cost  # noqa: E402
 import peer_race  # noqa: E402
+import ranks  # noqa: E402
 import storing  # noqa: E402
 from peer_work import KINDS  # noqa: E402
 from workloads import WORKLOADS  # noqa: E402
@@ -83,6 +84,7 @@ def main() -> None:
             "metrics",
             "peers",
             "growth",
+            "ranks",
         ),
         help="steps (the Learner against a loop), or what storing, or a panel, costs",
     )
@@ -117,6 +119,8 @@ def _measure(options: argparse.Namespace) -> None:
         return metrics.main(options.rounds)
     if options.what == "panel":
         return panel_cost.main(options.rounds)
+    if options.what == "ranks":
+        return ranks.main(options.rounds)
     if options.what == "debugging":
         return debugging.main(options.rounds)
     return _steps(options, options.steps or 1000)
