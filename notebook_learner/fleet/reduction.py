@@ -21,7 +21,9 @@ from ..errors import NotebookLearnerError, StepError
 dist: Any = import_module("torch.distributed")  # most of what is needed has no types
 
 _FIRST, _REST = 1 << 20, 25 << 20
-"""Bytes of a bucket: the first one is small, so that the first sum begins early (as in torch)."""
+"""Bytes after which a bucket is full: the first one soon, so that the first sum begins early, as in torch."""
+_LARGE = 1 << 16
+"""Numbers in a tensor from which on memory counts, which is read once less, and not the calls."""
 _PATIENCE = timedelta(days=30)
 """Nobody acts on a clock here: a rank may stand in a debugger. Who died is found out otherwise."""
 
@@ -52,6 +54,7 @@ class Reducer:
         self._buckets: list[_Bucket] = []
         self._known: list[nn.Parameter] = []
         self._next = 0
+        self._total: Tensor | float = 0.0
 
     def sever(self) -> None:
         """Let go of the group: whoever waits for this rank is told so by their connection."""
@@ -59,35 +62,39 @@ class Reducer:
             bucket.forget()
         self._buckets, self._known, self.group = [], [], None
 
-    def coming(self, parameters: list[nn.Parameter]) -> None:
+    def coming(self, parameters: list[nn.Parameter], total: Tensor | float) -> None:
         """Send each bucket of gradients on its way as soon as it is full."""
         self._arrange(parameters)
+        self._total = total
         for bucket in self._buckets:
             bucket.arm()
         self._next = 0
 
-    def add_up(self, parameters: list[nn.Parameter], total: Tensor | float) -> Tensor:
-        """Make each gradient the sum of all ranks'; the sum of their weights."""
+    def add_up(self, parameters: list[nn.Parameter], total: Tensor | float, mean: bool) -> Tensor:
+        """Make each gradient the sum of all ranks', or their mean; the sum of their weights."""
         if any(bucket.armed for bucket in self._buckets):
             self._arrange(parameters)
         else:
-            self.coming(parameters)
-        tail = self._tail(total)
+            self.coming(parameters, total)
         try:
             while self._next < len(self._buckets):  # a parameter that had no part in the step
                 self._send_next()
-            last = self.group.allreduce([tail])
+            tail = self._along
+            if tail is None:
+                tail = self._tail()
+                self.group.allreduce([tail]).wait()
             for bucket in self._buckets:
                 bucket.wait()
-            last.wait()
         except RuntimeError as error:
             raise Severed(f"another rank does not answer: {error}") from error
         finally:
             for bucket in self._buckets:
                 bucket.armed = False
-        self._take(tail)
         like = self._known[0]
-        return tail[0].to(torch.float64 if like.dtype == torch.float64 else torch.float32)
+        kind = torch.float64 if like.dtype == torch.float64 else torch.float32
+        weight = tail[0].to(kind, copy=True)  # it may lie beside gradients that are about to be divided
+        self._take(tail, weight + (weight == 0) if mean else None)  # without a token there is no gradient
+        return weight
 
     def share(self, tensors: list[Tensor]) -> None:
         """Make them what they are on rank 0."""
@@ -118,14 +125,21 @@ class Reducer:
         held: list[nn.Parameter] = []
         size, most = 0, _FIRST
         for parameter in reversed([p for p in parameters if p.requires_grad]):
-            nbytes = parameter.numel() * parameter.element_size()
-            if held and (size + nbytes > most or held[-1].dtype != parameter.dtype):
+            if size >= most or (held and held[-1].dtype != parameter.dtype):
                 self._buckets.append(_Bucket(held, self._arrived))
                 held, size, most = [], 0, _REST
             held.append(parameter)
-            size += nbytes
+            size += parameter.numel() * parameter.element_size()
         if held:
-            self._buckets.append(_Bucket(held, self._arrived))
+            self._buckets.append(_Bucket(held, self._arrived, more=1 + len(self._known)))
+
+    @property
+    def _along(self) -> Tensor | None:
+        """Where the tail goes along with the last bucket: a sum of its own would take as long as that of a
+        small model's gradients. A half precision does not hold it."""
+        if not self._buckets or self._buckets[-1].flat.dtype not in (torch.float32, torch.float64):
+            return None
+        return self._buckets[-1].more
 
     def _arrived(self) -> None:
         """A bucket is full. They leave in the same order on all ranks."""
@@ -135,10 +149,14 @@ class Reducer:
     def _send_next(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
+        if self._next == len(self._buckets) and self._along is not None:
+            tail = self._tail()
+            self._along[: len(tail)].copy_(tail)
         bucket.send(self.group)
 
-    def _tail(self, total: Tensor | float) -> Tensor:
+    def _tail(self) -> Tensor:
         """The weight, and which parameters have a gradient on this rank."""
+        total = self._total
         where = self._known[0].device
         there = [float(p.grad is not None) for bucket in self._buckets for p in bucket.parameters]
         if isinstance(total, Tensor):
@@ -146,7 +164,7 @@ class Reducer:
             return torch.cat([total.detach().reshape(1).to(where, torch.float64), rest])
         return torch.tensor([float(total), *there], dtype=torch.float64, device=where)
 
-    def _take(self, tail: Tensor) -> None:
+    def _take(self, tail: Tensor, divisor: Tensor | None) -> None:
         """Where no rank has a gradient, there is none; that is read only where this one has none."""
         flags: list[float] | None = None
         place = 1
@@ -154,16 +172,16 @@ class Reducer:
             count = len(bucket.parameters)
             if any(p.grad is None for p in bucket.parameters):
                 flags = tail.tolist() if flags is None else flags
-                bucket.take(flags[place : place + count])
+                bucket.take(flags[place : place + count], divisor)
             else:
-                bucket.take(None)
+                bucket.take(None, divisor)
             place += count
 
 
 class _Bucket:
     """Some parameters whose gradients are summed in one go."""
 
-    def __init__(self, parameters: list[nn.Parameter], arrived: Any) -> None:
+    def __init__(self, parameters: list[nn.Parameter], arrived: Any, more: int = 0) -> None:
         self.parameters = parameters
         self.armed = False
         self.missing = 0
@@ -171,10 +189,10 @@ class _Bucket:
         self._there: set[int] = set()
         first = parameters[0]
         sizes = [p.numel() for p in parameters]
-        self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        self._parts = [
-            part.view(p.shape) for part, p in zip(torch.split(self.flat, sizes), parameters, strict=True)
-        ]
+        self.flat = torch.zeros(sum(sizes) + more, dtype=first.dtype, device=first.device)
+        *parts, self.more = torch.split(self.flat, [*sizes, more])
+        self._parts = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+        self._large = len(self.flat) > _LARGE * len(parameters)
         self._arrived = arrived
         hooked: list[Any] = list(parameters)
         self._hooks = [each.register_post_accumulate_grad_hook(self._made) for each in hooked]
@@ -207,10 +225,17 @@ class _Bucket:
         work, self.work = self.work, None
         work.wait()
 
-    def take(self, there: list[float] | None) -> None:
+    def take(self, there: list[float] | None, divisor: Tensor | None) -> None:
         """Put the sums where the optimizer looks; parameters that no rank has a gradient of stay without."""
         if there is None:
             grads = [p.grad for p in self.parameters if p.grad is not None]
+            if divisor is not None and self._large:
+                for grad, part in zip(grads, self._parts, strict=True):
+                    torch.div(part, divisor, out=grad)
+                return
+        if divisor is not None:
+            self.flat.div_(divisor)
+        if there is None:
             torch._foreach_copy_(grads, self._parts)
             return
         for parameter, part, ranks in zip(self.parameters, self._parts, there, strict=True):

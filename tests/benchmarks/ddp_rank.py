@@ -21,7 +21,7 @@ def main(rank: int, world: int, meeting: str, width: int) -> None:
     batches = [tuple(part.chunk(world)[rank] for part in batch) for batch in batches_of(width)]
     taken, total = 0, torch.zeros(())
     for line in sys.stdin:
-        begun = []
+        begun, cpu = [], time.process_time()
         for _ in range(int(line)):
             begun.append(time.perf_counter())
             loss = loss_of(model, batches[taken % len(batches)])
@@ -31,7 +31,8 @@ def main(rank: int, world: int, meeting: str, width: int) -> None:
             total += loss.detach()
             taken += 1
         weights = [float(each.detach().double().sum()) for each in net.parameters()]
-        print(json.dumps({"begun": begun, "weights": weights}), flush=True)
+        spent = (time.process_time() - cpu) / len(begun)
+        print(json.dumps({"begun": begun, "weights": weights, "cpu": spent}), flush=True)
     dist.destroy_process_group()
 
 

@@ -87,9 +87,11 @@ class Ours:
 
     def chunk(self, steps: int) -> dict[str, Any]:
         self.begun.clear()
+        cpu = time.process_time()
         self.learner.step(steps)
+        spent = (time.process_time() - cpu) / steps
         weights = [float(each.detach().double().sum()) for each in self.learner.model.parameters()]
-        return {"begun": list(self.begun), "weights": weights}
+        return {"begun": list(self.begun), "weights": weights, "cpu": spent}
 
 
 def step_of() -> Any:
@@ -115,10 +117,11 @@ def seconds(begun: list[float]) -> float:
 
 def main(rounds: int) -> None:
     torch.set_num_threads(1)
-    print(f"wall time a step, {WORLD} ranks, medians of {rounds * CHUNKS} pairs of chunks")
+    print(f"a step of {WORLD} ranks, medians of {rounds * CHUNKS} pairs of chunks")
     for name, (width, steps) in WORKLOADS.items():
         theirs, ours = ByHand(width), Ours(width)
-        pairs = []
+        pairs: list[tuple[float, float]] = []
+        cpu: list[tuple[float, float]] = []
         for number in range(rounds * CHUNKS + 1):
             order = (theirs, ours) if number % 2 else (ours, theirs)
             found = {id(each): each.chunk(steps) for each in order}
@@ -127,17 +130,19 @@ def main(rounds: int) -> None:
             assert apart < 1e-3, f"unequal work: the sums of the weights differ by {apart}"
             if number:
                 pairs.append((seconds(a["begun"]), seconds(b["begun"])))
+                cpu.append((a["cpu"], b["cpu"]))
             else:  # the first warms up
                 ours.watch()
         theirs.close()
-        report(name, pairs)
+        report(f"{name}, wall time", pairs)
+        report(f"{name}, CPU time of rank 0", cpu)
 
 
 def report(name: str, pairs: list[tuple[float, float]]) -> None:
     more = sorted(100 * (b / a - 1) for a, b in pairs)
     tenth = len(more) // 10
     print(
-        f"{name:8}{1e3 * statistics.median(a for a, _ in pairs):10.3f} ms by hand"
+        f"{name:26}{1e3 * statistics.median(a for a, _ in pairs):10.3f} ms by hand"
         f"{1e3 * statistics.median(b for _, b in pairs):10.3f} ms here"
         f"   {statistics.median(more):+.2f} %"
         f" (eight pairs of ten from {more[tenth]:+.2f} to {more[-1 - tenth]:+.2f} %)"

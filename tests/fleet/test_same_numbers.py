@@ -110,3 +110,18 @@ def test_a_metric_that_cannot_be_merged_is_refused_by_its_name(tmp_path):
 
     with pytest.raises(ConfigurationError, match=r"Kept keeps a state of its own .* define merge"):
         learner_on(TWO, tmp_path, configure=lambda b: b.metrics(Kept()))
+
+
+@pytest.mark.parametrize(("kind", "apart"), [(torch.float64, 1e-12), (torch.bfloat16, 0.05)])
+def test_weights_of_another_precision_are_summed_in_it(tmp_path, kind, apart):
+    """In half precision the samples behind a sum are counted beside it: above 256 it would not hold them."""
+    x, y = samples().tensors
+    batches = [(x[at : at + 16].to(kind), y[at : at + 16]) for at in range(0, 101, 16)]
+    alone, together = (learner_on(devices, tmp_path / str(devices)) for devices in (None, TWO))
+    for learner in (alone, together):
+        learner.model.to(kind)
+        fitted(learner, batches)
+    assert furthest(together.model, alone.model) < apart
+    for epoch in (1, 2, 3):
+        found = [each.history.final("Accuracy", "train", epoch) for each in (alone, together)]
+        assert found[1] == pytest.approx(found[0], abs=3.0)

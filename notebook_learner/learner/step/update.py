@@ -38,11 +38,12 @@ class Together(Protocol):
     reference: float
     """The weight that all ranks relate theirs to: a power of two, so that it changes no bit."""
 
-    def coming(self, parameters: list[nn.Parameter]) -> None:
-        """The next backward pass closes a window: gradients may be on their way while it goes on."""
+    def coming(self, parameters: list[nn.Parameter], total: Tensor | float) -> None:
+        """The next backward pass closes a window of this weight: gradients may be on their way while it goes
+        on."""
 
-    def add_up(self, parameters: list[nn.Parameter], total: Tensor | float) -> Tensor:
-        """Make each gradient the sum of all ranks'; the sum of their weights."""
+    def add_up(self, parameters: list[nn.Parameter], total: Tensor | float, mean: bool) -> Tensor:
+        """Make each gradient the sum of all ranks', or their mean; the sum of their weights."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Update:
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         if self.closes and self.together is not None:
-            self.together.coming(self._trained())
+            self.together.coming(self._trained(), self._total)
         try:
             loss.backward(retain_graph=self.keeps_graph)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -192,11 +193,13 @@ class Update:
     def _prepare(self) -> None:
         self._unhide()
         self._unfold()
+        divided = False
         if self.together is not None:  # before unscaling, which is where all ranks have to find an infinity
-            self._total = self.together.add_up(self._trained(), self._total)
+            divided = self.scaler is None
+            self._total = self.together.add_up(self._trained(), self._total, divided)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        if self.weighs:
+        if self.weighs and not divided:
             self._divide()
         if self.look is not None:
             self.look()
