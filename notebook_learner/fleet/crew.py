@@ -14,7 +14,7 @@ import torch
 
 from ..errors import NotebookLearnerError, StateError
 from .channel import Channel, Gone, Meeting
-from .engines import Engines
+from .engines import Engines, is_alive
 from .reduction import Severed
 from .shipping import unpack
 
@@ -78,8 +78,12 @@ class Crew:
     def dead(self) -> list[Member]:
         """Who is not there any more."""
         for member in self.members:
-            member.gone = member.gone or not _is_alive(member.pid)
+            member.gone = member.gone or not is_alive(member.pid)
         return [member for member in self.members if member.gone]
+
+    def is_whole(self) -> bool:
+        """Whether another learner may have it."""
+        return not self.dead() and self.engines.are_watched()
 
     def close(self) -> None:
         """End all of them."""
@@ -121,7 +125,7 @@ def crew_for(devices: list[torch.device], threads: int) -> Crew:
     is run again and again, and engines take seconds to start."""
     while _spare:
         crew = _spare.pop()
-        if crew.devices == devices and not crew.dead():
+        if crew.devices == devices and crew.is_whole():
             _at_work.append(crew)
             return crew
         crew.close()
@@ -137,7 +141,7 @@ def crew_for(devices: list[torch.device], threads: int) -> Crew:
 def release(crew: Crew, whole: bool) -> None:
     """Its learner needs it no more. One crew is kept for the next one, where nothing is wrong with it."""
     _at_work.remove(crew)
-    if not whole or _ending or crew.dead():
+    if not whole or _ending or not crew.is_whole():
         crew.close()
         return
     _spare.append(crew)
@@ -192,15 +196,6 @@ class Watch:
                     elif time.monotonic() - since.setdefault(member.rank, time.monotonic()) > STOPPED:
                         self._reasons[member.rank] = f"was stopped for {STOPPED:.0f} s, and killed then,"
                         os.kill(member.pid, signal.SIGKILL)
-
-
-def _is_alive(pid: int) -> bool:
-    import psutil
-
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
 
 
 def _how_it_ended(pid: int) -> str:

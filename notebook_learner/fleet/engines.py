@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,6 +19,13 @@ from .channel import Meeting
 
 _START = 180.0
 """Seconds that engines may take to come: they import torch, on a machine that may be busy."""
+
+
+class Known(NamedTuple):
+    """A process, told from a later one that was given its number."""
+
+    pid: int
+    since: float
 
 
 class Engines:
@@ -30,18 +38,21 @@ class Engines:
         )
         self._client: Any = None
         self._begun: list[Any] = []
+        self._helpers: list[Known] = []
+        """The controller and what it started: nobody could tell those from strangers once it is dead."""
         try:
             self._cluster.start_cluster_sync()
             self._client = self._cluster.connect_client_sync()
             # No bar of its own in the cell: what a learner shows is the panel.
             self._client.wait_for_engines(len(devices), timeout=_START, interactive=False)
+            self._helpers = family_of(_pid_of(self._cluster))
         except BaseException:
             self.stop()
             raise
 
     def send_to(self, meeting: Meeting, devices: list[torch.device], threads: int) -> None:
         """Let every engine come to where this process expects it, as its rank."""
-        controller = _pid_of(self._cluster)
+        helpers = [tuple(each) for each in self._helpers]  # plain: it has yet to find our modules
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         for index, device in enumerate(devices):
             environment = {}
@@ -54,7 +65,7 @@ class Engines:
                     _begin,
                     list(sys.path),
                     environment,
-                    (meeting.address, meeting.key, index + 1, threads, controller),
+                    (meeting.address, meeting.key, index + 1, threads, helpers),
                 )
             )
 
@@ -65,13 +76,18 @@ class Engines:
                 return repr(each.exception())
         return ""
 
+    def are_watched(self) -> bool:
+        """Whether the controller lives: without it they end by themselves, some minutes later."""
+        return bool(self._helpers) and is_alive(self._helpers[0].pid)
+
     def stop(self) -> None:
         """End all of them, the controller and its helpers included."""
         client, self._client = self._client, None
         if client is not None:
             with suppress(Exception):
                 client.close()
-        end_processes([pid for pid in (_pid_of(self._cluster), *self._engine_pids()) if pid is not None])
+        started = [_pid_of(self._cluster), *self._engine_pids()]
+        end_processes([*self._helpers, *(each for pid in started for each in family_of(pid))])
         with suppress(Exception):
             self._cluster.remove_cluster_file()
 
@@ -81,18 +97,39 @@ class Engines:
         return [pid for pid in (getattr(each, "pid", None) for each in launchers) if isinstance(pid, int)]
 
 
-def end_processes(pids: list[int], children_of: int | None = None) -> None:
-    """End processes, and those that they started. Not by ipyparallel's own `stop`, which needs an event loop:
-    the end of an interpreter has none any more."""
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def family_of(pid: int | None) -> list[Known]:
+    """A process and all that it has started; nothing where it is gone."""
+    import psutil
+
+    try:
+        first = psutil.Process(pid) if pid is not None else None
+        family = [] if first is None else [first, *first.children(recursive=True)]
+        return [Known(each.pid, each.create_time()) for each in family]
+    except psutil.Error:
+        return []
+
+
+def end_processes(known: Iterable[Known]) -> None:
+    """End processes. Not by ipyparallel's own `stop`, which needs an event loop: the end of an interpreter
+    has none any more."""
     import psutil
 
     found: list[psutil.Process] = []
-    if children_of is not None:  # an engine's nanny, and a loader's workers
-        found += psutil.Process(children_of).children(recursive=True)
-    for pid in pids:
+    for pid, since in dict.fromkeys(known):
         with suppress(psutil.Error):
             process = psutil.Process(pid)
-            found += [process, *process.children(recursive=True)]
+            if process.create_time() == since:
+                found.append(process)
     for process in found:
         with suppress(psutil.Error):
             process.terminate()
@@ -103,7 +140,7 @@ def end_processes(pids: list[int], children_of: int | None = None) -> None:
 
 
 def _pid_of(cluster: Any) -> int | None:
-    """Of the controller's process, for the engines to end it where this one is gone."""
+    """Of the controller's process."""
     pid = getattr(getattr(cluster, "controller", None), "pid", None)
     return pid if isinstance(pid, int) else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ from ..learner.parts import CursorPart
 from ..learner.ranks import Place
 from ..learner.wiring.settings import Settings
 from .channel import Address, Channel, Gone, come_to
-from .engines import end_processes
+from .engines import Known, end_processes, family_of
 from .mirror import fingerprint, own_of, take
 from .reduction import Reducer, Severed, process_group
 from .shipping import names_of, pack, unpack
@@ -63,9 +63,9 @@ class BrokenOff(Exception):
     """Rank 0 has given the block up."""
 
 
-def begin(address: Address, key: str, rank: int, threads: int, controller: int | None) -> int:
+def begin(address: Address, key: str, rank: int, threads: int, helpers: Iterable[tuple[int, float]]) -> int:
     """Follow rank 0 in a thread of this process; gives the process's number."""
-    follower = Follower(come_to(address, key), rank, controller)
+    follower = Follower(come_to(address, key), rank, [Known(*each) for each in helpers])
     IN_USE[rank] = follower
     threading.Thread(
         target=follower.serve, args=(threads,), name="notebook_learner rank", daemon=True
@@ -76,11 +76,12 @@ def begin(address: Address, key: str, rank: int, threads: int, controller: int |
 class Follower:
     """Rank 1 or higher."""
 
-    def __init__(self, channel: Channel, rank: int, controller: int | None) -> None:
+    def __init__(self, channel: Channel, rank: int, helpers: list[Known]) -> None:
         self.channel = channel
         self.rank = rank
         self.learner: Learner | None = None
-        self._controller = controller
+        self._helpers = helpers
+        """Who is to end with this rank, where rank 0 is gone."""
         self._meant: dict[str, Any] = {}
         self._reducer = Reducer(None, 1.0)
         self._fed: dict[str, Fed] = {}
@@ -142,7 +143,8 @@ class Follower:
     def _vanish(self) -> None:
         """Rank 0 died: nothing of its training is to outlive it."""
         with suppress(Exception):
-            end_processes([pid for pid in (self._controller,) if pid is not None], children_of=os.getpid())
+            own = family_of(os.getpid())[1:]  # its nanny, and a loader's workers
+            end_processes([*self._helpers, *own])
         os._exit(1)
 
     # What it is made of ------------------------------------------------------------------------------

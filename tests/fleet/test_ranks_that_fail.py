@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -62,6 +63,37 @@ def test_a_killed_rank_ends_the_run_at_once_and_restart_goes_on_to_the_same_bits
     straight = running(tmp_path / "straight", epochs=12)
     straight.wait()
     assert bits(learner) == bits(straight)
+
+
+@posix
+def test_a_training_goes_on_without_the_controller_and_the_next_one_has_another(tmp_path):
+    learner = running(tmp_path / "killed", epochs=12)
+    first = learner.fleet[1].pid
+    controller_of(os.getpid()).kill()
+    learner.wait()
+    assert learner.status == "finished"
+    straight = running(tmp_path / "straight", epochs=12)
+    straight.wait()
+    assert bits(learner) == bits(straight)
+    del learner, straight
+    gc.collect()
+    assert comes_to_an_end(first), "nobody would end this engine, whose controller is gone"
+    again = running(tmp_path / "again", epochs=2)
+    again.wait()
+    assert again.status == "finished"
+
+
+def controller_of(kernel: int) -> psutil.Process:
+    """ipyparallel's process that watches the engines of a kernel."""
+    family = psutil.Process(kernel).children(recursive=True)
+    return next(each for each in family if "ipyparallel.controller" in " ".join(each.cmdline()))
+
+
+def comes_to_an_end(pid: int) -> bool:
+    until = time.monotonic() + 60.0
+    while psutil.pid_exists(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not psutil.pid_exists(pid)
 
 
 @posix
@@ -148,7 +180,8 @@ time.sleep(600)
 
 
 @posix
-def test_no_process_outlives_a_kernel_that_was_killed(tmp_path):
+@pytest.mark.parametrize("before", ["", "the controller"])
+def test_no_process_outlives_a_kernel_that_was_killed(tmp_path, before):
     script = ORPHANS.format(here=str(Path(__file__).parent))
     command = [sys.executable, "-W", "ignore", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as kernel:
@@ -156,6 +189,8 @@ def test_no_process_outlives_a_kernel_that_was_killed(tmp_path):
         _, follower = map(int, kernel.stdout.readline().split())
         family = psutil.Process(kernel.pid).children(recursive=True)
         assert follower in [each.pid for each in family]
+        if before:
+            controller_of(kernel.pid).kill()
         kernel.kill()
     _, left = psutil.wait_procs(family, timeout=60)
     assert left == []
