@@ -19,6 +19,9 @@ from .channel import Meeting
 
 _START = 180.0
 """Seconds that engines may take to come: they import torch, on a machine that may be busy."""
+_SAME = 5.0
+"""Seconds by which two processes may tell another one's start differently: they reckon from when the machine
+was started, which a clock that is set right moves."""
 
 
 class Known(NamedTuple):
@@ -128,7 +131,7 @@ def end_processes(known: Iterable[Known]) -> None:
     for pid, since in dict.fromkeys(known):
         with suppress(psutil.Error):
             process = psutil.Process(pid)
-            if process.create_time() == since:
+            if abs(process.create_time() - since) < _SAME:
                 found.append(process)
     for process in found:
         with suppress(psutil.Error):

@@ -60,7 +60,7 @@ class Parting:
         """What is to be called, given to whoever asks first; not to a child that was forked meanwhile, where
         it would end what is its parent's."""
         end, self._end = self._end, None
-        return end if os.getpid() == self._process else None
+        return None if end is None or os.getpid() != self._process else end
 
 
 def end_all() -> None:

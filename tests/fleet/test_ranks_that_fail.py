@@ -69,7 +69,7 @@ def test_a_killed_rank_ends_the_run_at_once_and_restart_goes_on_to_the_same_bits
 def test_a_training_goes_on_without_the_controller_and_the_next_one_has_another(tmp_path):
     learner = running(tmp_path / "killed", epochs=12)
     first = learner.fleet[1].pid
-    controller_of(os.getpid()).kill()
+    os.kill(learner._replica.loop.ranks.crew.engines._helpers[0].pid, signal.SIGKILL)
     learner.wait()
     assert learner.status == "finished"
     straight = running(tmp_path / "straight", epochs=12)

@@ -97,7 +97,7 @@ class Walk:
         """Start an epoch after `skip` batches, its order drawn. `base` seeds each sample."""
         with interrupts_kept_from(getattr(self.loader, "num_workers", 0)):
             iterator: Iterator[Any] = iter(self.loader)
-        return _kept(iterator)
+        return self._kept(iterator)
 
     def end(self, iterator: Iterator[Any] | None) -> None:
         """Let go of an iterator, and of its worker processes now. The garbage collector would do it in
@@ -106,6 +106,12 @@ class Walk:
         if shut_down is not None and iterator is not self._living_on:
             _at_work.discard(iterator)
             shut_down()
+
+    def _kept(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """The iterator, held until it is ended; not one that the user's loader holds, and ends."""
+        if hasattr(iterator, _SHUT_DOWN) and iterator is not getattr(self.loader, "_iterator", None):
+            _at_work.add(iterator)
+        return iterator
 
     @property
     def _living_on(self) -> Any:
@@ -169,7 +175,7 @@ class _StatefulWalk(Walk):
         if skip and self._pending is not None:
             self.loader.load_state_dict(copy.deepcopy(self._pending))
             self._pending, skip = None, 0
-        iterator = _kept(iter(self.loader))
+        iterator = self._kept(iter(self.loader))
         for _ in range(skip):
             next(iterator, END)
         return iterator
@@ -272,7 +278,7 @@ class _LoaderWalk(Walk):
             self._first_seed = cast(int, iterator._base_seed)
         if skip or base is not None:
             self._sampler.draw_order()
-        return _kept(iterator)
+        return self._kept(iterator)
 
 
 # What a loader draws ---------------------------------------------------------------------------------
@@ -318,12 +324,6 @@ _SHUT_DOWN = "_shutdown_workers"
 _at_work: set[Iterator[Any]] = set()
 """Iterators whose workers have not been ended. The garbage collector must not come across one: it may clear
 the queues away before the workers are told to end, and waits five seconds for each."""
-
-
-def _kept(iterator: Iterator[Any]) -> Iterator[Any]:
-    if hasattr(iterator, _SHUT_DOWN):
-        _at_work.add(iterator)
-    return iterator
 
 
 @contextmanager
