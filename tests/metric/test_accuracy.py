@@ -23,7 +23,7 @@ def only(output, targets):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_steps_and_epoch_agree_with_scikit_learn(classification, measure, device, dtype):
-    for seed in range(20):
+    for seed in range(200):
         items = classification(seed, device=device, dtype=dtype)
         columns, finals = measure([Accuracy()], items)
         assert columns["Accuracy"].tolist() == pytest.approx([percent(item) for item in items], rel=1e-12)
@@ -43,7 +43,7 @@ def test_epoch_is_not_the_mean_of_batch_values(measure):
 
 
 def test_pads_are_left_out_as_torchmetrics_leaves_them_out(classification, measure, device):
-    for seed in range(20):
+    for seed in range(200):
         items = classification(seed, device=device)
         reference = MulticlassAccuracy(7, average="micro", ignore_index=3).to(device)
         per_step = [100 * reference(item.output, item.targets).item() for item in items]

@@ -11,7 +11,7 @@ from notebook_learner.metric import Loss, MetricGroup
 
 
 def test_values_and_epoch_agree_with_torchmetrics(classification, measure, device):
-    for seed in range(20):
+    for seed in range(200):
         items = classification(seed, device=device)
         reference = torchmetrics.MeanMetric().set_dtype(torch.float64)
         for item in items:
