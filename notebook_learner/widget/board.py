@@ -86,6 +86,8 @@ class Board:
         match event:
             case MetricBlock():
                 self.trained = event.iteration
+                if event.split == "train":  # whoever follows files is told of no start
+                    self._starts.setdefault(event.epoch, event.iteration - event.last)
             case SplitStarted():
                 if event.split == "train":
                     self._starts[event.epoch] = self.trained
@@ -120,6 +122,10 @@ class Board:
     def failed(self, title: str, text: str) -> None:
         """An error, with where it came from."""
         self.error = {"title": one_line(title)[:500], "text": text[-_LONGEST_ERROR:]}
+
+    def start_of(self, epoch: int) -> int:
+        """The training steps of the run before an epoch."""
+        return self._starts.get(epoch, 0)
 
     # What the page is told
 

@@ -3,6 +3,7 @@ million steps is sent like one of a thousand, and a spike of one step is still t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,6 +54,11 @@ class Series:
             last[_LOW : _MEAN + 1] = value
         else:
             self.add(np.array([x]), np.array([value]))
+
+    @property
+    def last(self) -> float:
+        """The x of the last bucket; before all others where there is none."""
+        return float(self._table[_X, self._length - 1]) if self._length else -1.0
 
     def columns(self) -> tuple[Floats, Floats, Floats, Floats]:
         """x, low, high and mean of every bucket; NaN where no value of it is a number."""
@@ -156,14 +162,24 @@ class Curves:
         self._of((name, split)).put(x, value)
         self._note((name, split), np.array([x]), np.array([value]))
 
+    def passed(self, finals: Mapping[str, float], names: set[str], start: float, end: float) -> None:
+        """A training pass is over. A metric that has a value of a pass only (AUROC) gets its point here."""
+        for name in names & set(finals):
+            series = self.series.get((name, "train"))
+            if series is None or series.last <= start:
+                self.point(name, "train", end, finals[name])
+
     def rebuild(self, record: Record, names: dict[Split, set[str]]) -> None:
         """Begin anew with what was measured."""
         self.clear()
         trained = 0
         for past in record:
+            start = trained
             for block in past.blocks:
                 self.block(block, names["train"])
                 trained = block.iteration
+            if past.split == "train":
+                self.passed(past.finals or {}, names["train"], float(start), float(trained))
             if past.split == "valid":
                 for name in names["valid"] & set(past.finals or {}):
                     self.point(name, "valid", float(trained), (past.finals or {})[name])

@@ -171,6 +171,8 @@ class Panel:
             case SplitEnded():
                 if event.split == "valid":
                     self._validated()
+                else:
+                    self._trained(event)
             case MetricAdded():
                 self._fixed_changed = True
                 self._draw_from_the_past(event.info)
@@ -193,6 +195,11 @@ class Panel:
         if any(info.name in block.columns for block in blocks):
             self._curves.rebuild(record, self._board.plotted())
             self._current = False
+
+    def _trained(self, event: SplitEnded) -> None:
+        board = self._board
+        start, end = float(board.start_of(event.epoch)), float(board.trained)
+        self._curves.passed(event.finals, board.plotted()["train"], start, end)
 
     def _validated(self) -> None:
         """One point a pass, which moves until the pass is over."""
