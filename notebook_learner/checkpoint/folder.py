@@ -32,6 +32,8 @@ from .strategy import KeepBest, best_of
 _COMMIT = re.compile(rf"state-({LABEL.pattern})\.([A-Za-z0-9.]+)")
 _PART = re.compile(rf"(?:{'|'.join(PARTS)})(-[0-9].*)")
 _TEMPORARY = re.compile(r"\.(.+)\.([0-9a-f]{8})\.tmp")
+_MOST_LOOKS = 5
+"""How often a folder is looked through in which names change meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,14 @@ class CheckpointFolder:
                 "from inside it"
             )
         names = files.names_in(self.path)
+        for _ in range(_MOST_LOOKS):
+            found, before = self._among(names, label), names
+            # A save that got its names meanwhile was there under neither.
+            if (names := files.names_in(self.path)) == before:
+                break
+        yield from found.values()
+
+    def _among(self, names: Sequence[str], label: str | None) -> dict[str, _Commit]:
         found: dict[str, _Commit] = {}
         for name in sorted(names, key=lambda name: name.startswith(".")):
             match = _COMMIT.fullmatch(_final_name(name))
@@ -310,7 +320,7 @@ class CheckpointFolder:
             if name.startswith(".") and (commit.info.damage or _is_whole(found.get(match[1]))):
                 continue  # the pieces of a save that was cut off, or about to be
             found[match[1]] = commit
-        yield from found.values()
+        return found
 
     def _look(self, path: Path, label: str, suffix: str, names: set[str]) -> _Commit:
         recorder = recorder_for(suffix, self.recorder)
