@@ -7,14 +7,13 @@ catches no signal and shows nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 
 from ..checkpoint.info import Kind
 from ..errors import BusyError, CheckpointError, LoggerError, RankDied, StateError, StoreError
 from ..event import CheckpointSaved, Event, FanOut, MetricBlock, Notice, Record, Rewound, cut, drift, rows
-from ..logger import ApplicationLogger, FileMetricLogger, History
+from ..logger import History
 from .failure import explain, release_device_memory, stage_of, what_moved
 from .holding import hold
 from .loop import Loop, Why
@@ -209,10 +208,6 @@ class Replica:
         if self.ranks is not None:
             self.ranks.shut()
         self.saving.close()  # a writer that the interpreter's end cuts off would take it along
-        for recorder in self.sinks.recorders:
-            if isinstance(recorder, (ApplicationLogger, FileMetricLogger)):
-                with suppress(OSError):  # nobody is left to be told
-                    recorder.close()
 
     @property
     def shown_position(self) -> Position:

@@ -36,9 +36,25 @@ class Thing:
 
 def comes(what: Callable[[], bool]) -> bool:
     until = time.monotonic() + SOON
-    while not what() and time.monotonic() < until:
+    while time.monotonic() < until:
+        if what():
+            return True
         time.sleep(0.005)
-    return what()
+    return False
+
+
+def all_that_went_is_finished() -> bool:
+    """They take their turns: once this one is over, so are all before it."""
+    last, over = Thing(), threading.Event()
+    last.parting = Parting(over.set)
+    last.itself = last
+    del last
+
+    def finished() -> bool:
+        gc.collect()
+        return over.is_set()
+
+    return comes(finished)
 
 
 def test_a_collection_inside_the_hdf5_library_waits_for_nobody(tmp_path: Path) -> None:
@@ -212,17 +228,20 @@ def test_a_learner_that_its_own_step_refers_to_goes_with_its_files_and_workers(
     gone = weakref.ref(learner)
     del learner
 
+    def collected() -> bool:
+        gc.collect()  # a checkpoint that is being written holds all
+        return gone() is None
+
     def over() -> bool:
-        gc.collect()  # a checkpoint that is being written holds all, and so does what ends it
+        gc.collect()  # what finished it all held it once more, and the log was written
         return (
-            gone() is None
-            and set(multiprocessing.active_children()) <= children
+            set(multiprocessing.active_children()) <= children
             and not open_below(tmp_path)
             and all(each.name == "notebook_learner parting" for each in set(threading.enumerate()) - threads)
         )
 
+    assert comes(collected) and all_that_went_is_finished()
     assert comes(over), (
-        gone(),
         multiprocessing.active_children(),
         open_below(tmp_path),
         threading.enumerate(),
