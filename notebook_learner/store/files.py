@@ -83,6 +83,15 @@ def link_count(descriptor: int) -> int:
     return os.fstat(descriptor).st_nlink
 
 
+def begin_to_sync(descriptor: int, offset: int, size: int) -> None:
+    """Let the disk begin with bytes that were written, so that `sync` has to wait for fewer. A hint: it need
+    not do anything, and what goes wrong is told by `sync`."""
+    if hasattr(os, "posix_fadvise"):
+        # "Not needed" is what makes Linux write them at once. It keeps what it has yet to write in memory.
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+
+
 def sync(descriptor: int) -> None:
     """Wait until the file's bytes are on the disk."""
     os.fsync(descriptor)

@@ -1,6 +1,9 @@
+import errno
 import json
 import math
+import random
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 from notebook_learner.checkpoint.hdf5 import CompactRecorder, Hdf5Recorder
 from notebook_learner.checkpoint.recorder import Recorder
 from notebook_learner.errors import CheckpointError, ConfigurationError, DamagedError
-from notebook_learner.store import hdf5_codecs, hdf5_file, hdf5_reading
+from notebook_learner.store import files, hdf5_codecs, hdf5_file, hdf5_reading
 from notebook_learner.store.hdf5_types import KNOWN
 from notebook_learner.store.tensors import bytes_of
 
@@ -393,18 +396,46 @@ class TestLoadingIntoLiveTensors:
         ):
             Hdf5Recorder().load_into(file, live)
 
-    def test_large_files_are_checked_beside_reading(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    @pytest.mark.parametrize("threads", [1, 2])
+    def test_a_change_of_any_byte_of_a_file_that_is_read_in_pieces_is_found(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, threads: int
     ) -> None:
-        monkeypatch.setattr(hdf5_reading, "WORTH_A_THREAD", 1)
-        monkeypatch.setattr(hdf5_reading, "LARGE_PIECE", 1000)
-        value = {"w": torch.randn(3000), "v": torch.randn(2000)}
+        monkeypatch.setattr(hdf5_reading, "WORTH_A_THREAD", 0 if threads == 2 else 1 << 60)
+        monkeypatch.setattr(hdf5_reading, "PIECE", 1000)
+        sizes = [3000, 2, 2000, 250, 0, 250, 251, 1, 1, 1, 4000, 1000, 3]
+        value = {f"w{number}": torch.randn(size) for number, size in enumerate(sizes)}
         data = bytearray(data_of(Hdf5Recorder().encode(value)))
         assert same(decoded(bytes(data), tmp_path).value, value)
-        for name in value:
-            with opened_by_h5py(bytes(data)) as file:
-                place = file[name].id.get_offset() + 4000
-            data[place] ^= 1
+        with opened_by_h5py(bytes(data)) as file:
+            places = {name: file[name].id.get_offset() for name in value if len(value[name])}
+        for name, place in places.items():
+            data[place + value[name].nbytes - 1] ^= 1
             with pytest.raises(DamagedError, match=f"tensor '{name}'"):
                 decoded(bytes(data), tmp_path)
+            data[place + value[name].nbytes - 1] ^= 1
+        for place in random.Random(0).sample(range(len(data)), 100):
             data[place] ^= 1
+            with pytest.raises(DamagedError):
+                decoded(bytes(data), tmp_path)
+            data[place] ^= 1
+        assert same(decoded(bytes(data), tmp_path).value, value)
+
+    def test_of_two_threads_that_read_either_tells_of_damage_and_the_other_reads_no_further(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(hdf5_reading, "WORTH_A_THREAD", 0)
+        monkeypatch.setattr(hdf5_reading, "PIECE", 1000)
+        real, read = files.read_at, list[int]()
+
+        def read_at(descriptor: int, buffers: Any, offset: int) -> int:
+            read.append(offset)
+            if threading.current_thread() is not threading.main_thread():
+                raise OSError(errno.EIO, "Input/output error")
+            time.sleep(0.002)
+            return real(descriptor, buffers, offset)
+
+        data = data_of(Hdf5Recorder().encode({f"w{number}": torch.randn(500) for number in range(200)}))
+        monkeypatch.setattr(files, "read_at", read_at)
+        with pytest.raises(OSError, match="Input/output"):
+            decoded(data, tmp_path)
+        assert len(read) < 20

@@ -1,0 +1,85 @@
+"""Whole files: what the disk is told while one is written."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notebook_learner.store import durable, files
+
+SMALL = 1 << 12
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "AHEAD", 3 * SMALL)
+    monkeypatch.setattr(durable, "BATCH", SMALL)
+
+
+def some(size: int) -> list[bytes]:
+    data = os.urandom(size)
+    return [data[start : start + 1000] for start in range(0, size, 1000)]
+
+
+def test_the_disk_begins_before_a_large_file_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, Any]] = []
+    real_write, real_begin, real_sync = files.write_at, files.begin_to_sync, files.sync
+
+    def write_at(descriptor: int, buffers: Any, offset: int) -> int:
+        count = real_write(descriptor, buffers, offset)
+        done.append(("written", offset + count))
+        return count
+
+    def begin_to_sync(descriptor: int, offset: int, size: int) -> None:
+        done.append(("begun", (offset, offset + size)))
+        real_begin(descriptor, offset, size)
+
+    def sync(descriptor: int) -> None:
+        done.append(("synced", None))
+        real_sync(descriptor)
+
+    monkeypatch.setattr(files, "write_at", write_at)
+    monkeypatch.setattr(files, "begin_to_sync", begin_to_sync)
+    monkeypatch.setattr(files, "sync", sync)
+    pieces = some(100_000)
+    durable.write_new(tmp_path / "large", pieces, 100_000)
+
+    assert (tmp_path / "large").read_bytes() == b"".join(pieces)
+    begun = [what for kind, what in done if kind == "begun"]
+    assert len(begun) >= 5 and done[-1] == ("synced", None)
+    assert [start for start, _ in begun] == [0, *(end for _, end in begun[:-1])]  # one after the other
+    written = 0
+    for kind, what in done[:-1]:
+        if kind == "written":
+            written = what
+        else:
+            assert what[1] == written and what[1] - what[0] >= durable.AHEAD
+
+
+def test_a_small_file_is_left_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "begin_to_sync", lambda *given: pytest.fail("nothing to gain"))
+    durable.write_new(tmp_path / "small", some(2 * SMALL), 2 * SMALL)
+    assert (tmp_path / "small").stat().st_size == 2 * SMALL
+
+
+@pytest.mark.parametrize("hint", [None, OSError(errno.EINVAL, "Invalid argument")], ids=["none", "refused"])
+def test_a_system_that_takes_no_hint_gets_the_file_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hint: OSError | None
+) -> None:
+    def refuse(*given: Any) -> None:
+        assert hint is not None
+        raise hint
+
+    if hint is None:
+        monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    else:
+        monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
+    pieces = some(100_000)
+    durable.write_new(tmp_path / "large", pieces, 100_000)
+    assert (tmp_path / "large").read_bytes() == b"".join(pieces)
