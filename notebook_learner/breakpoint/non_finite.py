@@ -26,7 +26,7 @@ _KEEPING = frozenset(
     }
 )
 """Optimizers that carry whatever is not finite in a gradient into its parameter, where it stays
-(tests/breakpoint/test_non_finite.py tries each of them)."""
+(tests/learner/test_glancing.py tries each of them)."""
 _CHUNK = 64
 """So many flags are made at once, and kept: a view costs a microsecond."""
 
@@ -39,7 +39,8 @@ class NonFinite(Measured):
 
     With torch's common optimizers, whatever is not finite in a gradient stays in its parameter. So the
     parameters are asked once a block, ten times a second; only where they tell of something are the steps
-    of that block taken again and each one's gradients looked at.
+    of that block taken again and each one's gradients looked at. Where all is finite then, a warning says so:
+    what went wrong came from outside the training's state.
 
     Args:
         every_step: look at the gradients of each step as it is taken, which costs one more pass over them
@@ -102,9 +103,11 @@ class NonFinite(Measured):
         tensors = [p.detach() for p in moment.parameters if p.requires_grad]
         if open_window:
             tensors += moment.gradients
-        # One norm for all: it reads them once. Squares may overflow, which costs no more than another look.
+        # One norm for all: it reads them once. Squares may overflow where every value is finite.
         norms = [nn.utils.get_total_norm(alike) for alike in _by_kind(tensors)]
-        return any(not bool(norm.isfinite()) for norm in norms)
+        if all(bool(norm.isfinite()) for norm in norms):
+            return False
+        return any(each.layout != torch.strided or not bool(each.isfinite().all()) for each in tensors)
 
     def says(self, value: float) -> str:
         return "" if value == 0 else "loss or gradients are not finite"

@@ -58,7 +58,7 @@ class Replica:
         self.history = history
         self.sinks = sinks
         self.saving = saving
-        self.watch = Watch(loop, self._way_back)
+        self.watch = Watch(loop, self._way_back, self._warn)
         self.hit: Hit | None = None
         """The breakpoint that stopped the last run."""
         self.snapshots = Snapshots(loop.update.optimizer)
@@ -420,8 +420,7 @@ class Replica:
                 # The block was told to nobody, and the bound has not counted it.
                 self.settle()
                 self._go_back_to(again.start)
-                self.watch.forget_after(again.start)
-                self.watch.careful = True
+                self.watch.take_again(again)
 
     def _stop_before(self, hit: Hit) -> Why:
         """Stand before the update of the step that hit, or after a step of validation."""
@@ -452,6 +451,11 @@ class Replica:
         replay = self._return_to(target, keyframe)
         self._settle(replay, "back to the step that hit a breakpoint")
         self.timeline.forget_after(target)
+        if told := replay.verdict(target, self.loop.position):
+            self._warn(f"on the way back to {target}: {told}")
+
+    def _warn(self, text: str) -> None:
+        self.emit(Notice(text, "warning"))
 
     def _stopped(self, hit: Hit) -> Why:
         hit.breakpoint.hit()

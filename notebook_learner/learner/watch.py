@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,9 +54,28 @@ class Reached(Exception):
 class Again(Exception):
     """Leaves the loop where a block has to be taken again, with a full look at each of its steps."""
 
-    def __init__(self, start: Position) -> None:
+    def __init__(self, start: Position, last: int, doubted: Sequence[_Series]) -> None:
         super().__init__(str(start))
         self.start = start
+        self.last = last
+        """The last step of the block."""
+        self.conditions = [each.condition for each in doubted]
+        """What saw something in it."""
+        self.names = ", ".join([each.breakpoint.name for each in doubted])
+
+    def has_passed(self, block: MetricBlock) -> bool:
+        """Whether the block was taken again up to its end."""
+        return (block.split, block.epoch) == ("train", self.start.epoch) and block.last >= self.last
+
+    def passed_in_vain(self) -> str:
+        """What a person should know where no step of it hit."""
+        steps = f"steps {self.start.step + 1} to {self.last} of epoch {self.start.epoch}"
+        return (
+            f"{self.names}: not every value was finite in {steps}; taken again to see which, all were, and "
+            "the training goes on from there. "
+            "What made the difference is not part of the training's state: code or data that counts or "
+            "draws by itself, or the device. From here on this run looks at each step"
+        )
 
 
 class _Series:
@@ -96,9 +115,10 @@ class _Series:
 class Watch:
     """Measures for the breakpoints that are on, and judges every block before anybody hears of it."""
 
-    def __init__(self, loop: Loop, way_back: Callable[[Position], bool]) -> None:
+    def __init__(self, loop: Loop, way_back: Callable[[Position], bool], warn: Callable[[str], None]) -> None:
         self.loop = loop
         self.way_back = way_back
+        self.warn = warn
         self.breakpoints = Breakpoints()
         self.stood: tuple[int, int, int] | None = None
         """Where the last hit left the run. Going on from there takes that step, whatever holds for it."""
@@ -106,6 +126,7 @@ class Watch:
         """A hit that the training cannot go back to: it stops at the next boundary."""
         self.careful = False
         """Whether every step is looked at in full, for the rest of this run."""
+        self._doubt: Again | None = None
         self._moment: Moment | None = None
         self._exempt: tuple[int, int, int] | None = None
         self._seen_changes = -1
@@ -141,9 +162,14 @@ class Watch:
         if self._armed:
             self._arm()
 
+    def take_again(self, doubt: Again) -> None:
+        """The run stands before a block that is to be looked at in full, and so are all that follow."""
+        self.forget_after(doubt.start)
+        self.careful, self._doubt = True, doubt
+
     def forget_after(self, position: Position) -> None:
         """The run stands elsewhere."""
-        self.stood = None
+        self.stood = self._doubt = None
         for each in self.breakpoints:
             if isinstance(each.condition, Measured):
                 each.condition.forget_after(position.iteration)
@@ -259,6 +285,8 @@ class Watch:
         if block.split == "train":
             self._require_certainty(block)
         hits = [*self._measured(block), *self._of_metrics(block)]
+        if self._doubt is not None and self._doubt.has_passed(block):
+            self._settle_doubt(not hits)
         if not hits:
             return
         hit = min(hits, key=lambda each: each.position.key)
@@ -267,6 +295,14 @@ class Watch:
         step = hit.position.step + hit.before
         lost = f"step {step}; noticed only after step {block.last}, with nothing kept to go back to before it"
         self.late = replace(hit, text=f"{hit.text} ({lost})".lstrip())
+
+    def _settle_doubt(self, in_vain: bool) -> None:
+        doubt, moment, self._doubt = self._doubt, self._moment, None
+        assert doubt is not None and moment is not None
+        open_window = self.loop.update.count > 0
+        # Some weights are infinite on purpose.
+        if in_vain and not any(each.traces(moment, open_window) for each in doubt.conditions):
+            self.warn(doubt.passed_in_vain())
 
     def _judge_before(self, error: Exception) -> None:
         """A step failed. Where an earlier one of the block hit, that is the cause, and the place to stop."""
@@ -288,8 +324,9 @@ class Watch:
             if each.glances and each.values and moment is not None:
                 each.look_back(moment, self.loop.update.count > 0)
         start = here.at(block.first - 1, block.iteration - block.count)
-        if any(each.hint is not None for each in self._series) and self.way_back(start):
-            raise Again(start)
+        doubted = [each for each in self._series if each.hint is not None]
+        if doubted and self.way_back(start):
+            raise Again(start, block.last, doubted)
 
     def _measured(self, block: MetricBlock) -> list[Hit]:
         for each in self._series:

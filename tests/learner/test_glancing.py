@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Counted(NonFinite):
 def learner_on(
     directory: Path, model: nn.Module, *conditions: Any, optimizer: Any = None, configure: Any = None
 ) -> Learner:
-    builder = classifier(directory).seed(3).num_epochs(2).break_on(*conditions)
+    builder = classifier(directory).seed(3).num_epochs(2).break_on(*conditions).with_application_logger(True)
     if configure is not None:
         configure(builder)
     return builder.build(model, optimizer or optim.Adam(model.parameters()), None, data(), data(5))
@@ -220,7 +221,70 @@ def test_weights_that_are_infinite_on_purpose_stop_nothing(tmp_path: Path) -> No
     learner_on(tmp_path / "alone", other).fit()
 
     assert looks(learner) == 2 * 60, "every step of a run whose weights tell nothing"
+    assert warnings_of(tmp_path / "watched") == []
     assert_same_bits(model, other)
+
+
+def warnings_of(directory: Path) -> list[str]:
+    lines = (directory / "experiment.log").read_text("utf-8").splitlines()
+    return [line.partition("WARN")[2].strip() for line in lines if "WARN" in line]
+
+
+class Once(Net):
+    """Not finite the first time only: what makes it so is not part of the training's state."""
+
+    times = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = super().forward(x)
+        if self.training and int(self.seen) == 37 and self.times:
+            self.times -= 1
+            return output * float("nan")
+        return output
+
+
+def test_what_does_not_come_again_is_told_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    model, other = Once(step=0), Net(step=0)
+    learner = learner_on(tmp_path / "watched", model, Counted())
+    learner.fit()
+    learner_on(tmp_path / "alone", other).fit()
+
+    assert not model.times and learner.hit is None
+    (told,) = warnings_of(tmp_path / "watched")
+    assert "NonFinite(): not every value was finite in steps" in told and "of epoch 1; taken again" in told
+    assert_same_bits(model, other)
+
+
+def test_where_it_does_come_again_it_is_no_riddle(tmp_path: Path) -> None:
+    learner = learner_on(tmp_path, Net(step=37), NonFinite())
+    stops_before(learner, 37)
+    assert warnings_of(tmp_path) == []
+
+
+def test_weights_so_large_that_their_squares_overflow_are_no_reason_to_look(tmp_path: Path) -> None:
+    model = Net(step=0)
+    model.large = nn.Parameter(torch.tensor([3e38, 3e38]))
+    learner = learner_on(tmp_path, model, Counted())
+    learner.fit()
+    assert looks(learner) == 0 and warnings_of(tmp_path) == []
+
+
+class Counting(Net):
+    """Its outputs tell how often it was called: a step that is taken again is another one."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        time.sleep(0.005)  # so that there are several blocks
+        return super().forward(x) * (1 + 0.001 * self.calls)
+
+
+def test_a_way_back_that_is_not_exact_is_told(tmp_path: Path) -> None:
+    learner = learner_on(tmp_path, Counting(step=55), NonFinite())
+    stops_before(learner, 55)
+    told = warnings_of(tmp_path)
+    assert told and all("steps were taken again and drifted by 0." in each for each in told), told
 
 
 def test_where_a_later_step_fails_the_one_that_is_to_blame_is_found(tmp_path: Path) -> None:
