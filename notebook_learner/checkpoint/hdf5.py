@@ -108,14 +108,7 @@ class Hdf5Recorder:
         tensors are shown as such tensors, too. Reads the manifest and nothing else."""
         manifest = read_manifest(file)
         rounded = _rounded(file, manifest)
-        dtypes = [
-            DTYPES[rounded[entry.name].dtype] if entry.name in rounded else entry.dtype
-            for entry in manifest.tensors
-        ]
-        tensors = [
-            torch.empty(entry.shape, dtype=dtype, device="meta")
-            for entry, dtype in zip(manifest.tensors, dtypes, strict=True)
-        ]
+        tensors = _as_before(manifest, hdf5_reading.empty_tensors(manifest, "meta"), rounded)
         try:
             tree = outlined(manifest.tree, tensors)
         except (Malformed, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
@@ -200,9 +193,11 @@ def _rounded(file: Reader, manifest: Manifest) -> dict[str, Rounded]:
 
 def _as_before(manifest: Manifest, tensors: list[Tensor], rounded: Mapping[str, Rounded]) -> list[Tensor]:
     """Rounded tensors in the dtype that they had."""
+    if not rounded:
+        return tensors
     return [
-        tensor.to(DTYPES[rounded[entry.name].dtype]) if entry.name in rounded else tensor
-        for entry, tensor in zip(manifest.tensors, tensors, strict=True)
+        tensor.to(DTYPES[rounded[name].dtype]) if name in rounded else tensor
+        for name, tensor in zip(manifest.structure.listed.names, tensors, strict=True)
     ]
 
 

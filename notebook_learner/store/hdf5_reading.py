@@ -31,11 +31,12 @@ _SUM = 16
 _GAP, _MANIFEST = -1, -2
 
 
-def empty_tensors(manifest: Manifest) -> list[Tensor]:
+def empty_tensors(manifest: Manifest, device: str = "cpu") -> list[Tensor]:
     """Tensors to read into: as much memory as the file justifies, which the manifest was checked for."""
     listed = manifest.structure.listed
     return [
-        torch.empty(shape, dtype=dtype) for shape, dtype in zip(listed.shapes, listed.dtypes, strict=True)
+        torch.empty(shape, dtype=dtype, device=device)
+        for shape, dtype in zip(listed.shapes, listed.dtypes, strict=True)
     ]
 
 
