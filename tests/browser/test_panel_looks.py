@@ -158,7 +158,7 @@ MISFITS = """
 (panel) => {
     const found = [];
     const edge = panel.getBoundingClientRect();
-    const shown = (element) => element.checkVisibility() && !element.closest(".nl-unseen, .nl-repeated > th");
+    const shown = (element) => element.checkVisibility() && !element.closest(".nl-unseen");
     const name = (element) => `${element.tagName}.${element.className}: ${element.textContent.slice(0, 60)}`;
     if (panel.scrollWidth > panel.clientWidth + 1) found.push(`the panel scrolls: ${panel.scrollWidth}`);
     for (const element of panel.querySelectorAll("*")) {

@@ -10,46 +10,39 @@ export const splitNumber = (splits, split) => {
 /** A short line in the colour and the dashes of a split. */
 export const swatch = () => h("span", { class: "nl-swatch", "aria-hidden": "true" });
 
+/** The name of each metric over its splits, as names are long and the place is narrow. */
 export class Numbers {
   constructor() {
     this.body = h("tbody");
-    const heads = ["Metric", "", "Last", "Epoch", "Best"].map((name, at) =>
-      at === 1 ? h("th", { scope: "col" }, h("span", { class: "nl-unseen" }, "Split")) : h("th", { scope: "col" }, name),
-    );
+    const heads = ["Metric", "Last", "Epoch", "Best"].map((name) => h("th", { scope: "col" }, name));
+    heads.push(h("th", { scope: "col" }, h("span", { class: "nl-unseen" }, "Best at")));
     this.element = section("Metrics", "numbers", h("div", { class: "nl-scroll", tabindex: 0, role: "group", "aria-label": "Table of metrics" }, h("table", { class: "nl-table" }, h("thead", {}, h("tr", {}, ...heads)), this.body)));
   }
 
   update(board) {
-    const rows = board.table ?? [];
+    const table = board.table ?? [];
     // Before the first value there are only names, which the tabs and the settings say better.
-    show(this.element, rows.some(({ last, epoch, best }) => last || epoch || best));
-    const units = rows.map(({ metric, unit }) => (unit ? `${metric} (${unit})` : metric));
-    fill(this.body, rows, makeRow, (row, item, at) => {
-      const [metric, split, last, epoch, best] = row.children;
-      const repeated = at > 0 && rows[at - 1].metric === item.metric;
-      row.classList.toggle("nl-repeated", repeated);
-      setText(metric.firstElementChild, units[at]);
-      setAttribute(metric.firstElementChild, "title", units[at]);
-      setAttribute(split.firstElementChild, "data-split", splitNumber(["train", "valid"], item.split));
-      setText(split.lastElementChild, item.split);
-      setText(last, item.last);
-      setText(epoch, item.epoch);
-      setText(best.firstElementChild, item.best);
-      setText(best.lastElementChild, item.where);
+    show(this.element, table.some(({ last, epoch, best }) => last || epoch || best));
+    const rows = table.flatMap((row, at) => (table[at - 1]?.metric === row.metric ? [row] : [{ metric: row.metric, unit: row.unit }, row]));
+    fill(this.body, rows, makeRow, (row, { metric, unit, split, last, epoch, best, where }) => {
+      const isName = split === undefined;
+      const [head, ...cells] = row.children;
+      row.dataset.kind = isName ? "metric" : "split";
+      setAttribute(head, "scope", isName ? "rowgroup" : "row");
+      setAttribute(head, "colspan", isName ? "5" : null);
+      show(head.firstElementChild, !isName);
+      setAttribute(head.firstElementChild, "data-split", isName ? null : splitNumber(["train", "valid"], split));
+      setText(head.lastElementChild, isName ? (unit ? `${metric} (${unit})` : metric) : split);
+      [last, epoch, best, where].forEach((text, column) => {
+        show(cells[column], !isName);
+        setText(cells[column], text ?? "");
+      });
     });
   }
 }
 
 const makeRow = () =>
-  h(
-    "tr",
-    {},
-    h("th", { scope: "row" }, h("span")),
-    h("td", { class: "nl-split" }, swatch(), h("span")),
-    h("td", { class: "nl-last" }),
-    h("td"),
-    h("td", {}, h("span"), h("small")),
-  );
+  h("tr", {}, h("th", {}, swatch(), h("span")), h("td", { class: "nl-last" }), h("td"), h("td"), h("td", { class: "nl-best-at" }));
 
 /** The sets that were evaluated: the name of each over its values, as names are long and the place is narrow. */
 export class Evaluated {
