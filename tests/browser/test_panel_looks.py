@@ -176,6 +176,10 @@ MISFITS = """
         if (inside.left < box.left || inside.right > box.right || button.scrollWidth > button.clientWidth + 1)
             found.push(`cut off: ${name(button)}`);
     }
+    for (const element of panel.querySelectorAll(".nl-numbers *, .nl-list *:not(.nl-unseen)")) {
+        const hides = getComputedStyle(element).overflowX === "hidden" && shown(element);
+        if (hides && element.scrollWidth > element.clientWidth + 1) found.push(`cut off: ${name(element)}`);
+    }
     const wording = "dt, th, label, button, h3, summary, .nl-position, .nl-lines";
     for (const element of panel.querySelectorAll(wording)) {
         if (!shown(element)) continue;

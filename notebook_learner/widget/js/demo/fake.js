@@ -121,7 +121,7 @@ const going = {
   checkpoints: [
     { label: "1-240", place: "epoch 1, step 240", size: "1.2 MB", metrics: "valid Loss 0.498", state: "damaged", best: false },
     { label: "3-240", place: "epoch 3, step 240", size: "1.2 MB", metrics: "valid Loss 0.371", state: "complete", best: true },
-    { label: "4-240", place: "epoch 4, step 240", size: "1.2 MB", metrics: "valid Loss 0.398", state: "complete", best: false },
+    { label: "4-240", place: "epoch 4, step 240", size: "1.2 MB", metrics: "Loss 0.398, Accuracy 91.94, LearningRate 6.5e-4", state: "complete", best: false },
   ],
   log: log(4),
   marks: [
