@@ -180,7 +180,7 @@ def show(workload: str, found: Result) -> None:
     steps = " or ".join(map(str, about["steps"]))
     print(
         f"\n{workload}: 4 epochs of {steps} steps, one thread; torch {about['torch']}, "
-        f"Python {about['python']}; load {min(load)} to {max(load)}, median {statistics.median(load)}\n"
+        f"Python {about['python']}; load {min(load)} to {max(load)}, median {statistics.median(load):.1f}\n"
     )
     print("| | " + " | ".join(HEADS) + " |")
     print("|---" * (len(HEADS) + 1) + "|")
