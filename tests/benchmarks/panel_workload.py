@@ -8,6 +8,7 @@ import tempfile
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -54,19 +55,36 @@ def learner_of(width: int, steps: int, renderer: str) -> Learner:
 
 
 class Spent:
-    """CPU seconds in a display's hands, and of all threads but this one."""
+    """CPU seconds in a display's hands, and of all threads but this one; and where blocks of steps met."""
 
     def __init__(self, learner: Learner) -> None:
         self.handling = 0.0
-        display = learner._display
+        self.boundaries: list[tuple[float, int, bool]] = []
+        """CPU seconds of the process, steps taken, and whether a message was sent just after."""
+        display: Any = learner._display
         if display is not None:
-            self._handle, display.handle = display.handle, self.handle  # type: ignore[method-assign]
+            self._panel = display._panel
+            self._handle, display.handle = display.handle, self.handle
 
     def handle(self, event: Any) -> None:
-        began = time.thread_time()
+        before, began, told = time.process_time(), time.thread_time(), self._panel._seq
         self._handle(event)
         if isinstance(event, MetricBlock):  # not the picture at the end of a run, which is short here
             self.handling += time.thread_time() - began
+            self.boundaries.append((before, event.last, self._panel._seq > told))
+
+    def around_messages(self) -> tuple[list[float], float]:
+        """How much more CPU time of the process the steps after a message took, the message included, than
+        those of the blocks before and after; and how many of the blocks began with a message."""
+        cpu, steps, told = (np.array(each) for each in zip(*self.boundaries, strict=True))
+        self.boundaries.clear()
+        spent, taken, told = np.diff(cpu), np.diff(steps), told[:-1]
+        alone = [at for at in range(1, len(told) - 1) if told[at - 1 : at + 2].tolist() == [0, 1, 0]]
+        more = [
+            spent[at] / taken[at] * (taken[at - 1] + taken[at + 1]) / (spent[at - 1] + spent[at + 1]) - 1
+            for at in alone
+        ]
+        return more, float(told.mean())
 
     @staticmethod
     def beside() -> float:
@@ -87,7 +105,8 @@ def measured(width: int, rounds: int, steps: int) -> None:
     keep_to({0})  # the browser has the other cores
     learners = {name: learner_of(width, steps, name) for name in ("silent", "panel")}
     spent = {name: Spent(learner) for name, learner in learners.items()}
-    figures: dict[str, list[float]] = {name: [] for name in (*learners, "silent's own", "panel's own")}
+    figures: dict[str, list[Any]] = {name: [] for name in (*learners, "silent's own", "panel's own")}
+    figures |= {"more": [], "often": []}
     for number in range(rounds + 1):
         for name in sorted(learners, reverse=bool(number % 2)):
             model = learners[name].model
@@ -99,6 +118,11 @@ def measured(width: int, rounds: int, steps: int) -> None:
                 own = spent[name].handling - handling + Spent.beside() - beside
                 figures[f"{name}'s own"].append(own / (ended - began))
             first, last = steps // 10, len(model.cpu) - 1
+            if name == "panel":
+                more, often = spent[name].around_messages()
+                if number:
+                    figures["more"] += more
+                    figures["often"].append(often)
             if number:  # the first warms up
                 figures[name].append((model.cpu[last] - model.cpu[first]) / (last - first))
     print("FIGURES" + json.dumps(figures))
