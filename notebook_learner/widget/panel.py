@@ -1,5 +1,5 @@
-"""The panel of one learner: takes its events, tells the pages three times a second at most, carries out what
-they ask for.
+"""The panel of one learner: takes its events, tells the pages three times a second at most, less often where
+that takes long, carries out what they ask for.
 
 Events come on the training thread, requests in the kernel's main thread, and both may be one: a cell that
 trains is served between two blocks of steps. Nothing is sent while nobody looks.
@@ -37,8 +37,11 @@ from .steering import Steering
 from .wire import Json, Message, Request, WireError, parse
 
 INTERVAL = 0.3
-"""Seconds between two messages with steps in them: each costs the kernel a millisecond or two, most of that
-for sending."""
+"""Seconds between two messages, at least."""
+IDLE_PER_COST, LONGEST = 250, 1.0
+"""After a message, steps are not told before this many times as long as it took, nor later than after these
+seconds. Sending takes the kernel one to three milliseconds, and the next steps are slower by as much, since
+the processor's caches hold something else then: 0.8 % together, on a slow machine too."""
 MOST_BLOCKS = 64
 """Blocks of steps that wait to be folded in, at most: one at a time costs three times as much."""
 PATIENCE = 60.0
@@ -83,6 +86,8 @@ class Panel:
         self._servant = servant
         self._seq = 0
         self._sent = 0.0
+        self._rest = 0.0
+        """Seconds after that for which steps are not told."""
         self._later: threading.Timer | None = None
         self._fixed_changed = self._events_changed = self._files_changed = True
         self._files: list[Json] = []
@@ -122,11 +127,13 @@ class Panel:
                 self._blocks.append(event)
             else:
                 self._fold(event)
-            if self._looked_at:
-                self._tell_soon(wait=not _is_one_of_many(event))
-            else:
+            if not self._looked_at:
                 self._current = False
                 self._curves.forget()
+            elif _is_one_of_many(event):
+                self._tell_steps()
+            else:
+                self._tell_soon()
             if len(self._blocks) >= MOST_BLOCKS:
                 self._fold_blocks()
         if self._servant is not None:
@@ -218,13 +225,17 @@ class Panel:
         now = time.monotonic()
         return any(until > now for until in self._lookers.values())
 
-    def _tell_soon(self, *, wait: bool = True) -> None:
-        """Now, or once the interval is over: what came last is always told. Steps need no thread that waits,
-        since others follow, or the end of the run does."""
+    def _tell_steps(self) -> None:
+        """If it is time. They need no thread that waits: others follow, or the end of the run does."""
+        if time.monotonic() >= self._sent + max(INTERVAL, self._rest):
+            self._tell()
+
+    def _tell_soon(self) -> None:
+        """Now, or once the interval is over: what came last is always told."""
         left = self._sent + INTERVAL - time.monotonic()
         if left <= 0:
             self._tell()
-        elif wait and self._later is None:
+        elif self._later is None:
             self._later = threading.Timer(left, self._tell_late)
             self._later.daemon = True
             self._later.start()
@@ -236,12 +247,14 @@ class Panel:
                 self._tell()
 
     def _tell(self) -> None:
+        began = time.monotonic()
         self._fold_blocks()
-        self._sent = time.monotonic()
         self._seq += 1
         message = self._news() if self._current else self._everything()
         self._current = True
         self.wire.send(message)
+        self._sent = time.monotonic()
+        self._rest = min(IDLE_PER_COST * (self._sent - began), LONGEST)
 
     def _everything(self) -> Message:
         series = self._curves.series

@@ -3,8 +3,9 @@ and with the silent renderer, in turn; CPU time of the kernel's process, which c
 
 The speed of a shared core wanders by a tenth within a second, so two runs of a second differ by that, and
 what lies beside each other in one run by much less in sum. So the panel's runs are looked at twice: against
-the silent ones, and within themselves, where the blocks of steps that begin with a message, one of four, are
-held against those before and after. What a panel does in these, to note a block, takes some microseconds.
+the silent ones, and within themselves, where the blocks of steps that begin with a message, one of four to
+seven, are held against those before and after. What a panel does in these, to note a block, takes some
+microseconds.
 
 Needs what the browser tests need: jupyterlab, playwright, Chromium.
 """

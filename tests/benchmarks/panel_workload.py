@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import time
@@ -17,6 +18,10 @@ from notebook_learner.event import MetricBlock
 from notebook_learner.learner.step.output import LossOutput
 from notebook_learner.logger import InMemoryMetricLogger
 from notebook_learner.metric import Loss
+from notebook_learner.widget import panel as panels
+
+BLOCK = 0.1
+"""Seconds of a block of steps."""
 
 
 class Net(nn.Module):
@@ -45,13 +50,19 @@ class ByHand(Net):
         return TrainOutput(self, {"layer.weight": weight}, LossOutput(out.square().mean()))
 
 
-def learner_of(width: int, steps: int, renderer: str) -> Learner:
+def learners_of(width: int, steps: int, *renderers: str) -> dict[str, Learner]:
+    """They train one model with the same batches: two models lie elsewhere in memory, and the steps of one
+    may take a tenth longer than those of the other, as long as the process lives."""
     torch.manual_seed(0)
     net = ByHand(width) if width < 10 else Net(width)
-    builder = LearnerBuilder(tempfile.mkdtemp()).metrics(Loss()).num_epochs(1).renderer(renderer)
-    builder = builder.metric_logger(InMemoryMetricLogger()).with_application_logger(False)
     batches = [torch.randn(32, width)] * steps
-    return builder.build(net, torch.optim.SGD(net.parameters(), lr=0.01), None, batches)
+    learners = {}
+    for renderer in renderers:
+        builder = LearnerBuilder(tempfile.mkdtemp()).metrics(Loss()).num_epochs(1).renderer(renderer)
+        builder = builder.metric_logger(InMemoryMetricLogger()).with_application_logger(False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        learners[renderer] = builder.build(net, optimizer, None, batches)
+    return learners
 
 
 class Spent:
@@ -61,17 +72,27 @@ class Spent:
         self.handling = 0.0
         self.boundaries: list[tuple[float, int, bool]] = []
         """CPU seconds of the process, steps taken, and whether a message was sent just after."""
+        self._blocks = 0
         display: Any = learner._display
         if display is not None:
             self._panel = display._panel
             self._handle, display.handle = display.handle, self.handle
 
     def handle(self, event: Any) -> None:
+        if isinstance(event, MetricBlock):
+            self._choose_when()
         before, began, told = time.process_time(), time.thread_time(), self._panel._seq
         self._handle(event)
         if isinstance(event, MetricBlock):  # not the picture at the end of a run, which is short here
             self.handling += time.thread_time() - began
             self.boundaries.append((before, event.last, self._panel._seq > told))
+
+    def _choose_when(self) -> None:
+        """A message after as many blocks as the clock would let pass, told from what the last one took. By
+        the clock itself it is slow blocks that are followed by one, and it would be held against them."""
+        self._blocks += 1
+        due = self._blocks > max(panels.INTERVAL, self._panel._rest) / BLOCK
+        self._panel._sent, self._blocks = (-math.inf, 0) if due else (time.monotonic(), self._blocks)
 
     def around_messages(self) -> tuple[list[float], float]:
         """How much more CPU time of the process the steps after a message took, the message included, than
@@ -103,7 +124,7 @@ def measured(width: int, rounds: int, steps: int) -> None:
     steps themselves: the share tells the panel's part of that."""
     torch.set_num_threads(1)
     keep_to({0})  # the browser has the other cores
-    learners = {name: learner_of(width, steps, name) for name in ("silent", "panel")}
+    learners = learners_of(width, steps, "silent", "panel")
     spent = {name: Spent(learner) for name, learner in learners.items()}
     figures: dict[str, list[Any]] = {name: [] for name in (*learners, "silent's own", "panel's own")}
     figures |= {"more": [], "often": []}

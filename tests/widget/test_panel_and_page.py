@@ -17,11 +17,13 @@ from page_of_messages import SOON, Page, learner_in, page_of, panel_of, series_o
 from notebook_learner.event import CheckpointSaved, Column, MetricBlock, MetricInfo, RunOpened, SplitStarted
 from notebook_learner.widget import panel as panels
 from notebook_learner.widget.panel import Panel
+from notebook_learner.widget.wire import Message
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(panels, "INTERVAL", 0.0)
+    monkeypatch.setattr(panels, "IDLE_PER_COST", 0)
 
 
 def test_a_page_that_says_hello_is_told_everything(tmp_path: Path) -> None:
@@ -273,3 +275,50 @@ def test_a_million_steps_leave_little_to_send_and_to_keep() -> None:
     assert sum(map(len, message.buffers)) <= 2048 * 4 * 8
     high = np.frombuffer(message.buffers[0], "<f8").reshape(4, -1)[2]
     assert high.max() == 99.0
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("takes", "rests"), [(0.0005, 0.3), (0.002, 0.5), (0.05, 1.0)])
+def test_after_a_message_steps_are_told_no_sooner_than_in_proportion_to_what_it_took(
+    takes: float, rests: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(panels, "INTERVAL", 0.3)
+    monkeypatch.setattr(panels, "IDLE_PER_COST", 250)
+    monkeypatch.setattr(panels, "time", clock)
+
+    class SlowPage(Page):
+        def send(self, message: Message) -> None:
+            clock.now += takes
+            super().send(message)
+
+    panel = Panel(SlowPage)
+    page = panel.wire
+    assert isinstance(page, SlowPage)
+    panel.handle(RunOpened("runs/x", "Net", 1, 1, (MetricInfo("Loss", "train"),)))
+    panel.handle(SplitStarted(1, "train", 1000, 1))
+    page.ask("hello")
+
+    def told_of(step: int, after: float) -> bool:
+        clock.now = sent + after
+        before = len(page.messages)
+        column = Column(np.zeros(1), np.ones(1))
+        panel.handle(MetricBlock(1, "train", step, 1, step, {"Loss": column}, {}, 0.1))
+        return len(page.messages) > before
+
+    sent = clock.now
+    assert not told_of(1, rests - 0.01)
+    assert told_of(2, rests + 0.01)
+    clock.now += 0.31
+    before = len(page.messages)
+    panel.handle(SplitStarted(2, "train", 1000, 1))
+    assert len(page.messages) == before + 1, "what comes once is not held back"

@@ -19,6 +19,7 @@ from notebook_learner.widget.panel import Panel
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(panels, "INTERVAL", 0.0)
+    monkeypatch.setattr(panels, "IDLE_PER_COST", 0)
     monkeypatch.setattr(watching, "POLL", 0.02)
 
 
