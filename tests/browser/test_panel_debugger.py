@@ -63,7 +63,7 @@ def state():
 before = state()
 """
 FINISHED = """
-straight = build('straight', steps=40, epochs=2, renderer='silent').fit()
+straight = build('straight', steps=40, epochs=10, renderer='silent').fit()
 all(torch.equal(a, b) for a, b in zip(learner.model.parameters(), straight.parameters()))
 """
 
@@ -74,7 +74,7 @@ def ten_steps(notebook):
     page = notebook(
         [
             SETUP + "torch.set_printoptions(precision=10, threshold=100_000)\n"
-            "learner = build('looked', steps=40, epochs=2)\nlearner",
+            "learner = build('looked', steps=40, epochs=10)\nlearner",
             STATE,
             "state() == before",
             FINISHED,
@@ -137,6 +137,6 @@ def test_the_slider_goes_back_to_a_step_and_run_goes_on_to_the_same_bits(ten_ste
     described = slider.get_attribute("aria-describedby")
     expect(ten_steps.region.locator(f"id={described}")).to_have_text(re.compile("pause it first"))
     ten_steps.wait_status("finished")
-    ten_steps.wait_points(80)
+    ten_steps.wait_points(400)
     assert page.result(3) == "True"
     assert not page.complaints
