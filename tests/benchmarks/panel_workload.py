@@ -88,10 +88,11 @@ class Spent:
             self.boundaries.append((before, event.last, self._panel._seq > told))
 
     def _choose_when(self) -> None:
-        """A message after as many blocks as the clock would let pass, told from what the last one took. By
-        the clock itself it is slow blocks that are followed by one, and it would be held against them."""
+        """A message after the fewest blocks that the clock could let pass, told from what the last one took:
+        sooner than by the clock, never later. By the clock itself it is slow blocks that are followed by one,
+        and what it costs would be held against them."""
         self._blocks += 1
-        due = self._blocks > max(panels.INTERVAL, self._panel._rest) / BLOCK
+        due = self._blocks >= max(panels.INTERVAL, self._panel._rest) / BLOCK
         self._panel._sent, self._blocks = (-math.inf, 0) if due else (time.monotonic(), self._blocks)
 
     def around_messages(self) -> tuple[list[float], float]:
