@@ -40,8 +40,8 @@ INTERVAL = 0.3
 """Seconds between two messages, at least."""
 IDLE_PER_COST, LONGEST = 250, 1.0
 """After a message, steps are not told before this many times as long as it took, nor later than after these
-seconds. Sending takes the kernel one to three milliseconds, and the next steps are slower by as much, since
-the processor's caches hold something else then: 0.8 % together, on a slow machine too."""
+seconds: 0.4 % of a training's time where a message takes up to four milliseconds. The next steps are slower,
+too, since the processor's caches hold something else then."""
 MOST_BLOCKS = 64
 """Blocks of steps that wait to be folded in, at most: one at a time costs three times as much."""
 PATIENCE = 60.0
