@@ -18,7 +18,7 @@ from pathlib import Path
 from ..checkpoint.info import LABEL, PARTS
 from ..errors import StoreError
 from ..store import files
-from ..store.layout import SPLITS, TEST, RunLayout
+from ..store.layout import SPLITS, TEST, RunLayout, log_files
 from .live import FILE
 
 GATHERED = ".earlier-run"
@@ -121,15 +121,11 @@ def _of_passes(above: Path, folder_name: re.Pattern[str]) -> Iterator[Path]:
     if above.is_symlink():
         yield above
         return
-    for folder in (above / name for name in _names_if_folder(above) if folder_name.fullmatch(name)):
+    for folder in (above / name for name in files.names_if_folder(above) if folder_name.fullmatch(name)):
         if folder.is_symlink():
             yield folder
         else:
-            yield from (folder / name for name in _names_if_folder(folder) if name.endswith(".log"))
-
-
-def _names_if_folder(path: Path) -> list[str]:
-    return files.names_in(path) if path.is_dir() else []
+            yield from log_files(folder)
 
 
 # Moving ----------------------------------------------------------------------------------------------

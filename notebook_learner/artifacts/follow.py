@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..errors import DamagedError
 from ..event.values import Column, MetricInfo, Split
-from ..store.layout import RunLayout, check_metric_name, file_name
+from ..store.layout import RunLayout, check_metric_name, file_name, log_files
 from .claims import Claims
 from .evaluations import Evaluation
 from .followed_sets import FollowedSets
@@ -141,7 +141,7 @@ class _Pass:
         return not any(tail.changed() for tail in self.tails.values())
 
     def _read_all(self, infos: Mapping[str, MetricInfo]) -> None:
-        for path in sorted(self.folder.glob("*.log")):
+        for path in log_files(self.folder):
             if path.name not in self.tails:
                 tail = Tail(path, infos.get(path.name))
                 if tail.usable:
@@ -237,7 +237,7 @@ class _Follower:
         last = max(known, default=(0, 0))
         for split, epoch, folder in self.layout.passes():
             key = (epoch, _ORDER[split])
-            if key > last and is_inside(folder, self.layout.directory) and any(folder.glob("*.log")):
+            if key > last and is_inside(folder, self.layout.directory) and log_files(folder):
                 self._passes.append(_Pass(epoch, split, folder))
         self._passes.sort(key=lambda past: past.key)
 

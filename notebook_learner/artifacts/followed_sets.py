@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..event.values import MetricInfo
-from ..store.layout import RunLayout
+from ..store.layout import RunLayout, log_files
 from .evaluated import evaluated_in, mark_of
 from .evaluations import Evaluation
 from .place import is_inside, last_marks
@@ -80,7 +80,7 @@ class FollowedSets:
 
 def _logs_of(folder: Path) -> _Files:
     found = []
-    for path in sorted(folder.glob("*.log")):
+    for path in log_files(folder):
         try:
             there = path.lstat()
         except OSError:

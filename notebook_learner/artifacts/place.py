@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import StoreError
-from ..store import durable
-from ..store.layout import RunLayout
+from ..store import durable, files
+from ..store.layout import RunLayout, log_files
 from .live import FILE
 from .timeline import Mark, parse_timeline
 
@@ -31,7 +31,7 @@ def is_run(directory: Path) -> bool:
         return True
     if any(True for _ in layout.passes()):
         return True
-    return layout.checkpoint.is_dir() and any(layout.checkpoint.glob("*state-*"))
+    return any("state-" in name for name in files.names_if_folder(layout.checkpoint))
 
 
 def require_run(directory: Path) -> None:
@@ -60,14 +60,14 @@ def logs_in(directory: Path) -> Iterator[Path]:
     """The metric logs, plain files only."""
     for _, _, folder in RunLayout(directory).passes():
         if is_inside(folder, directory):
-            yield from (path for path in sorted(folder.glob("*.log")) if not path.is_symlink())
+            yield from (path for path in log_files(folder) if not path.is_symlink())
 
 
 def test_logs_in(directory: Path) -> Iterator[Path]:
     """The logs of evaluated sets, plain files only."""
     for _, folder in RunLayout(directory).tests():
         if is_inside(folder, directory):
-            yield from (path for path in sorted(folder.glob("*.log")) if not path.is_symlink())
+            yield from (path for path in log_files(folder) if not path.is_symlink())
 
 
 def is_inside(path: Path, directory: Path) -> bool:

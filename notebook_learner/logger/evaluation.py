@@ -9,7 +9,7 @@ from pathlib import Path
 from ..event.join import text_runs
 from ..event.values import Evaluated, MetricBlock
 from ..store import durable, files
-from ..store.layout import RunLayout, file_name
+from ..store.layout import RunLayout, file_name, log_files
 from ..store.log_lines import format_final, format_number, format_rows, format_text
 
 
@@ -41,9 +41,9 @@ def write_evaluation(layout: RunLayout, event: Evaluated) -> None:
         data = text.encode(errors="backslashreplace")
         durable.write_new(ready / file_name(name), [data], len(data))
     files.make_directory(folder)
-    for log in _logs_in(folder):
+    for log in log_files(folder):
         files.unlink(log)
-    for log in _logs_in(ready):
+    for log in log_files(ready):
         files.rename(log, folder / log.name)
     files.remove_directory(ready)
     files.sync_directory(folder)
@@ -91,13 +91,9 @@ class _Log:
         self.lines = block.last
 
 
-def _logs_in(folder: Path) -> list[Path]:
-    return [folder / name for name in files.names_in(folder) if name.endswith(".log")]
-
-
 def _remove_logs(folder: Path) -> None:
     """The logs of one set, and its folder and the one of all sets where nothing else is left in them."""
-    logs = _logs_in(folder)
+    logs = log_files(folder)
     for log in logs:
         files.unlink(log)
     for empty in (folder, folder.parent):

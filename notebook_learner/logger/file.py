@@ -22,7 +22,7 @@ from ..event.values import (
 )
 from ..store import files
 from ..store.appender import LineAppender
-from ..store.layout import RunLayout
+from ..store.layout import RunLayout, log_files
 from ..store.log_lines import format_final, format_rows, format_text
 from .blocks import last_step
 from .evaluation import delete_evaluations, write_evaluation
@@ -285,9 +285,7 @@ def _lines_upto(past: SplitRecord, step: int) -> dict[str, tuple[int, str]]:
 def _delete_logs(folder: Path, keep: Iterable[str]) -> None:
     """Remove the pass's logs but `keep`, and the folders that are empty then; leave foreign files."""
     kept = set(keep)
-    if not folder.is_dir():
-        return
-    for path in tuple(folder.glob("*.log")):
+    for path in log_files(folder):
         if path.name not in kept:
             files.unlink(path)
     for empty in (folder, folder.parent):

@@ -1,4 +1,4 @@
-"""Where everything of a run lies: Burn's directory, as paths. Nothing here touches the disk but `passes`."""
+"""Where everything of a run lies: Burn's directory, as paths, and which passes, sets and logs are there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ConfigurationError, a_kind
+from . import files
 
 Split = Literal["train", "valid"]
 SPLITS: tuple[Split, ...] = ("train", "valid")
@@ -63,21 +64,26 @@ class RunLayout:
     def tests(self) -> Iterator[tuple[str, Path]]:
         """Every set that was evaluated, with its folder; other things there are passed over."""
         root = self.directory / TEST
-        for entry in sorted(root.iterdir()) if root.is_dir() else ():
-            if check_set_name(entry.name) is None and entry.is_dir():
-                yield entry.name, entry
+        for name in files.names_if_folder(root):
+            if check_set_name(name) is None and (root / name).is_dir():
+                yield name, root / name
 
     def passes(self) -> Iterator[tuple[Split, int, Path]]:
         """Every pass that has a folder on disk; other things in the directory are passed over."""
         for split in SPLITS:
             root = self.directory / split
-            for entry in sorted(root.iterdir()) if root.is_dir() else ():
-                match = _EPOCH.fullmatch(entry.name)
-                if match and entry.is_dir():
-                    yield split, int(match[1]), entry
+            for name in files.names_if_folder(root):
+                match = _EPOCH.fullmatch(name)
+                if match and (root / name).is_dir():
+                    yield split, int(match[1]), root / name
 
     def __repr__(self) -> str:
         return f"RunLayout({os.fspath(self.directory)!r})"
+
+
+def log_files(folder: Path) -> list[Path]:
+    """The metric logs in a folder, sorted; none where there is no such folder."""
+    return [folder / name for name in files.names_if_folder(folder) if name.endswith(".log")]
 
 
 def file_name(metric_name: str) -> str:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from . import files
-from .layout import SPLITS, RunLayout
+from .layout import SPLITS, RunLayout, log_files
 
 
 def sync_logs(layout: RunLayout, first_epoch: int, last_epoch: int) -> None:
@@ -23,10 +23,10 @@ def sync_logs(layout: RunLayout, first_epoch: int, last_epoch: int) -> None:
 
 
 def _sync_folder(folder: Path) -> bool:
-    logs = [name for name in files.names_in(folder) if name.endswith(".log")]
+    logs = log_files(folder)
     with suppress(FileNotFoundError):  # a rewind, meanwhile, took these steps back
-        for name in logs:
-            _sync_file(folder / name)
+        for path in logs:
+            _sync_file(path)
         if logs:
             files.sync_directory(folder)
     return bool(logs)

@@ -1,9 +1,13 @@
 """`follow`: every value of a run in order, no value torn, none twice without being told."""
 
+import itertools
+import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +19,7 @@ from hypothesis import strategies as st
 
 from notebook_learner.artifacts import Artifacts, Block, EpochValues, TakenBack
 from notebook_learner.artifacts.follow import MOMENT, _Follower, follow
+from notebook_learner.artifacts.place import is_recent, is_run, logs_in, size_of
 from notebook_learner.artifacts.tail import Tail
 from notebook_learner.event import MetricInfo, Rewound, SplitEnded, SplitStarted, cut
 from notebook_learner.event.join import text_runs
@@ -148,6 +153,47 @@ def test_a_directory_that_is_not_there_yet_is_waited_for(tmp_path):
     threading.Timer(0.3, train).start()
     listener = Listener().hear(Artifacts(directory).follow(poll=0.01, timeout=30))
     assert set(listener.finals) == {(1, "train"), (1, "valid")}
+
+
+LOOKS = {
+    "follow": lambda path: list(_Follower(path).look(hurried=True)),
+    "logs": lambda path: list(logs_in(path)),
+    "is it a run": is_run,
+    "is it running": is_recent,
+    "what it measured": lambda path: Artifacts(path).history.snapshot(),
+    "what is damaged": lambda path: Artifacts(path).verify(),
+    "how large it is": size_of,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_folders_may_go_while_somebody_looks(tmp_path, monkeypatch, look):
+    """A run that goes back deletes the folders of later passes, at whatever moment another looks for them."""
+    asked = ("stat", "listdir", "scandir")
+    functions = {name: getattr(os, name) for name in asked}
+    moment, at_the_end = 0, False
+    while not at_the_end:
+        run = Run(tmp_path / str(moment))
+        run.epoch(1)
+        run.epoch(2)
+        calls = itertools.count()
+
+        def before(name, *args, calls=calls, folder=tmp_path / str(moment), last=moment, **options):
+            if next(calls) == last:
+                with monkeypatch.context() as itself:
+                    for each in asked:
+                        itself.setattr(os, each, functions[each])
+                    shutil.rmtree(folder / "train")
+                    shutil.rmtree(folder / "valid" / "epoch-2")
+            return functions[name](*args, **options)
+
+        with monkeypatch.context() as patched:
+            for name in asked:
+                patched.setattr(os, name, partial(before, name))
+            look(tmp_path / str(moment))
+        at_the_end = next(calls) <= moment
+        moment += 1
+    assert moment > 1
 
 
 def test_half_a_line_is_held_back(tmp_path):
