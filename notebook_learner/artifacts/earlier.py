@@ -18,7 +18,7 @@ from pathlib import Path
 from ..checkpoint.info import LABEL, PARTS
 from ..errors import StoreError
 from ..store import files
-from ..store.layout import SPLITS, TEST, RunLayout, log_files
+from ..store.layout import SPLITS, TEST, RunLayout, log_files, names_if_folder
 from .live import FILE
 
 GATHERED = ".earlier-run"
@@ -121,7 +121,7 @@ def _of_passes(above: Path, folder_name: re.Pattern[str]) -> Iterator[Path]:
     if above.is_symlink():
         yield above
         return
-    for folder in (above / name for name in files.names_if_folder(above) if folder_name.fullmatch(name)):
+    for folder in (above / name for name in names_if_folder(above) if folder_name.fullmatch(name)):
         if folder.is_symlink():
             yield folder
         else:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import StoreError
-from ..store import durable, files
-from ..store.layout import RunLayout, log_files
+from ..store import durable
+from ..store.layout import RunLayout, log_files, names_if_folder
 from .live import FILE
 from .timeline import Mark, parse_timeline
 
@@ -31,7 +31,7 @@ def is_run(directory: Path) -> bool:
         return True
     if any(True for _ in layout.passes()):
         return True
-    return any("state-" in name for name in files.names_if_folder(layout.checkpoint))
+    return any("state-" in name for name in names_if_folder(layout.checkpoint))
 
 
 def require_run(directory: Path) -> None:

@@ -140,15 +140,6 @@ def names_in(path: Path) -> list[str]:
         return []
 
 
-def names_if_folder(path: Path) -> list[str]:
-    """The names in a directory, sorted; none where there is something else. Asking what it is, and then for
-    its names, would fail where another process deletes it between the two: a run that goes back does."""
-    try:
-        return names_in(path)
-    except NotADirectoryError:
-        return []
-
-
 def _is_plain(descriptor: int) -> bool:
     import stat
 

@@ -64,7 +64,7 @@ class RunLayout:
     def tests(self) -> Iterator[tuple[str, Path]]:
         """Every set that was evaluated, with its folder; other things there are passed over."""
         root = self.directory / TEST
-        for name in files.names_if_folder(root):
+        for name in names_if_folder(root):
             if check_set_name(name) is None and (root / name).is_dir():
                 yield name, root / name
 
@@ -72,7 +72,7 @@ class RunLayout:
         """Every pass that has a folder on disk; other things in the directory are passed over."""
         for split in SPLITS:
             root = self.directory / split
-            for name in files.names_if_folder(root):
+            for name in names_if_folder(root):
                 match = _EPOCH.fullmatch(name)
                 if match and (root / name).is_dir():
                     yield split, int(match[1]), root / name
@@ -81,9 +81,18 @@ class RunLayout:
         return f"RunLayout({os.fspath(self.directory)!r})"
 
 
+def names_if_folder(path: Path) -> list[str]:
+    """The names in a directory, sorted; none where there is something else. Asking what it is, and then for
+    its names, would fail where another process deletes it between the two: a run that goes back does."""
+    try:
+        return files.names_in(path)
+    except NotADirectoryError:
+        return []
+
+
 def log_files(folder: Path) -> list[Path]:
     """The metric logs in a folder, sorted; none where there is no such folder."""
-    return [folder / name for name in files.names_if_folder(folder) if name.endswith(".log")]
+    return [folder / name for name in names_if_folder(folder) if name.endswith(".log")]
 
 
 def file_name(metric_name: str) -> str:
