@@ -44,7 +44,8 @@ def save(value: Any, path: str | os.PathLike[str], *, recorder: Recorder | None 
 
 
 def load(path: str | os.PathLike[str], *, recorder: Recorder | None = None) -> Any:
-    """The value that `save` wrote, or that a file of a run's checkpoint holds; tensors are on the CPU.
+    """The value that `save` wrote, or that a file of a run's checkpoint holds; tensors are on the CPU, and
+    those that were saved in half precision have 16 bits.
 
     No code of the file is run, so it may be a stranger's.
 

@@ -3,14 +3,15 @@
 Every tensor of float32 or float64 numbers becomes the first of float16 and bfloat16 that keeps each
 finite number finite and each number that is not zero different from zero; where neither does, or where
 there is only one number (Adam counts its steps in such tensors), it stays as it is. Integers, and with
-them the states of random generators, stay as they are, and so do complex numbers.
+them the states of random generators, stay as they are, and so do complex numbers and NumPy's arrays.
 
-Read again, the tensors have the dtype they had, and the rounded values.
+Read again, the tensors have 16 bits, and take the dtype of the model that they are loaded into. So such a
+file becomes no more memory than any other: widened, it would be twice as much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,11 +56,13 @@ def halved(tensor: Tensor) -> tuple[Tensor, Rounded] | None:
     return None
 
 
-def halved_all(tensors: Sequence[Tensor], names: Sequence[str]) -> tuple[list[Tensor], dict[str, Rounded]]:
-    """Tensors in half precision, and what was done to which of them."""
+def halved_all(
+    tensors: Sequence[Tensor], names: Sequence[str], whole: Collection[int] = ()
+) -> tuple[list[Tensor], dict[str, Rounded]]:
+    """Tensors in half precision but those of the numbers `whole`, and what was done to which of them."""
     kept, done = [], {}
-    for tensor, name in zip(tensors, names, strict=True):
-        found = halved(tensor)
+    for number, (tensor, name) in enumerate(zip(tensors, names, strict=True)):
+        found = None if number in whole else halved(tensor)
         kept.append(tensor if found is None else found[0])
         if found is not None:
             done[name] = found[1]

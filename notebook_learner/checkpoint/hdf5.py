@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError, ConfigurationError
 from ..store import hdf5_file, hdf5_reading
+from ..store.budget import TIMES
 from ..store.durable import Reader
 from ..store.hdf5_codecs import CODECS, require
 from ..store.hdf5_columns import Entry
 from ..store.hdf5_manifest import Manifest, damaged, read_manifest
 from ..store.hdf5_names import dataset_paths
-from ..store.tensors import DTYPES, are_direct, dtype_name
+from ..store.tensors import are_direct, dtype_name
 from ..store.tree import Malformed, outlined, pack, unpack
 from .half import HALVES, ROUNDED, Rounded, halved_all, lost
 from .recorder import Decoded, Encoded
@@ -31,10 +32,12 @@ class Hdf5Recorder:
 
     Args:
         precision: "full" keeps every bit. "half" rounds float32 and float64 tensors to 16 bits: half
-            the size, good enough to evaluate, not to go on training from.
+            the size, good enough to evaluate, not to go on training from. They are read as 16 bits, too, and
+            widened by the model that they are loaded into.
         compression: None, "gzip" (every HDF5 reader unpacks it) or "zstd" (faster and smaller; readers show
             the compressed bytes; needs `pip install zstandard`). Trained float32 weights shrink by a tenth
-            at best, and saving takes many times as long.
+            at best, and saving takes many times as long. What would shrink below half is stored as it is,
+            so that no file is a bomb.
 
     Without a Learner, `save` and `load` write and read one file:
 
@@ -77,43 +80,44 @@ class Hdf5Recorder:
         Raises:
             CheckpointError: something no file can hold; the message names its place in `what`.
         """
-        packed = pack(value, what)
-        tensors, rounded = packed.tensors, dict[str, Any]()
+        packed, rounded = pack(value, what), dict[str, Any]()
         if self.precision == "half":
             paths = dataset_paths(packed.names, packed.also)
-            tensors, done = halved_all(tensors, [names[0] for names in paths])
+            names = [where[0] for where in paths]
+            packed.tensors, done = halved_all(packed.tensors, names, packed.arrays)
             rounded = {name: [one.dtype, one.error] for name, one in done.items()}
         if self.compression is None:
-            structure = hdf5_file.STRUCTURES.find(packed.names, packed.also, tensors)
-            made = hdf5_file.written(structure, tensors, packed.tree, rounded, what)
+            structure = hdf5_file.STRUCTURES.find(packed.names, packed.also, packed.tensors)
+            made = hdf5_file.written(structure, packed.tensors, packed.tree, rounded, what)
         else:
             paths = dataset_paths(packed.names, packed.also)
-            made = hdf5_file.written_compressed(paths, tensors, packed.tree, rounded, self.compression, what)
+            made = hdf5_file.written_compressed(paths, packed, rounded, self.compression, what)
         return Encoded(made.pieces, made.size, made.digest)
 
     def decode(self, file: Reader, /) -> Decoded:
-        """The value again, after every byte of the file was checked.
+        """The value again, after every byte of the file was checked. Tensors in half precision come as they
+        are stored, in 16 bits: loaded into a model, they take its dtype.
 
         Raises:
             DamagedError: the file is damaged or no checkpoint; nothing of it was used.
         """
         manifest = read_manifest(file)
-        rounded = _rounded(file, manifest)
+        _rounded(file, manifest)
         tensors = hdf5_reading.empty_tensors(manifest)
         hdf5_reading.read_into(file, manifest, tensors)
-        return _decoded(file, manifest, _as_before(manifest, tensors, rounded))
+        return _decoded(file, manifest, manifest.tree, tensors, TIMES * file.size)
 
     def outline(self, file: Reader, /) -> Decoded:
         """The value with empty tensors (on the "meta" device) in place of the real ones; arrays and sparse
         tensors are shown as such tensors, too. Reads the manifest and nothing else."""
         manifest = read_manifest(file)
-        rounded = _rounded(file, manifest)
-        tensors = _as_before(manifest, hdf5_reading.empty_tensors(manifest, "meta"), rounded)
+        _rounded(file, manifest)
+        tensors = hdf5_reading.empty_tensors(manifest, "meta")
         try:
             tree = outlined(manifest.tree, tensors)
         except (Malformed, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise damaged(file, f"its tree is malformed: {error}") from error
-        return _decoded(file, manifest, tensors, tree)
+        return _decoded(file, manifest, tree, tensors)
 
     def load_into(self, file: Reader, into: Mapping[str, Tensor], /) -> Decoded:
         """Read the tensors of a file straight into live ones, by the names of their datasets
@@ -129,7 +133,7 @@ class Hdf5Recorder:
         usual = _matched_at_once(manifest, into)
         if usual is not None:
             hdf5_reading.read_into(file, manifest, usual)
-            return _decoded(file, manifest, _all_plain(usual))
+            return _decoded(file, manifest, manifest.tree, _all_plain(usual))
         rounded = _rounded(file, manifest)
         live = _matched(file, manifest, into, rounded)
         direct = [
@@ -144,7 +148,7 @@ class Hdf5Recorder:
                 for target in targets:
                     if target is not source:
                         target.copy_(source)
-        return _decoded(file, manifest, [_plain(targets[0]) for targets in live])
+        return _decoded(file, manifest, manifest.tree, [_plain(targets[0]) for targets in live])
 
     def lost(self, file: Reader, /) -> str:
         """What half precision cost this file, in one line."""
@@ -166,9 +170,11 @@ class CompactRecorder(Hdf5Recorder):
         return "CompactRecorder()"
 
 
-def _decoded(file: Reader, manifest: Manifest, tensors: list[Tensor], tree: Any = None) -> Decoded:
+def _decoded(
+    file: Reader, manifest: Manifest, tree: Any, tensors: list[Tensor], room: int | None = None
+) -> Decoded:
     try:
-        return Decoded(unpack(manifest.tree if tree is None else tree, tensors), manifest.digest)
+        return Decoded(unpack(tree, tensors, room), manifest.digest)
     except Malformed as error:
         raise damaged(file, f"its tree is malformed: {error}") from error
 
@@ -189,16 +195,6 @@ def _rounded(file: Reader, manifest: Manifest) -> dict[str, Rounded]:
             raise damaged(file, f"the error of {name[:200]!r} is no number")
         found[name] = Rounded(item[0], float(item[1]))
     return found
-
-
-def _as_before(manifest: Manifest, tensors: list[Tensor], rounded: Mapping[str, Rounded]) -> list[Tensor]:
-    """Rounded tensors in the dtype that they had."""
-    if not rounded:
-        return tensors
-    return [
-        tensor.to(DTYPES[rounded[name].dtype]) if name in rounded else tensor
-        for name, tensor in zip(manifest.structure.listed.names, tensors, strict=True)
-    ]
 
 
 def _matched(

@@ -11,9 +11,9 @@ met first, for people. `data` is the tensor's memory, little-endian and row-majo
 1 GiB, since MessagePack holds no piece of 4. The keys come in this order; nothing but nil, bool, int, float,
 str, array, map and, in `data`, bin is used. Text is UTF-8; a lone surrogate is encoded like any other.
 
-Two promises let a reader refuse a bomb before it has gone off: nothing is compressed to less than a
-hundredth of its size, and everything but the tensors' bytes is stored as it is, so there are not more values
-than the file has bytes.
+Two promises let a reader refuse a bomb before it has gone off: nothing is compressed to less than half of
+its size, and everything but the tensors' bytes is stored as it is, so there are not more values than the file
+has bytes. A tensor in another order of dimensions, which a reader copies, is not compressed at all.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ..store.budget import (
     KEY,
     LIST,
     MAP,
+    TIMES,
     VALUE,
     room,
     too_many,
@@ -41,18 +42,13 @@ from ..store.durable import Reader
 from ..store.files import Bytes
 from ..store.hdf5_manifest import damaged
 from ..store.tensors import DTYPES, bytes_of, dtype_name, nbytes_of
-from ..store.tree import Malformed, outlined, pack, unpack
+from ..store.tree import Malformed, Packed, outlined, pack, unpack
 from .recorder import Decoded, Encoded
 
 SCHEMA = 1
 LEVEL = 1
 """Weights repeat nothing but zeros, so only runs are looked for (Z_RLE): as small as level 6 and 4 times
 as fast."""
-WORST_RATIO = 100
-"""What claims to be larger than this many times its compressed bytes is taken for a bomb."""
-
-_RATIO = 64
-"""What is written stays well below it."""
 _PIECE = 16 << 20
 """Bytes of a tensor in one bin that is written."""
 _MOST_PIECE = 1 << 30
@@ -101,7 +97,7 @@ class NamedMpkGzRecorder:
         """
         packed = pack(value, what)
         names = ["/".join(path) for path in packed.names]
-        pieces = list(_gzipped(_document(packed.tree, names, packed.tensors)))
+        pieces = list(_gzipped(_document(packed, names)))
         size = sum(map(len, pieces))
         if _weight(packed.tree, names, packed.tensors) > room(size):
             raise too_many(packed.tree, what)
@@ -114,7 +110,7 @@ class NamedMpkGzRecorder:
             DamagedError: the file is damaged or no checkpoint; nothing of it was used.
         """
         tree, tensors, digest = _read(file, meta=False)
-        return _decoded(file, tree, tensors, digest)
+        return _decoded(file, tree, tensors, digest, TIMES * file.size)
 
     def outline(self, file: Reader, /) -> Decoded:
         """The value with empty tensors (on the "meta" device) in place of the real ones; arrays and sparse
@@ -128,9 +124,9 @@ class NamedMpkGzRecorder:
         return _decoded(file, tree, tensors, digest)
 
 
-def _decoded(file: Reader, tree: Any, tensors: list[Tensor], digest: str) -> Decoded:
+def _decoded(file: Reader, tree: Any, tensors: list[Tensor], digest: str, room: int | None = None) -> Decoded:
     try:
-        return Decoded(unpack(tree, tensors), digest)
+        return Decoded(unpack(tree, tensors, room), digest)
     except (Malformed, RecursionError) as error:
         raise damaged(file, f"its tree is malformed: {error}") from error
 
@@ -147,14 +143,14 @@ def _weight(tree: Any, names: Sequence[str], tensors: Sequence[Tensor]) -> int:
     return weight_of_tree(tree) + weight_of_tree(described) + around
 
 
-def _document(tree: Any, names: Sequence[str], tensors: Sequence[Tensor]) -> Iterator[tuple[Bytes, bool]]:
+def _document(packed: Packed, names: Sequence[str]) -> Iterator[tuple[Bytes, bool]]:
     """The MessagePack, in pieces, and whether each is to be compressed."""
     out = bytearray(_map_header(4))
-    for item in ("format", "notebook_learner", "schema", SCHEMA, "tree", tree, "tensors"):
+    for item in ("format", "notebook_learner", "schema", SCHEMA, "tree", packed.tree, "tensors"):
         _write(out, item)
-    out += _array_header(len(tensors))
+    out += _array_header(len(names))
     yield out, False
-    for name, tensor in zip(names, tensors, strict=True):
+    for number, (name, tensor) in enumerate(zip(names, packed.tensors, strict=True)):
         data = bytes_of(tensor)
         out = bytearray(_map_header(4))
         described = ("name", name, "dtype", dtype_name(tensor.dtype), "shape", list(tensor.shape), "data")
@@ -166,7 +162,7 @@ def _document(tree: Any, names: Sequence[str], tensors: Sequence[Tensor]) -> Ite
         for start in starts:
             piece = data[start : start + _PIECE]
             yield b"\xc6" + struct.pack(">I", piece.nbytes), False
-            yield piece, piece.nbytes > _SMALL
+            yield piece, piece.nbytes > _SMALL and number not in packed.copied
 
 
 def _write(out: bytearray, node: Any) -> None:
@@ -235,8 +231,8 @@ def _gzipped(parts: Iterable[tuple[Bytes, bool]]) -> Iterator[bytes]:
 def _deflated(data: memoryview) -> bytes:
     """A segment of a deflate stream that refers to nothing before it and ends with a whole byte."""
     made = _squeezed(data)
-    if len(data) > _RATIO * len(made):
-        kept = len(data) // _RATIO + 1
+    if len(data) > TIMES * len(made):  # what a reader would take for a bomb
+        kept = len(data) // TIMES + 1
         made = _stored(data[:kept]) + _squeezed(data[kept:])
     return made
 
@@ -355,7 +351,7 @@ class _Unzipped:
         self._unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
         self._data: bytes = b""
         self._at = 0
-        self.left = WORST_RATIO * file.size
+        self.left = TIMES * file.size
         """Bytes that may still be asked for."""
         from xxhash import xxh3_128
 

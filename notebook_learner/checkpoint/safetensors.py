@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..store.budget import fits, too_many
+from ..store.budget import TIMES, fits, too_many
 from ..store.digest import digest_of, digest_of_all
 from ..store.durable import Reader
 from ..store.files import Bytes
@@ -132,7 +132,7 @@ class SafetensorsRecorder:
         if not header.is_ours:
             digest = digest_of_all([header.text, *(views[index] for index in header.order)])
             return Decoded(dict(zip((one.name for one in stored), tensors, strict=True)), digest)
-        return _decoded(file, header, header.tree, tensors)
+        return _decoded(file, header, header.tree, tensors, TIMES * file.size)
 
     def outline(self, file: Reader, /) -> Decoded:
         """The value with empty tensors (on the "meta" device) in place of the real ones; arrays and sparse
@@ -150,9 +150,11 @@ class SafetensorsRecorder:
         return _decoded(file, header, tree, tensors)
 
 
-def _decoded(file: Reader, header: _Header, tree: Any, tensors: list[Tensor]) -> Decoded:
+def _decoded(
+    file: Reader, header: _Header, tree: Any, tensors: list[Tensor], room: int | None = None
+) -> Decoded:
     try:
-        return Decoded(unpack(tree, tensors), header.digest)
+        return Decoded(unpack(tree, tensors, room), header.digest)
     except (Malformed, RecursionError) as error:
         raise damaged(file, f"its tree is malformed: {error}") from error
 

@@ -1,6 +1,11 @@
-"""How much memory the values beside the tensors may take: an empty list is three bytes of a file and 128 of
-memory, so a small file could fill a machine with them. Readers and writers count alike, before the values
-are made, so nothing is written that will not be read again.
+"""How much memory a file may take.
+
+Its tensors take twice its size at most, however well they are compressed: writers keep to that by storing
+some of them as they are, and readers refuse what claims more before they take memory for it.
+
+The values beside the tensors are counted: an empty list is three bytes of a file and 128 of memory, so a
+small file could fill a machine with them. Readers and writers count alike, before the values are made, so
+nothing is written that will not be read again.
 
 The weights are upper bounds, measured with CPython 3.11 on the tree of a file and the value made of it,
 which are there at the same time.
@@ -12,6 +17,10 @@ from typing import Any
 
 from ..errors import CheckpointError
 
+TIMES = 2
+"""How many bytes of tensors a byte of a file may become."""
+LARGEST_CHUNK = 8 << 20
+"""Bytes of a tensor that are compressed at a time; unpacking takes the compressed ones of a chunk beside."""
 SPARE = 64 << 20
 """Bytes of memory that any file may take, however small: a list of a million numbers."""
 VALUE, TEXT, KEY, LIST, MAP = 50, 30, 250, 200, 500

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from ..errors import CheckpointError
-from .hdf5_columns import WORST_RATIO
+from .budget import LARGEST_CHUNK, TIMES
 
 Codec = Literal["gzip", "zstd"]
 CODECS = ("gzip", "zstd")
-LARGEST_CHUNK = 1 << 30
-"""HDF5 takes chunks below 4 GiB; unpacking one takes its compressed bytes at a time."""
 WORTH = 0.95
 """What does not shrink below this is stored as it is."""
 _LEVELS = {"gzip": 1, "zstd": 3}
@@ -34,8 +33,7 @@ class Squeezed:
 
 
 def squeezed(data: memoryview, rows: int, codec: Codec) -> Squeezed | None:
-    """Compress the bytes of a tensor of so many rows; None where that is not worth it, or where it would
-    look like a bomb."""
+    """Compress the bytes of a tensor of so many rows; None where that is not worth it."""
     if not rows or not data.nbytes:
         return None
     row = data.nbytes // rows
@@ -46,14 +44,34 @@ def squeezed(data: memoryview, rows: int, codec: Codec) -> Squeezed | None:
     size = each * row
     chunks = []
     for start in range(0, data.nbytes, size):
-        part = data[start : start + size]
-        packed = _packed(part, size, codec)
-        if WORST_RATIO * len(packed) < size:
-            return None
-        chunks.append(packed)
+        chunks.append(_packed(data[start : start + size], size, codec))
     if sum(map(len, chunks)) >= WORTH * data.nbytes:
         return None
     return Squeezed(tuple(chunks), each, size)
+
+
+def kept_plain(
+    sizes: Sequence[int], found: Sequence[Squeezed | None], copied: Collection[int] = ()
+) -> set[int]:
+    """Which tensors are stored as they are although they shrink, so that the file is no bomb: those that
+    shrink most, until all of them together, and those that a reader makes a copy of once more, are no more
+    than it believes.
+
+    >>> small = Squeezed((b"x" * 10,), 1, 1000)
+    >>> kept_plain([1000, 1000, 1000], [small, small, small])
+    {0, 1}
+    """
+    stored = [
+        size if one is None else sum(map(len, one.chunks)) for size, one in zip(sizes, found, strict=True)
+    ]
+    missing = sum(sizes) + sum(sizes[number] for number in copied) - TIMES * sum(stored)
+    plain = set[int]()
+    for number in sorted(range(len(sizes)), key=lambda at: stored[at] - sizes[at]):
+        if missing <= 0:
+            break
+        plain.add(number)
+        missing -= TIMES * (sizes[number] - stored[number])
+    return plain
 
 
 def unpack_into(data: bytearray, into: memoryview, codec: str, chunk: int) -> None:

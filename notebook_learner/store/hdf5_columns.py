@@ -28,12 +28,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .budget import LARGEST_CHUNK, TIMES
 from .hdf5_types import KNOWN
 
-WORST_RATIO = 100
-"""A tensor that claims to be larger than this many times its compressed bytes is taken for a bomb."""
 MOST_DIMENSIONS = 64
 
+_AROUND = 1 << 10
+"""Bytes that a compressed chunk may have beside its own."""
 _FAR = 1 << 62
 """No size and no place is as large: two of them make a sum that 64 bits hold."""
 
@@ -121,6 +122,17 @@ class Listed:
             return self.names[extent]
         counts = [len(self.packed[i].extents) if i in self.packed else 1 for i in range(len(self.names))]
         return self.names[bisect_right(list(accumulate(counts)), extent)]
+
+    def require_room(self, file_size: int) -> None:
+        """Raise where compressed tensors become more than a file of this size justifies."""
+        if not self.packed:
+            return
+        sizes = zip(self.shapes, self.dtypes, strict=True)
+        claimed = sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
+        if claimed > TIMES * file_size:
+            raise Wrong(
+                f"its tensors claim {claimed} bytes, more than {TIMES} times its size, as a bomb would"
+            )
 
     def require_apart(self, others: Sequence[tuple[int, int, str]], file_size: int) -> None:
         """Raise where two tensors, or a tensor and another stretch of the file, lie in the same place, or one
@@ -233,8 +245,8 @@ def _packing(item: list[Any], nbytes: int, name: str) -> Packing:
         extents = tuple([_chunk(part) for part in member(item[0], "chunks", list)])
         if not 0 < chunk <= nbytes or len(extents) != -(-nbytes // chunk):
             raise Wrong("its chunks do not make its bytes")
-        if any(chunk > WORST_RATIO * extent.size for extent in extents):
-            raise Wrong(f"it claims to be compressed more than {WORST_RATIO} times, as a bomb would be")
+        if chunk > LARGEST_CHUNK or any(extent.size > 2 * chunk + _AROUND for extent in extents):
+            raise Wrong("a chunk larger than any that is written")
         return Packing(codec, chunk, extents)
     except Wrong as error:
         raise Wrong(f"tensor {name[:200]!r}: {error}") from None

@@ -15,12 +15,13 @@ from torch import Tensor
 from .budget import TENSOR, fits, too_many
 from .digest import digest_of
 from .files import Bytes
-from .hdf5_codecs import Codec, Squeezed, squeezed
+from .hdf5_codecs import Codec, Squeezed, kept_plain, squeezed
 from .hdf5_image import Dataset, Image, build, room_for, well_placed
 from .hdf5_manifest import SCHEMA, header
 from .hdf5_names import dataset_paths
 from .json_text import to_text
 from .tensors import bytes_of, dtype_name, memories_of
+from .tree import Packed
 
 REMEMBERED = 16
 """Structures whose image is kept: model, optimizer, scheduler and state of a few learners."""
@@ -157,28 +158,27 @@ def written(
 
 
 def written_compressed(
-    paths: Sequence[tuple[str, ...]],
-    tensors: Sequence[Tensor],
-    tree: Any,
-    rounded: Mapping[str, Any],
-    codec: Codec,
-    what: str,
+    paths: Sequence[tuple[str, ...]], value: Packed, rounded: Mapping[str, Any], codec: Codec, what: str
 ) -> Written:
-    """A file whose tensors are compressed, where that is worth it."""
+    """A file whose tensors are compressed, where that is worth it and makes no bomb of it."""
     datasets: list[Dataset] = []
-    packed: list[Squeezed | None] = []
     buffers: list[Bytes] = []
-    for names, tensor in zip(paths, tensors, strict=True):
-        data, shape = bytes_of(tensor), tuple(tensor.shape)
-        found = squeezed(data, shape[0], codec) if shape else None
-        packed.append(found)
+    plain = list(map(bytes_of, value.tensors))
+    packed = [
+        squeezed(data, tensor.shape[0], codec) if tensor.ndim and number not in value.copied else None
+        for number, (data, tensor) in enumerate(zip(plain, value.tensors, strict=True))
+    ]
+    for number in kept_plain([data.nbytes for data in plain], packed, value.copied):
+        packed[number] = None
+    for names, tensor, data, found in zip(paths, value.tensors, plain, packed, strict=True):
+        shape = tuple(tensor.shape)
         if found is None:
             datasets.append(Dataset(names, tensor.dtype, shape))
             buffers.append(data)
         else:
             datasets.append(Dataset(names, tensor.dtype, shape, codec, found.chunks, found.rows))
             buffers.extend(found.chunks)
-    text, more = to_text(tree), _rounded(rounded)
+    text, more = to_text(value.tree), _rounded(rounded)
     columns = _columns(datasets)
     longest = _packing(datasets, packed, [[_FAR] * max(1, len(dataset.chunks)) for dataset in datasets])
     length = _AROUND + len(text) + len(more) + len(columns) + len(longest) + _PER_TENSOR * len(datasets)
@@ -189,7 +189,7 @@ def written_compressed(
     ]
     described = _described(image, columns, offsets, _packing(datasets, packed, image.places))
     made = _assembled(image, described, text, more, size, buffers)
-    return _readable(made, len(tensors), tree, what)
+    return _readable(made, len(value.tensors), value.tree, what)
 
 
 def _packing(

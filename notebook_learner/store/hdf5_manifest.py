@@ -227,6 +227,7 @@ def _checked(document: Any, file: Reader, place: tuple[int, int]) -> tuple[Struc
         raise Wrong("another version than the header's")
     listed = listed_in(member(document, "tensors", dict))
     listed.require_apart([(0, USER_BLOCK, "its header"), (*place, "its manifest")], file.size)
+    listed.require_room(file.size)
     metadata = member(document, "metadata", str)
     if len(metadata) != 2 * _SUM:
         raise Wrong("metadata is no checksum")

@@ -76,6 +76,11 @@ class Packed:
     """Where in the value each tensor was met first, as keys and indices."""
     also: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     """Where a tensor was met again."""
+    arrays: set[int] = field(default_factory=set)
+    """Which of them are to be read as they were: NumPy has no bfloat16, and a quantized tensor's scales are
+    what they are."""
+    copied: set[int] = field(default_factory=set)
+    """Which of them are read into one more piece of memory, for another order or a quantized tensor."""
 
 
 def pack(value: Any, what: str = "state") -> Packed:
@@ -113,14 +118,20 @@ def _packed_quickly(value: Any, what: str) -> Packed | None:
     return packer.packed if usual else None
 
 
-def unpack(tree: Json, tensors: Sequence[Tensor]) -> Any:
+def unpack(tree: Json, tensors: Sequence[Tensor], room: int | None = None) -> Any:
     """Put a value together again. A tree that `pack` cannot have made raises Malformed.
+
+    Args:
+        tree: what `pack` made of it.
+        tensors: the tensors that it speaks of.
+        room: bytes that they may take, with what is copied into another order or a quantized tensor; None
+            for as many as they like.
 
     >>> unpack({"betas": {"$tuple": [0.9, 0.999]}, "weight": {"$tensor": 0}}, [torch.ones(2)])
     {'betas': (0.9, 0.999), 'weight': tensor([1., 1.])}
     """
     try:
-        return _Unpacker(tensors).value(tree, 0)
+        return _Unpacker(tensors, room).value(tree, 0)
     except (
         TypeError,
         ValueError,
@@ -207,7 +218,10 @@ class _Packer:
     def _plain(self, value: Tensor, path: tuple[Any, ...]) -> Json:
         index = self._number(value, None, path)
         order = ordering_of(value)
-        return {"$tensor": index} if order is None else {"$tensor": index, "order": order}
+        if order is None:
+            return {"$tensor": index}
+        self.packed.copied.add(index)
+        return {"$tensor": index, "order": order}
 
     def _number(self, value: Tensor, host: Tensor | None, path: tuple[Any, ...]) -> int:
         """Which of the file's tensors this one is; `host` is it as host memory, where that is known."""
@@ -239,11 +253,13 @@ class _Packer:
 
     def _quantized(self, value: Tensor, path: tuple[Any, ...]) -> Json:
         node = {"$quantized": dtype_name(value.dtype), "values": self._plain(value.int_repr(), path)}
+        self.packed.copied.add(node["values"]["$tensor"])
         if value.qscheme() == torch.per_tensor_affine:
             return {**node, "scale": value.q_scale(), "zero_point": value.q_zero_point()}
         if value.qscheme() == torch.per_channel_affine:
             scale = self._plain(value.q_per_channel_scales(), (*path, "scale"))
             zero = self._plain(value.q_per_channel_zero_points(), (*path, "zero_point"))
+            self.packed.arrays |= {scale["$tensor"], zero["$tensor"]}
             return {**node, "scale": scale, "zero_point": zero, "axis": value.q_per_channel_axis()}
         raise self._refused(path, f"is a tensor quantized by {value.qscheme()}")
 
@@ -257,7 +273,9 @@ class _Packer:
         if type(value) is not np.ndarray and not isinstance(value, np.generic):
             raise self._refused(path, f"is {a_kind(value)}")
         kind = "$array" if isinstance(value, np.ndarray) else "$scalar"
-        return {kind: self._plain(tensor, path)["$tensor"]}
+        index = self._plain(tensor, path)["$tensor"]
+        self.packed.arrays.add(index)
+        return {kind: index}
 
     def _refused(self, path: tuple[Any, ...], what: str) -> CheckpointError:
         return CheckpointError(
@@ -331,8 +349,9 @@ _COMPRESSED = {
 
 
 class _Unpacker:
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], room: int | None) -> None:
         self.tensors = tensors
+        self._room, self._taken = room, 0
         self._laid_out: dict[int, tuple[list[int], Tensor]] = {}
 
     def value(self, node: Json, depth: int) -> Any:
@@ -370,6 +389,7 @@ class _Unpacker:
             raise Malformed("an order of dimensions does not fit its tensor")
         known = self._laid_out.get(node["$tensor"])
         if known is None:
+            self._copies(tensor)
             known = self._laid_out[node["$tensor"]] = (order, laid_out(tensor, order))
         if known[0] != order:  # each order would be a copy: memory that the file's size does not justify
             raise Malformed("one tensor in two orders of dimensions")
@@ -396,16 +416,29 @@ class _Unpacker:
 
     def quantized(self, node: Json) -> Tensor:
         values, scale, zero = self.plain(node["values"]), node["scale"], node["zero_point"]
+        self._copies(values)
         if "axis" not in node:
             return torch._make_per_tensor_quantized_tensor(values, scale, zero)
         return torch._make_per_channel_quantized_tensor(
             values, self.plain(scale), self.plain(zero), node["axis"]
         )
 
+    def _copies(self, tensor: Tensor) -> None:
+        """Count memory that is about to be taken: a few bytes of a tree may ask for a large copy again and
+        again."""
+        if self._room is None:
+            return
+        self._taken += tensor.nbytes
+        if self._taken > self._room - sum(map(_NBYTES, self.tensors)):
+            raise Malformed("it asks for more copies of its tensors than its size justifies")
+
     def _at(self, index: Json) -> Tensor:
         if type(index) is not int or not 0 <= index < len(self.tensors):
             raise Malformed("it speaks of a tensor that is not there")
         return self.tensors[index]
+
+
+_NBYTES = attrgetter("nbytes")
 
 
 def _numbers(node: dict[str, Json]) -> list[int] | None:

@@ -351,6 +351,18 @@ class RecorderContract:
             assert torch.equal(found.int_repr(), value.int_repr())
             assert torch.equal(found.dequantize(), value.dequantize())
 
+    @pytest.mark.filterwarnings("ignore:.*[qQ]uantize")
+    def test_what_repeats_itself_comes_back_where_a_reader_copies_it(self, recorder: Recorder) -> None:
+        """However small it could be made: a reader takes no more than twice the file, copies included."""
+        value = {
+            "zeros": torch.zeros(100_000),
+            "last": torch.zeros(8, 16, 32, 32).to(memory_format=torch.channels_last),
+            "quantized": torch.quantize_per_tensor(torch.zeros(100_000), 0.1, 3, torch.quint8),
+        }
+        back = through(recorder, value)
+        require_same(back.pop("quantized").dequantize(), value.pop("quantized").dequantize())
+        require_same(back, value)
+
     def test_nested_state_of_every_type_comes_back(self, recorder: Recorder) -> None:
         require_same(through(recorder, nested()), nested())
 

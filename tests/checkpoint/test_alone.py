@@ -95,7 +95,11 @@ def test_a_recorder_with_options_is_given_by_name(tmp_path):
     whole = save({"weight": weight}, tmp_path / "whole.h5").stat().st_size
     path = save({"weight": weight}, tmp_path / "half.h5", recorder=Hdf5Recorder(precision="half"))
     assert path.stat().st_size < whole
-    assert torch.equal(load(path)["weight"], weight.half().float())
+    kept = load(path)["weight"]
+    assert torch.equal(kept, weight.half()) and kept.dtype == torch.float16
+    model = torch.nn.Linear(1000, 1, bias=False)
+    model.load_state_dict({"weight": kept[None]})
+    assert torch.equal(model.weight[0], weight.half().float()) and model.weight.dtype == torch.float32
 
 
 def test_another_end_of_the_name_says_which_there_are(tmp_path):

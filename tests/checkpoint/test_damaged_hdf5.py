@@ -26,7 +26,7 @@ from notebook_learner.store.tensors import DTYPES
 class TestDamage:
     @pytest.mark.parametrize("recorder", EXACT, ids=repr)
     def test_no_flipped_bit_is_overlooked(self, recorder: Hdf5Recorder, tmp_path: Path) -> None:
-        value = {"w": torch.tensor([1.0, 2.0]), "x": torch.arange(40), "n": 1}
+        value = {"w": torch.tensor([1.0, 2.0]), "x": compressible(200), "n": 1}
         data = data_of(recorder.encode(value))
         assert (b'"codec"' in data) == (recorder.compression is not None)
         path = tmp_path / "model-1.h5"
@@ -226,8 +226,16 @@ LIES: dict[str, tuple[Change | bytes, str]] = {
     "a checksum with spaces": (lambda d: d.update(digests=" " + d["digests"][1:-1] + " "), "checksum"),
     "a checksum in capitals": (lambda d: d.update(digests="A" * 64), "a checksum that is none"),
     "bomb": (
-        change(codec="gzip", chunk=160, chunks=[{"offset": 512, "stored": 1}]),
-        "as a bomb would be",
+        change(shape=[10_000], codec="gzip", chunk=40_000, chunks=[{"offset": 512, "stored": 1}]),
+        "more than 2 times its size, as a bomb would",
+    ),
+    "a huge chunk": (
+        change(shape=[4 << 20], codec="gzip", chunk=16 << 20, chunks=[{"offset": 512, "stored": 1}]),
+        "a chunk larger than any that is written",
+    ),
+    "a chunk that is larger than what it holds": (
+        change(codec="gzip", chunk=160, chunks=[{"offset": 512, "stored": 1400}]),
+        "a chunk larger than any that is written",
     ),
     "no chunks": (change(codec="gzip", chunk=160, chunks=[]), "do not make its bytes"),
     "unknown compression": (change(codec="lzma", chunk=160, chunks=[]), "unknown compression"),
@@ -279,14 +287,13 @@ class TestHostileFiles:
             value = {"w": compressible(4000)}
             data = data_of(Hdf5Recorder(compression=codec).encode(value))  # type: ignore[arg-type]
             assert b'"codec"' in data
-            for rows in (1000, 3999, 4001, 40_000):
+            unpacked = r"tensor 'w': (it unpacks|compressed|zstd decompress)"
+            for rows, why in {3000: unpacked, 3999: unpacked, 4001: unpacked, 40_000: "2 times"}.items():
 
                 def lie(document: dict[str, Any], rows: int = rows) -> None:
                     document["tensors"][0].update(shape=[rows], nbytes=8 * rows, chunk=8 * rows)
 
-                with pytest.raises(
-                    DamagedError, match=r"tensor 'w': (it unpacks|compressed|zstd decompress)"
-                ):
+                with pytest.raises(DamagedError, match=why):
                     decoded(forged(data, lie), tmp_path)
 
     @pytest.mark.parametrize("codec", ["gzip", "zstd"])
@@ -295,6 +302,18 @@ class TestHostileFiles:
         data = data_of(Hdf5Recorder(compression=codec).encode(value))
         assert len(data) > 400_000
         assert same(decoded(data, tmp_path).value, value)
+
+    @pytest.mark.parametrize("codec", ["gzip", "zstd"])
+    def test_what_shrinks_most_is_stored_plain_until_the_file_is_no_bomb(
+        self, codec: Any, tmp_path: Path
+    ) -> None:
+        value = {"zeros": torch.zeros(10_000), "few": compressible(9000) % 3, "most": compressible(9000)}
+        with opened_by_h5py(data_of(Hdf5Recorder(compression=codec).encode(value))) as file:
+            stored = {name: file[name].id.get_storage_size() for name in value}
+        assert stored["few"] == 72_000
+        assert stored["zeros"] < 1000 and 36_000 < stored["most"] < 70_000
+        sizes = sum(tensor.nbytes for tensor in value.values())
+        assert sizes / 2 <= sum(stored.values()) < sizes
 
     def test_chains_of_links_and_pipes_are_not_followed(self, tmp_path: Path) -> None:
         real, link = tmp_path / "real.h5", tmp_path / "model-1.h5"

@@ -322,8 +322,8 @@ def messagepack_document(data: bytes) -> Json:
     return msgpack.unpackb(gzip.decompress(data), strict_map_key=False)
 
 
-def sealed_messagepack(document: Json) -> bytes:
-    return gzip.compress(msgpack.packb(document, unicode_errors="surrogatepass"), 0)
+def sealed_messagepack(document: Json, level: int = 0) -> bytes:
+    return gzip.compress(msgpack.packb(document, unicode_errors="surrogatepass"), level)
 
 
 def sealed_index(data: bytes, text: bytes) -> bytes:

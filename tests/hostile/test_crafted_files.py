@@ -34,6 +34,7 @@ from hostile_mutations import (
 from hostile_run import Samples, put
 from hostile_watched import WATCHED, assert_harmless
 
+from notebook_learner.store.budget import LARGEST_CHUNK
 from notebook_learner.store.hdf5_manifest import SCHEMA, header
 from notebook_learner.store.tensors import DTYPES
 
@@ -293,6 +294,52 @@ def test_a_chunk_that_unpacks_to_more_than_it_declares(codec: str, samples: Samp
     files[name] = sealed_hdf5(files[name] + packed, document)
     put(tmp_path / "run", files)
     assert_harmless(tmp_path / "run", 0)
+
+
+@pytest.mark.parametrize("codec", ["gzip", "zstd"])
+def test_a_tensor_that_truly_is_dozens_of_times_as_large(
+    codec: str, samples: Samples, tmp_path: Path
+) -> None:
+    """Nothing in it is a lie; it is only more memory than a file of its size is worth."""
+    import zstandard
+
+    name, files = "checkpoint/state-2-3.h5", dict(samples[codec])
+    document = hdf5_document(files[name])
+    columns, chunk = document["tensors"], LARGEST_CHUNK
+    number = next(n for n, kind in enumerate(columns["kind"]) if columns["kinds"][kind][1])
+    columns["kinds"].append(["uint8", [4 * chunk]])
+    columns["kind"][number] = len(columns["kinds"]) - 1
+    pack = zlib.compress if codec == "gzip" else zstandard.ZstdCompressor().compress
+    chunks, more = [], b""
+    for part in np.split(nearly_nothing(4 * chunk), 4):
+        packed = pack(part.tobytes())
+        chunks.append({"offset": len(files[name]) + len(more), "stored": len(packed)})
+        more += packed
+    packing = [number, {"codec": codec, "chunk": chunk, "chunks": chunks}]
+    others = [item for item in columns.get("packed", []) if item[0] != number]
+    columns["packed"] = sorted([*others, packing], key=itemgetter(0))
+    files[name] = sealed_hdf5(files[name] + more, document)
+    assert 20 * len(files[name]) < 4 * chunk < 90 * len(files[name])
+    put(tmp_path / "run", files)
+    assert_harmless(tmp_path / "run", 1)
+
+
+def test_messagepack_that_truly_is_dozens_of_times_as_large(samples: Samples, tmp_path: Path) -> None:
+    name, files = "checkpoint/state-2-3.mpk.gz", dict(samples["mpk"])
+    document = messagepack_document(files[name])
+    size = 1 << 25
+    document["tensors"][0].update(dtype="uint8", shape=[size], data=[nearly_nothing(size).tobytes()])
+    files[name] = sealed_messagepack(document, level=6)
+    assert 20 * len(files[name]) < size < 90 * len(files[name])
+    put(tmp_path / "run", files)
+    assert_harmless(tmp_path / "run", 1)
+
+
+def nearly_nothing(size: int) -> Any:
+    """Bytes that shrink to a fiftieth."""
+    data = np.zeros(size, np.uint8)
+    data[::80] = np.random.RandomState(0).randint(0, 256, len(data[::80]))
+    return data
 
 
 def test_a_tensor_of_16_tebibytes(samples: Samples, tmp_path: Path) -> None:

@@ -85,6 +85,20 @@ def test_very_many_values(
     assert_harmless(tmp_path / "run", 0, SPARE + budget.SPARE)
 
 
+@pytest.mark.parametrize("put_in", [in_hdf5, in_safetensors, in_messagepack])
+def test_one_tensor_copied_very_often(
+    put_in: Callable[[Samples, str], dict[str, bytes]], samples: Samples, tmp_path: Path
+) -> None:
+    """A few characters ask for five kilobytes, again and again."""
+    document = hdf5_document(samples["h5"]["checkpoint/state-2-3.h5"])
+    columns = document["tensors"]
+    of_a_generator = columns["kinds"].index(["uint8", [5056]])
+    number = columns["kind"].index(of_a_generator)
+    copy = {"$quantized": "quint8", "values": {"$tensor": number}, "scale": 1.0, "zero_point": 0}
+    put(tmp_path / "run", put_in(samples, json.dumps(document["tree"] | {"more": [copy] * 15_000})))
+    assert_harmless(tmp_path / "run", 1)
+
+
 @pytest.mark.parametrize(("count", "damaged"), [(40_000, 0), (350_000, 1)])
 def test_very_many_tensors_without_a_value(
     count: int, damaged: int, samples: Samples, tmp_path: Path

@@ -294,6 +294,25 @@ def test_a_tree_that_was_never_packed_is_malformed(tree: Any) -> None:
         unpack(tree, [torch.ones(2, 3)])
 
 
+@pytest.mark.filterwarnings("ignore:.*[qQ]uantize")
+@pytest.mark.parametrize(
+    "copy",
+    [
+        {"$quantized": "quint8", "values": {"$tensor": 0}, "scale": 1.0, "zero_point": 0},
+        {"$tensor": 1, "order": [0, 2, 3, 1]},
+    ],
+    ids=["quantized", "in another order"],
+)
+def test_copies_take_no_more_than_their_room(copy: Any) -> None:
+    tensors = [torch.zeros(120, dtype=torch.uint8), torch.zeros(1, 2, 3, 5)]
+    unpack([copy], tensors, 240 + 120)
+    with pytest.raises(Malformed, match="more copies of its tensors than its size justifies"):
+        unpack([copy], tensors, 239 + 120)
+    again = {"$quantized": "quint8", "values": {"$tensor": 0}, "scale": 2.0, "zero_point": 0}
+    with pytest.raises(Malformed, match="more copies"):
+        unpack([copy, again], tensors, 240 + 239)
+
+
 @pytest.mark.filterwarnings("ignore")  # torch warns of many things that are malformed, before it refuses them
 @given(JSON)
 def test_any_json_gives_a_value_or_is_malformed(tree: Any) -> None:
