@@ -7,7 +7,7 @@ of ten epochs has some hundred of each.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,19 +105,23 @@ class Group(Node):
         return made
 
     def dataset(self, name: str, values: NDArray[Any]) -> Node:
-        """A dataset in this group."""
-        made = self.unnamed(values)
+        """A dataset of one dimension in this group."""
+        made = self.unnamed(len(values), [values])
         self.link(name, made)
         return made
 
-    def unnamed(self, values: NDArray[Any]) -> Node:
-        """A dataset that has yet to be linked into a group, or into several."""
+    def unnamed(self, count: int, parts: Iterable[NDArray[Any]]) -> Node:
+        """A dataset of so many values that has yet to be linked into a group, or into several. The values
+        are asked for a part at a time, all of one type, and there is one part at least."""
         h5py = self._library.h5py
-        space = h5py.h5s.create_simple(values.shape)
-        kind = self._library.kind(values.dtype)
-        handle = h5py.h5d.create(self.handle, None, kind, space)
-        if values.size:
-            handle.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(values))
+        space, handle, at = h5py.h5s.create_simple((count,)), None, 0
+        for values in parts:
+            if handle is None:
+                handle = h5py.h5d.create(self.handle, None, self._library.kind(values.dtype), space)
+            if values.size:
+                space.select_hyperslab((at,), values.shape)
+                handle.write(h5py.h5s.create_simple(values.shape), space, np.ascontiguousarray(values))
+                at += len(values)
         return Node(self._library, handle)
 
     def texts(self, name: str, texts: Sequence[str], most: int | None = None) -> Node:

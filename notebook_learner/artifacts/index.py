@@ -36,8 +36,10 @@ import json
 import os
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,8 @@ MAGIC = b"NBLINDEX"
 _FIXED = struct.Struct("<8sIQ32s")
 _LARGEST_TEXTS = 1 << 24
 """Bytes that the texts of one metric may take: all have the room of the longest, which is cut for it."""
-_SHARED = ("epoch", "step", "iteration", "time")
+_ROWS = 1 << 16
+"""Rows of a column that are made at a time."""
 
 
 def encode_index(
@@ -219,16 +222,40 @@ def _default(record: Record) -> str:
 # Measurements ----------------------------------------------------------------------------------------
 
 
+_Stretch = tuple[MetricBlock, int, int]
+"""Rows of a block, from one and up to another."""
+
+
 @dataclass
 class _Steps:
-    """The blocks of a split, and where each of their rows belongs."""
+    """The rows of a split: blocks that follow each other. Columns are made of a few rows at a time: whole
+    ones of a long run are memory that the allocator keeps when it is freed."""
 
     blocks: Sequence[MetricBlock]
-    shared: dict[str, NDArray[Any]]
+    split: Split
+    clock: Clock
 
     @property
     def count(self) -> int:
-        return len(self.shared["step"])
+        return sum(block.count for block in self.blocks)
+
+    def column(self, values_of: Callable[[_Steps, list[_Stretch]], NDArray[Any]]) -> Iterator[NDArray[Any]]:
+        """A column, part by part."""
+        return (values_of(self, part) for part in self._parts())
+
+    def _parts(self) -> Iterator[list[_Stretch]]:
+        part: list[_Stretch] = []
+        rows = 0
+        for block in self.blocks:
+            for start in range(0, block.count, _ROWS):
+                end = min(start + _ROWS, block.count)
+                part.append((block, start, end))
+                rows += end - start
+                if rows >= _ROWS:
+                    yield part
+                    part, rows = [], 0
+        if part:
+            yield part
 
 
 def _write_series(group: Group, run: RunInfo, record: Record, clock: Clock) -> None:
@@ -241,11 +268,13 @@ def _write_series(group: Group, run: RunInfo, record: Record, clock: Clock) -> N
 
 
 def _write_steps(home: Group, steps: _Steps, infos: Mapping[str, MetricInfo], axis: str) -> None:
-    positions = {name: home.unnamed(values) for name, values in steps.shared.items()}
+    count = steps.count
+    positions = {name: home.unnamed(count, steps.column(values_of)) for name, values_of in _SHARED.items()}
     known: list[tuple[list[int], Any]] = []
     for name in _names(steps.blocks, "columns"):
         each = home.plot(name, "value", axis)
-        value = each.dataset("value", _values(steps, name))
+        value = home.unnamed(count, steps.column(partial(_values, name)))
+        each.link("value", value)
         value.attributes(_labels(name, infos.get(name)))
         _write_weights(each, steps, name, known)
         for position, dataset in positions.items():
@@ -274,14 +303,16 @@ def _write_weights(group: Group, steps: _Steps, name: str, known: list[tuple[lis
         if same == arrays:
             group.link("weight", dataset)
             return
-    known.append((arrays, group.dataset("weight", _weights(steps, columns))))
+    dataset = group.unnamed(steps.count, steps.column(partial(_weights, name)))
+    group.link("weight", dataset)
+    known.append((arrays, dataset))
 
 
 def _write_texts(group: Group, steps: _Steps, name: str) -> None:
     rows, texts = _changes(steps.blocks, name)
     group.texts("text", texts, _LARGEST_TEXTS)
-    for position, values in steps.shared.items():
-        group.dataset(position, values[rows])
+    for position, values_of in _SHARED.items():
+        group.dataset(position, _chosen(steps.column(values_of), rows))
 
 
 def _write_epochs(group: Group, run: RunInfo, record: Record) -> None:
@@ -294,7 +325,7 @@ def _write_epochs(group: Group, run: RunInfo, record: Record) -> None:
 
 
 def _write_finals(home: Group, ended: Sequence[SplitRecord], infos: Mapping[str, MetricInfo]) -> None:
-    epochs = home.unnamed(np.array([past.epoch for past in ended], np.int64))
+    epochs = home.unnamed(len(ended), [np.array([past.epoch for past in ended], np.int64)])
     for name in dict.fromkeys(name for past in ended for name in past.finals or ()):
         each = home.plot(name, "value", "epoch")
         values = [(past.finals or {}).get(name, np.nan) for past in ended]
@@ -307,53 +338,83 @@ def _labels(name: str, info: MetricInfo | None) -> dict[str, str]:
 
 
 def _steps(record: Record, split: Split, clock: Clock) -> _Steps:
-    passes = [past for past in record if past.split == split and past.blocks]
-    blocks = [block for past in passes for block in past.blocks]
-    counts = np.array([block.count for block in blocks], np.int64)
-    starts = np.cumsum(counts) - counts
-    inside = np.arange(counts.sum()) - np.repeat(starts, counts)
-    step = inside + np.repeat(_numbers(block.first for block in blocks), counts)
-    ends = np.repeat(_numbers(block.iteration for block in blocks), counts)
-    iteration = ends - np.repeat(counts, counts) + 1 + inside if split == "train" else ends
-    times = [clock.times(past.epoch, split, _steps_of(past)) for past in passes]
-    return _Steps(
-        blocks,
-        {
-            "epoch": np.repeat(_numbers(block.epoch for block in blocks), counts),
-            "step": step,
-            "iteration": iteration,
-            "time": np.concatenate(times) if times else np.empty(0),
-        },
+    return _Steps([block for past in record if past.split == split for block in past.blocks], split, clock)
+
+
+def _chosen(parts: Iterator[NDArray[Any]], rows: Sequence[int]) -> NDArray[Any]:
+    """Some rows of a column."""
+    chosen, at, wanted = [], 0, np.array(rows, np.int64)
+    for values in parts:
+        here = wanted[(wanted >= at) & (wanted < at + len(values))]
+        chosen.append(values[here - at])
+        at += len(values)
+    return np.concatenate(chosen)
+
+
+def _epoch(steps: _Steps, part: list[_Stretch]) -> NDArray[np.int64]:
+    return np.repeat(_numbers(block.epoch for block, _, _ in part), _counts(part))
+
+
+def _step(steps: _Steps, part: list[_Stretch]) -> NDArray[np.int64]:
+    return _counted_from(_numbers(block.first + start for block, start, _ in part), _counts(part))
+
+
+def _iteration(steps: _Steps, part: list[_Stretch]) -> NDArray[np.int64]:
+    if steps.split == "train":
+        before = _numbers(block.iteration - block.count + 1 + start for block, start, _ in part)
+        return _counted_from(before, _counts(part))
+    return np.repeat(_numbers(block.iteration for block, _, _ in part), _counts(part))
+
+
+def _time(steps: _Steps, part: list[_Stretch]) -> Floats:
+    return np.concatenate(
+        [
+            steps.clock.times(epoch, steps.split, _step(steps, list(stretches)))
+            for epoch, stretches in groupby(part, key=lambda stretch: stretch[0].epoch)
+        ]
     )
+
+
+_SHARED = {"epoch": _epoch, "step": _step, "iteration": _iteration, "time": _time}
+
+
+def _counts(part: list[_Stretch]) -> NDArray[np.int64]:
+    return _numbers(end - start for _, start, end in part)
+
+
+def _counted_from(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Numbers that ascend from each first one, so many of them."""
+    starts = np.cumsum(counts) - counts
+    within: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(firsts - starts, counts)
+    return within
 
 
 def _numbers(numbers: Any) -> NDArray[np.int64]:
     return np.fromiter(numbers, np.int64)
 
 
-def _steps_of(past: SplitRecord) -> NDArray[np.int64]:
-    return np.concatenate([np.arange(block.first, block.last + 1) for block in past.blocks])
-
-
 def _names(blocks: Sequence[MetricBlock], what: str) -> list[str]:
     return list(dict.fromkeys(name for block in blocks for name in getattr(block, what)))
 
 
-def _values(steps: _Steps, name: str) -> Floats:
+def _values(name: str, steps: _Steps, part: list[_Stretch]) -> Floats:
+    columns = [(block.columns.get(name), start, end) for block, start, end in part]
+    return np.concatenate(
+        [
+            np.full(end - start, np.nan) if column is None else column.values[start:end]
+            for column, start, end in columns
+        ]
+    )
+
+
+def _weights(name: str, steps: _Steps, part: list[_Stretch]) -> Floats:
     parts = []
-    for block in steps.blocks:
+    for block, start, end in part:
         column = block.columns.get(name)
-        parts.append(np.full(block.count, np.nan) if column is None else column.values)
-    return np.concatenate(parts)
-
-
-def _weights(steps: _Steps, columns: Sequence[Column | None]) -> Floats:
-    parts = []
-    for block, column in zip(steps.blocks, columns, strict=True):
         if column is None or column.weights is None:
-            parts.append(np.full(block.count, 0.0 if column is None else 1.0))
+            parts.append(np.full(end - start, 0.0 if column is None else 1.0))
         else:
-            parts.append(column.weights)
+            parts.append(column.weights[start:end])
     return np.concatenate(parts)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from notebook_learner.artifacts import index
 from notebook_learner.artifacts.clock import Clock
 from notebook_learner.artifacts.index import MAGIC, encode_index, read_header
 from notebook_learner.artifacts.reading import read_record
@@ -85,8 +86,9 @@ def clock(record):
     return clock
 
 
-@pytest.fixture
-def path(tmp_path, record, clock):
+@pytest.fixture(params=[index._ROWS, 3, 1], ids="{} rows at a time".format)
+def path(tmp_path, record, clock, request, monkeypatch):
+    monkeypatch.setattr(index, "_ROWS", request.param)
     (tmp_path / "artifacts.h5").write_bytes(encode_index(RUN, record, clock, TIMELINE, CHECKPOINTS, 7.0))
     return tmp_path / "artifacts.h5"
 
@@ -208,7 +210,7 @@ def test_checkpoints_are_relative_links_to_their_own_files(path):
     (path.parent / "checkpoint").mkdir()
     with h5py.File(path.parent / "checkpoint" / "model-3-117.h5", "w") as model:
         model["weight"] = [1.0, 2.0]
-    moved = path.parent.with_name("moved")
+    moved = path.parent.with_name(f"{path.parent.name}-moved")
     path.parent.rename(moved)
     with h5py.File(moved / "artifacts.h5", "r") as file:
         group = file["checkpoints/3-117"]
