@@ -58,21 +58,44 @@ def _format_unusual(text: str) -> str:
 
 
 def format_numbers(numbers: Floats) -> list[str]:
-    """`format_number` of each. A column that holds one number (a reading, a weight) is formatted once."""
-    if len(numbers) > 1 and numbers[0] == numbers[-1] != 0 and bool((numbers == numbers[0]).all()):
-        return [format_number(float(numbers[0]))] * len(numbers)
-    return [format_number(number) for number in numbers.tolist()]
+    """`format_number` of each.
+
+    >>> format_numbers(np.array([64.0, 0.5]))
+    ['64', '0.5']
+    """
+    return _each_before(" ", numbers).split()
 
 
 def format_rows(column: Rows) -> str:
     """The lines of a block, one a step; a step of weight 0 has its line too, so that line k is step k."""
-    values = format_numbers(column.values)
-    if not values:
-        return ""
     if column.weights is None:
-        return "\n".join(values) + "\n"
-    weights = format_numbers(column.weights)
-    return "".join([f"{value},{weight}\n" for value, weight in zip(values, weights, strict=True)])
+        return _each_before("\n", column.values)
+    weight = _only(column.weights)
+    if weight is not None:
+        return _each_before(f",{weight}\n", column.values)
+    pairs = zip(format_numbers(column.values), format_numbers(column.weights), strict=True)
+    return "".join([f"{value},{weight}\n" for value, weight in pairs])
+
+
+def _each_before(end: str, numbers: Floats) -> str:
+    """`format_number` of each, with a text after it. That of a whole list takes half as long: what Python
+    writes between two of its numbers becomes that text."""
+    only = _only(numbers)
+    if only is not None:
+        return (only + end) * len(numbers)
+    text = repr(numbers.tolist())[1:-1]
+    if not text:
+        return ""
+    if "e" in text or "n" in text:
+        return "".join([format_number(number) + end for number in numbers.tolist()])
+    return f"{text}, ".replace(".0, ", ", ").replace(", ", end)
+
+
+def _only(numbers: Floats) -> str | None:
+    """The one number that a column holds, as a rate does, and weights in all but a last batch."""
+    if len(numbers) and numbers[0] == numbers[-1] != 0 and bool((numbers == numbers[0]).all()):
+        return format_number(float(numbers[0]))
+    return None
 
 
 def format_final(value: float) -> str:

@@ -70,6 +70,16 @@ def test_a_column_of_mixed_zeros_keeps_their_signs():
     assert format_numbers(np.array([0.0, -0.0, 0.0])) == ["0", "-0", "0"]
 
 
+@given(st.lists(ANY_FLOAT, min_size=1), ANY_FLOAT)
+def test_rows_of_one_weight_are_values_with_that_weight(numbers, weight):
+    values, weights = np.array(numbers), np.full(len(numbers), weight)
+    lines = [f"{format_number(number)},{format_number(weight)}\n" for number in numbers]
+    assert format_rows(Rows(values, weights)) == "".join(lines)
+    assert format_rows(Rows(weights, values)) == "".join(
+        [f"{format_number(weight)},{format_number(number)}\n" for number in numbers]
+    )
+
+
 def test_rows_of_weight_zero_have_their_line():
     rows = Rows(np.array([84.375, np.nan, 50.0]), np.array([32.0, 0.0, 64.0]))
     assert format_rows(rows) == "84.375,32\nNaN,0\n50,64\n"
@@ -77,7 +87,7 @@ def test_rows_of_weight_zero_have_their_line():
 
 def test_readings_are_written_without_weights():
     assert format_rows(Rows(np.array([17.5, 17.5, 17.5]))) == "17.5\n17.5\n17.5\n"
-    assert format_rows(Rows(np.empty(0))) == ""
+    assert format_rows(Rows(np.empty(0))) == format_rows(Rows(np.empty(0), np.empty(0))) == ""
 
 
 def test_texts_stay_on_one_line():
