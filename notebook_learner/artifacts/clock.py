@@ -30,14 +30,18 @@ class Clock:
 
     def __init__(self) -> None:
         self._knots: dict[_Pass, list[_Knot]] = {}
+        self._rows: dict[_Pass, list[Any]] = {}
+        """What `to_json` said of passes that have not changed since: it is asked at every checkpoint."""
 
     def begin(self, epoch: int, split: Split) -> None:
         """A pass starts, or starts over."""
         self._knots.pop((epoch, split), None)
+        self._rows.pop((epoch, split), None)
 
     def add(self, block: MetricBlock, now: float) -> None:
         """A block arrived: its last step ended now, its first one when its own time began."""
         knots = self._knots.setdefault((block.epoch, block.split), [])
+        self._rows.pop((block.epoch, block.split), None)
         if knots and knots[-1][0] >= block.first:
             _cut(knots, block.first - 1)
         if block.count > 1:
@@ -62,6 +66,8 @@ class Clock:
         here = (epoch, _ORDER[split])
         for key in list(self._knots):
             place = (key[0], _ORDER[key[1]])
+            if place >= here:
+                self._rows.pop(key, None)
             if place > here or (place == here and step == 0):
                 del self._knots[key]
             elif place == here:
@@ -76,17 +82,10 @@ class Clock:
     def to_json(self) -> list[Any]:
         """Plain JSON values: `[epoch, split, start, [steps], [milliseconds after the start]]` of each
         pass. Whole numbers, because 64,000 floats as text take longer than all the rest of a file."""
-        return [
-            [
-                epoch,
-                split,
-                knots[0][1],
-                [step for step, _ in knots],
-                [round(1000 * (time - knots[0][1])) for _, time in knots],
-            ]
-            for (epoch, split), knots in self._knots.items()
-            if knots
-        ]
+        for key, knots in self._knots.items():
+            if knots and key not in self._rows:
+                self._rows[key] = _row(*key, knots)
+        return [self._rows[key] for key, knots in self._knots.items() if knots]
 
     @classmethod
     def from_json(cls, value: object) -> Clock:
@@ -110,6 +109,12 @@ class Clock:
             key = (told.whole("epoch", 1, LARGEST), told.split("split"))
             clock._knots[key] = list(zip(places, times, strict=True))
         return clock
+
+
+def _row(epoch: int, split: Split, knots: list[_Knot]) -> list[Any]:
+    start = knots[0][1]
+    steps, after = [step for step, _ in knots], [round(1000 * (time - start)) for _, time in knots]
+    return [epoch, split, start, steps, after]
 
 
 def _cut(knots: list[_Knot], step: int) -> None:

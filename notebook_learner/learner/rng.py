@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ class HostRng:
     def plain(self) -> dict[str, Any]:
         """As a dict of what a checkpoint can hold; Python's 625 numbers as one array."""
         version, numbers, gauss = self.python
-        python = (version, np.array(numbers, dtype=np.uint32), gauss)
+        # Through an array of Python's it takes a third of the time.
+        python = (version, np.frombuffer(array("I", numbers), np.uint32), gauss)
         return {"python": python, "numpy": self.numpy, "torch": self.torch}
 
     @staticmethod

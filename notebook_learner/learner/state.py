@@ -7,7 +7,7 @@ what-if that leaves nothing behind.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -140,18 +140,15 @@ class ModelPart(Large):
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def _parameters(self) -> dict[str, Tensor]:
-        return dict(self.model.named_parameters(remove_duplicate=False))
-
-    def _buffers(self) -> dict[str, Tensor]:
-        return dict(self.model.named_buffers(remove_duplicate=False))
-
     def _tensors(self) -> dict[str, Tensor]:
-        return {**self._parameters(), **self._buffers()}
+        parameters, buffers, _ = self._looked_through()
+        return {**parameters, **buffers}
 
     def capture(self, copy: Copy = copied, /) -> dict[str, Any]:
-        tensors = {**_copied_once(self._parameters(), copy), **_copied_once(self._buffers(), copied)}
-        return {"tensors": tensors, "extra": {name: clone(extra) for name, extra in self._extra_states()}}
+        parameters, buffers, extra = self._looked_through()
+        tensors = {**_copied_once(parameters, copy), **_copied_once(buffers, copied)}
+        told = {path: clone(module.get_extra_state()) for path, module in extra}
+        return {"tensors": tensors, "extra": told}
 
     def check(self, state: Any, /) -> None:
         _check_same(state["tensors"], self._tensors())
@@ -165,10 +162,19 @@ class ModelPart(Large):
         for name, extra in state["extra"].items():
             self.model.get_submodule(name).set_extra_state(deepcopy(extra))
 
-    def _extra_states(self) -> Iterator[tuple[str, Any]]:
-        for name, module in self.model.named_modules():
+    def _looked_through(self) -> tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, nn.Module]]]:
+        """Parameters and buffers under all of their names, and the modules with more to say, once each: in
+        one walk, where torch's functions take one for each, a millisecond for a thousand modules."""
+        parameters, buffers, extra = dict[str, Tensor](), dict[str, Tensor](), dict[nn.Module, str]()
+        for path, module in self.model.named_modules(remove_duplicate=False):
+            start = f"{path}." if path else ""
+            for found, members in ((parameters, module._parameters), (buffers, module._buffers)):
+                for name, tensor in members.items():
+                    if tensor is not None:
+                        found[start + name] = tensor
             if type(module).get_extra_state is not nn.Module.get_extra_state:
-                yield name, module.get_extra_state()
+                extra.setdefault(module, path)
+        return parameters, buffers, [(path, module) for module, path in extra.items()]
 
 
 def _copied_once(live: Mapping[str, Tensor], copy: Copy) -> dict[str, Tensor]:

@@ -184,6 +184,24 @@ def test_a_clock_survives_json_and_cuts(blocks, step):
     assert np.isnan(after[step:]).all()
 
 
+PASSES = st.tuples(st.integers(1, 3), st.sampled_from(["train", "valid"]))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "begin", "cut"]), PASSES, st.integers(0, 40)), max_size=30))
+def test_a_clock_that_was_asked_before_says_what_one_that_was_not_does(changes):
+    asked, silent = Clock(), Clock()
+    for number, (verb, (epoch, split), step) in enumerate(changes):
+        for clock in (asked, silent):
+            if verb == "add":
+                clock.add(block(step + 1, 7, 3.0, epoch, split), 10.0 * number)
+            elif verb == "begin":
+                clock.begin(epoch, split)
+            else:
+                clock.cut(epoch, split, step)
+        asked.to_json()
+    assert asked.to_json() == asked.copy().to_json() == silent.to_json()
+
+
 def test_steps_that_come_again_take_the_place_of_the_earlier_ones():
     clock = Clock()
     clock.add(block(1, 10, 10.0), 10.0)

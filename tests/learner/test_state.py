@@ -180,6 +180,17 @@ def test_a_model_comes_back_whole() -> None:
     assert model.count == 5
 
 
+def test_a_model_is_captured_under_the_names_that_torch_gives() -> None:
+    model = nn.Sequential(Odd(), nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2))
+    model.append(model[0])  # one module in two places
+    state = ModelPart(model).capture()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    assert list(state["tensors"]) == [*parameters, *buffers]
+    assert {"0.two.weight", "3.one.weight", "3.hidden", "2.running_mean"} < set(state["tensors"])
+    assert list(state["extra"]) == ["0"]
+
+
 def test_a_state_shares_no_memory_with_the_training(tmp_path: Path) -> None:
     learner = Setup(window=2, ema=True).learner(tmp_path)
     learner.step(3)
