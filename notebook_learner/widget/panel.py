@@ -38,10 +38,10 @@ from .wire import Json, Message, Request, WireError, parse
 
 INTERVAL = 0.3
 """Seconds between two messages, at least."""
-IDLE_PER_COST, LONGEST = 250, 1.0
+IDLE_PER_COST, LONGEST = 400, 1.0
 """After a message, steps are not told before this many times as long as it took, nor later than after these
-seconds: 0.4 % of a training's time where a message takes up to four milliseconds. The next steps are slower,
-too, since the processor's caches hold something else then."""
+seconds: 0.25 % of a training's time where a message takes up to two and a half milliseconds. The next steps
+are slower, too, since the processor's caches hold something else then: that is as much again, and more."""
 MOST_BLOCKS = 64
 """Blocks of steps that wait to be folded in, at most: one at a time costs three times as much."""
 PATIENCE = 60.0
