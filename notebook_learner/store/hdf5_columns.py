@@ -34,7 +34,7 @@ from .hdf5_types import KNOWN
 MOST_DIMENSIONS = 64
 
 _AROUND = 1 << 10
-"""Bytes that a compressed chunk may have beside its own."""
+"""Bytes that a chunk may grow by, and a sixty-fourth of it, where noise is compressed."""
 _FAR = 1 << 62
 """No size and no place is as large: two of them make a sum that 64 bits hold."""
 
@@ -245,8 +245,9 @@ def _packing(item: list[Any], nbytes: int, name: str) -> Packing:
         extents = tuple([_chunk(part) for part in member(item[0], "chunks", list)])
         if not 0 < chunk <= nbytes or len(extents) != -(-nbytes // chunk):
             raise Wrong("its chunks do not make its bytes")
-        if chunk > LARGEST_CHUNK or any(extent.size > 2 * chunk + _AROUND for extent in extents):
-            raise Wrong("a chunk larger than any that is written")
+        longest = chunk + (chunk >> 6) + _AROUND
+        if chunk > LARGEST_CHUNK or not all(0 < extent.size <= longest for extent in extents):
+            raise Wrong("a chunk larger than any that is written, or an empty one")
         return Packing(codec, chunk, extents)
     except Wrong as error:
         raise Wrong(f"tensor {name[:200]!r}: {error}") from None

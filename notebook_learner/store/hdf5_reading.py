@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -47,26 +47,62 @@ def read_into(file: Reader, manifest: Manifest, tensors: Sequence[Tensor]) -> No
         DamagedError: naming the tensor that is. What was read until then is in the tensors.
     """
     memories = memories_of(tensors)
-    if not manifest.structure.listed.packed:
-        _read(file, manifest, memories)
-        return
-    views: list[memoryview] = []
-    for entry, memory in zip(manifest.tensors, memories, strict=True):
-        sizes = [extent.size for extent in entry.extents]
-        views.extend([memoryview(bytearray(size)) for size in sizes] if entry.codec else [memory])
-    _read(file, manifest, views)
-    stored = iter(views)
-    for entry, memory in zip(manifest.tensors, memories, strict=True):
-        for index, data in enumerate([next(stored) for _ in entry.extents]):
+    packed = manifest.structure.listed.packed
+    _read(file, manifest, _Packed(file, manifest, memories) if packed else _Plain(memories))
+
+
+# Where it is read into -------------------------------------------------------------------------------
+
+
+class _Plain:
+    """The tensors' own memory."""
+
+    def __init__(self, memories: Sequence[memoryview]) -> None:
+        self._memories = memories
+
+    def of(self, extents: range) -> list[memoryview]:
+        """Memory for some extents of the file."""
+        return list(self._memories[extents.start : extents.stop])
+
+    def read(self, row: list[_Batch]) -> None:
+        """They were read, and checked."""
+
+
+class _Packed:
+    """The memory of the tensors that are stored as they are, and for a compressed chunk as much as it takes,
+    until it is unpacked: the whole file would be half as much again as the tensors may take."""
+
+    def __init__(self, file: Reader, manifest: Manifest, memories: Sequence[memoryview]) -> None:
+        self._file = file
+        self._places: list[tuple[Entry, int, memoryview]] = []
+        """For each extent its tensor, its size, and where its bytes belong."""
+        for entry, memory in zip(manifest.tensors, memories, strict=True):
+            each = entry.chunk if entry.codec else memory.nbytes
+            for index, extent in enumerate(entry.extents):
+                self._places.append((entry, extent.size, memory[index * each : (index + 1) * each]))
+        self._stored: dict[int, bytearray] = {}
+
+    def of(self, extents: range) -> list[memoryview]:
+        """Memory for some extents of the file."""
+        return list(map(self._memory, extents))
+
+    def _memory(self, number: int) -> memoryview:
+        entry, size, into = self._places[number]
+        if not entry.codec:
+            return into
+        if number not in self._stored:
+            self._stored[number] = bytearray(size)
+        return memoryview(self._stored[number])
+
+    def read(self, row: list[_Batch]) -> None:
+        """They were read, and checked: unpack what is compressed."""
+        for number in {number for batch in row for number in batch.extents}:
+            entry, _, into = self._places[number]
             if entry.codec:
-                _unpack(file, entry, data, memory[index * entry.chunk : (index + 1) * entry.chunk])
-
-
-def _unpack(file: Reader, entry: Entry, data: memoryview, into: memoryview) -> None:
-    try:
-        unpack_into(bytearray(data), into, entry.codec, entry.chunk)
-    except Unpackable as error:
-        raise damaged(file, f"tensor {entry.name!r}: {error}") from error
+                try:
+                    unpack_into(self._stored.pop(number), into, entry.codec, entry.chunk)
+                except Unpackable as error:
+                    raise damaged(self._file, f"tensor {entry.name!r}: {error}") from error
 
 
 # What is read in one go ------------------------------------------------------------------------------
@@ -85,6 +121,11 @@ class _Batch:
     """The extents, where all parts are whole ones, and in the order of their numbers; else"""
     parts: list[_Part]
     """what is read."""
+
+    @property
+    def extents(self) -> Iterable[int]:
+        """The numbers of those that it holds something of."""
+        return self.whole or [number for number, *_ in self.parts if number != _GAP]
 
 
 class _Planner:
@@ -186,40 +227,43 @@ def _runs(structure: Structure) -> Iterator[tuple[range, int, Numbers]]:
 # Reading ---------------------------------------------------------------------------------------------
 
 
-def _read(file: Reader, manifest: Manifest, views: Sequence[memoryview]) -> None:
+def _read(file: Reader, manifest: Manifest, target: _Plain | _Packed) -> None:
     structure = manifest.structure
     plan = structure.prepared.get("plan")
     if not isinstance(plan, _Plan):
         plan = structure.prepared["plan"] = _planned(structure)
     checker, left = _Checker(file, manifest), iter(plan.rows)
     if structure.file_size < WORTH_A_THREAD:
-        _read_rows(file, left, views, checker)
+        _read_rows(file, left, target, checker)
     else:
         with ThreadPoolExecutor(1) as thread:  # the two take the next row in turn
-            beside = thread.submit(_read_rows, file, left, views, checker)
-            _read_rows(file, left, views, checker)
+            beside = thread.submit(_read_rows, file, left, target, checker)
+            _read_rows(file, left, target, checker)
         beside.result()
     checker.finish(plan.empty)
 
 
 def _read_rows(
-    file: Reader, left: Iterator[list[_Batch]], views: Sequence[memoryview], checker: _Checker
+    file: Reader, left: Iterator[list[_Batch]], target: _Plain | _Packed, checker: _Checker
 ) -> None:
     try:
         for row in left:
             for batch in row:
-                buffers = _buffers(batch, views)
+                buffers = _buffers(batch, target)
                 file.fill(buffers, batch.offset, batch.size)
                 checker.check(batch, buffers)
+            target.read(row)
     finally:
         deque(left, maxlen=0)  # where one thread fails, the other one reads no further
 
 
-def _buffers(batch: _Batch, views: Sequence[memoryview]) -> list[memoryview]:
+def _buffers(batch: _Batch, target: _Plain | _Packed) -> list[memoryview]:
     if batch.whole is not None:
-        return list(views[batch.whole.start : batch.whole.stop])
+        return target.of(batch.whole)
     return [
-        memoryview(bytearray(end - begin)) if number == _GAP else views[number][begin:end]
+        memoryview(bytearray(end - begin))
+        if number == _GAP
+        else target.of(range(number, number + 1))[0][begin:end]
         for number, begin, end in batch.parts
     ]
 

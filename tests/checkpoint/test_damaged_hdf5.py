@@ -233,6 +233,10 @@ LIES: dict[str, tuple[Change | bytes, str]] = {
         change(shape=[4 << 20], codec="gzip", chunk=16 << 20, chunks=[{"offset": 512, "stored": 1}]),
         "a chunk larger than any that is written",
     ),
+    "a chunk of nothing": (
+        change(codec="gzip", chunk=160, chunks=[{"offset": 512, "stored": 0}]),
+        "or an empty one",
+    ),
     "a chunk that is larger than what it holds": (
         change(codec="gzip", chunk=160, chunks=[{"offset": 512, "stored": 1400}]),
         "a chunk larger than any that is written",
