@@ -27,7 +27,7 @@ X, Y = batches()[0]
 @pytest.fixture
 def builder():
     """Of a training that writes nothing, on (x, class) batches."""
-    return classifier("nowhere").metric_logger(InMemoryMetricLogger())
+    return classifier("nowhere").metric_logger(InMemoryMetricLogger()).with_application_logger(False)
 
 
 def plain(builder, loss=None):
@@ -90,8 +90,9 @@ def warnings_of(builder, loss, train, features=1):
 
 @pytest.fixture
 def numbers():
-    """A builder of a training that has nothing to do with classes."""
-    return LearnerBuilder("nowhere").metric_logger(InMemoryMetricLogger()).renderer("silent")
+    """The same of one that has nothing to do with classes."""
+    quiet = LearnerBuilder("nowhere").renderer("silent").with_application_logger(False)
+    return quiet.metric_logger(InMemoryMetricLogger())
 
 
 def test_a_target_without_the_outputs_last_dimension_is_told_of_once_with_the_line_to_write(numbers):
