@@ -57,6 +57,8 @@ DEEPEST = 100
 """Nesting beyond this is a value that contains itself, or a file that wants to exhaust the stack."""
 
 _LONGEST = 1 << 63
+_FEW = 1000
+"""So many keys of a dict may share a hash: numbers of any length do, now and then."""
 _HEX = re.compile(r"-?0x[0-9a-f]+")
 
 Json = Any
@@ -80,7 +82,7 @@ class Packed:
     """Which of them are to be read as they were: NumPy has no bfloat16, and a quantized tensor's scales are
     what they are."""
     copied: set[int] = field(default_factory=set)
-    """Which of them are read into one more piece of memory, for another order or a quantized tensor."""
+    """Which of them a reader goes through once more: for another order, a quantized or a sparse tensor."""
 
 
 def pack(value: Any, what: str = "state") -> Packed:
@@ -124,8 +126,8 @@ def unpack(tree: Json, tensors: Sequence[Tensor], room: int | None = None) -> An
     Args:
         tree: what `pack` made of it.
         tensors: the tensors that it speaks of.
-        room: bytes that they may take, with what is copied into another order or a quantized tensor; None
-            for as many as they like.
+        room: bytes that they may take, with what is gone through once more, for another order, a quantized
+            or a sparse tensor; None for as many as they like.
 
     >>> unpack({"betas": {"$tuple": [0.9, 0.999]}, "weight": {"$tensor": 0}}, [torch.ones(2)])
     {'betas': (0.9, 0.999), 'weight': tensor([1., 1.])}
@@ -244,10 +246,12 @@ class _Packer:
             if kind == "coo"
             else [getattr(value, name)() for name in _COMPRESSED[kind]]
         )
+        nodes = [self._plain(member, (*path, i)) for i, member in enumerate(members)]
+        self.packed.copied |= {node["$tensor"] for node in nodes}
         return {
             "$sparse": kind,
             "size": list(value.shape),
-            "members": [self._plain(member, (*path, i)) for i, member in enumerate(members)],
+            "members": nodes,
             "coalesced": kind == "coo" and value.is_coalesced(),
         }
 
@@ -351,7 +355,8 @@ _COMPRESSED = {
 class _Unpacker:
     def __init__(self, tensors: Sequence[Tensor], room: int | None) -> None:
         self.tensors = tensors
-        self._room, self._taken = room, 0
+        self._room = room
+        self._left: int | None = None
         self._laid_out: dict[int, tuple[list[int], Tensor]] = {}
 
     def value(self, node: Json, depth: int) -> Any:
@@ -377,8 +382,17 @@ class _Unpacker:
             raise Malformed("a list is missing")
         return [self.value(item, depth) for item in node]
 
+    def members(self, node: Json, depth: int) -> list[Any]:
+        """The items of a set."""
+        items = self.items(node, depth)
+        _require_spread(items)
+        return items
+
     def pairs(self, node: Json, depth: int) -> list[tuple[Any, Any]]:
-        return [(self.value(key, depth), self.value(item, depth)) for key, item in node]
+        """The items of a dict."""
+        pairs = [(self.value(key, depth), self.value(item, depth)) for key, item in node]
+        _require_spread([key for key, _ in pairs])
+        return pairs
 
     def plain(self, node: Json) -> Tensor:
         tensor = self._at(node["$tensor"])
@@ -389,7 +403,7 @@ class _Unpacker:
             raise Malformed("an order of dimensions does not fit its tensor")
         known = self._laid_out.get(node["$tensor"])
         if known is None:
-            self._copies(tensor)
+            self._again(tensor)
             known = self._laid_out[node["$tensor"]] = (order, laid_out(tensor, order))
         if known[0] != order:  # each order would be a copy: memory that the file's size does not justify
             raise Malformed("one tensor in two orders of dimensions")
@@ -403,6 +417,8 @@ class _Unpacker:
 
     def sparse(self, node: Json) -> Tensor:
         members = [self.plain(member) for member in node["members"]]
+        for member in members:
+            self._again(member)
         size = [int(length) for length in node["size"]]
         if node["$sparse"] == "coo":
             indices, values = members
@@ -416,20 +432,22 @@ class _Unpacker:
 
     def quantized(self, node: Json) -> Tensor:
         values, scale, zero = self.plain(node["values"]), node["scale"], node["zero_point"]
-        self._copies(values)
+        self._again(values)
         if "axis" not in node:
             return torch._make_per_tensor_quantized_tensor(values, scale, zero)
         return torch._make_per_channel_quantized_tensor(
             values, self.plain(scale), self.plain(zero), node["axis"]
         )
 
-    def _copies(self, tensor: Tensor) -> None:
-        """Count memory that is about to be taken: a few bytes of a tree may ask for a large copy again and
-        again."""
+    def _again(self, tensor: Tensor) -> None:
+        """Count a tensor that is copied, or whose every number is checked: a few bytes of a tree may ask for
+        that again and again."""
         if self._room is None:
             return
-        self._taken += tensor.nbytes
-        if self._taken > self._room - sum(map(_NBYTES, self.tensors)):
+        if self._left is None:
+            self._left = self._room - sum(map(_NBYTES, self.tensors))
+        self._left -= tensor.nbytes
+        if self._left < 0:
             raise Malformed("it asks for more copies of its tensors than its size justifies")
 
     def _at(self, index: Json) -> Tensor:
@@ -439,6 +457,13 @@ class _Unpacker:
 
 
 _NBYTES = attrgetter("nbytes")
+
+
+def _require_spread(keys: list[Any]) -> None:
+    """Raise where many keys share their hash, as integers can be made to: a dict of those takes time that
+    grows with the square of their number."""
+    if len(keys) > _FEW and max(Counter(map(hash, keys)).values()) > _FEW:
+        raise Malformed("its keys share their hashes, so that a dict of them would take for ever")
 
 
 def _numbers(node: dict[str, Json]) -> list[int] | None:
@@ -475,8 +500,8 @@ _VALUES: dict[str, Callable[[_Unpacker, Json, int], Any]] = {
     "$complex": lambda u, n, depth: complex(*u.items(n["$complex"], depth)),
     "$bytes": lambda u, n, depth: _decoded(n["$bytes"]),
     "$tuple": lambda u, n, depth: tuple(u.items(n["$tuple"], depth)),
-    "$set": lambda u, n, depth: set(u.items(n["$set"], depth)),
-    "$frozenset": lambda u, n, depth: frozenset(u.items(n["$frozenset"], depth)),
+    "$set": lambda u, n, depth: set(u.members(n["$set"], depth)),
+    "$frozenset": lambda u, n, depth: frozenset(u.members(n["$frozenset"], depth)),
     "$size": lambda u, n, depth: torch.Size(n["$size"]),
     "$dict": lambda u, n, depth: dict(u.pairs(n["$dict"], depth)),
     "$ordered": lambda u, n, depth: OrderedDict(u.pairs(n["$ordered"], depth)),

@@ -313,6 +313,35 @@ def test_copies_take_no_more_than_their_room(copy: Any) -> None:
         unpack([copy, again], tensors, 240 + 239)
 
 
+def test_a_sparse_tensor_counts_each_time_that_its_numbers_are_checked() -> None:
+    tensors = [torch.arange(1000).reshape(1, 1000), torch.zeros(1000)]
+    node = {"$sparse": "coo", "size": [1000], "members": [{"$tensor": 0}, {"$tensor": 1}], "coalesced": True}
+    unpack([node], tensors, 24_000)
+    with pytest.raises(Malformed, match="more copies"):
+        unpack([node, node], tensors, 24_000)
+
+
+@pytest.mark.parametrize("kind", ["$set", "$frozenset", "$dict", "$ordered", "$counter"])
+def test_keys_that_share_their_hash_are_refused_before_they_take_for_ever(kind: str) -> None:
+    """Half a minute, were they not."""
+    same = [{"$int": hex(number * ((1 << 61) - 1))} for number in range(10, 40_010)]
+    assert len({hash(int(each["$int"], 16)) for each in same}) == 1
+    items = same if "set" in kind else [[each, 1] for each in same]
+    with pytest.raises(Malformed, match="share their hashes"):
+        unpack({kind: items}, [])
+
+
+def test_many_keys_of_every_kind_are_taken() -> None:
+    value = {
+        "numbers": set(range(-3000, 3000)),
+        "long ones": {1 << (70 + number) for number in range(3000)},
+        "tuples": {(number, f"{number}"): number for number in range(3000)},
+        "floats": dict.fromkeys([number / 7 for number in range(3000)], 0),
+    }
+    packed = pack(value)
+    assert unpack(packed.tree, packed.tensors) == value
+
+
 @pytest.mark.filterwarnings("ignore")  # torch warns of many things that are malformed, before it refuses them
 @given(JSON)
 def test_any_json_gives_a_value_or_is_malformed(tree: Any) -> None:
