@@ -48,6 +48,22 @@ def train(directory: Path, which: str | None, kill_after: float | None) -> None:
     assert child.returncode == (0 if kill_after is None else -signal.SIGKILL)
 
 
+class Follower(threading.Thread):
+    """Hears a run to its end; what went wrong is for whoever waits for it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(daemon=True)
+        self.news = Artifacts(directory).follow(poll=0.002, timeout=200)
+        self.listener = Listener()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.listener.hear(self.news)
+        except BaseException as error:
+            self.error = error
+
+
 class Viewer(threading.Thread):
     """Opens artifacts.h5 again and again, as somebody's viewer does."""
 
@@ -74,10 +90,7 @@ class Viewer(threading.Thread):
 
 def test_a_run_that_is_killed_resumed_and_rewound_is_followed_to_the_end(tmp_path: Path) -> None:
     directory = tmp_path / "run"
-    listener, viewer = Listener(), Viewer(directory)
-    follower = threading.Thread(
-        target=lambda: listener.hear(Artifacts(directory).follow(poll=0.002, timeout=200)), daemon=True
-    )
+    follower, viewer = Follower(directory), Viewer(directory)
     viewer.start()
     follower.start()
     train(directory, None, kill_after=0.15)
@@ -88,6 +101,8 @@ def test_a_run_that_is_killed_resumed_and_rewound_is_followed_to_the_end(tmp_pat
     viewer.join()
 
     assert not follower.is_alive()
-    assert listener.back, "it was told what a rewind took back"
-    assert_heard(listener, Artifacts(directory).history.snapshot())
+    if follower.error is not None:
+        raise follower.error
+    assert follower.listener.back, "it was told what a rewind took back"
+    assert_heard(follower.listener, Artifacts(directory).history.snapshot())
     assert (viewer.wrong, viewer.seen > 3) == ("", True)
