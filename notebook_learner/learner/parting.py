@@ -16,6 +16,7 @@ import gc
 import os
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -30,8 +31,10 @@ _lock = threading.Lock()
 _partings: weakref.WeakSet[Parting] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 _process = os.getpid()
-_collector: int | None = None
-"""The thread that collects garbage right now."""
+_told = OrderedDict.fromkeys(("start", "stop"))
+"""What the garbage collector said last comes last. Its callback is `move_to_end`, in C: in a function of
+Python's an interrupt may be raised, and there it would be printed and lost. Which thread collects is not
+known so; what another one lets go of in that very moment is handed over, too."""
 
 
 class Parting:
@@ -79,14 +82,8 @@ def end_all() -> None:
             _end(end)
 
 
-def _note_collector(phase: str, info: dict[str, Any]) -> None:
-    """Called around each collection (0.2 us; the cheapest takes 5)."""
-    global _collector
-    _collector = threading.get_ident() if phase == "start" else None
-
-
 def _part(end: Ending) -> None:
-    if _collector == threading.get_ident() and _thread is not None:  # none is there when all is over
+    if next(reversed(_told)) == "start" and _thread is not None:  # none is there when all is over
         _left.put(end)
     else:
         _end(end)
@@ -115,6 +112,7 @@ def _end(end: Ending) -> None:
         threading.excepthook(threading.ExceptHookArgs(told))
 
 
-gc.callbacks.append(_note_collector)
+_tell: Any = _told.move_to_end  # of (phase, info); `info` is never empty, so it is always to the end
+gc.callbacks.append(_tell)
 atexit.register(end_all)
 ends_before(end_all)

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 
 import h5py
 import pytest
@@ -246,3 +247,9 @@ def test_a_learner_that_its_own_step_refers_to_goes_with_its_files_and_workers(
         open_below(tmp_path),
         threading.enumerate(),
     )
+
+
+def test_the_collector_calls_no_python_of_ours() -> None:
+    """An interrupt that came there would be printed, as ignored, and lost."""
+    files = [call.__code__.co_filename for call in gc.callbacks if isinstance(call, FunctionType)]
+    assert not [file for file in files if "notebook_learner" in file]
