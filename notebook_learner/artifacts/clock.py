@@ -77,6 +77,7 @@ class Clock:
         """One that stays as it is."""
         other = Clock()
         other._knots = {key: list(knots) for key, knots in self._knots.items()}
+        other._rows = dict(self._rows)
         return other
 
     def to_json(self) -> list[Any]:
