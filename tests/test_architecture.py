@@ -52,7 +52,7 @@ TABLE = """
     .ranks                      | errors metric WORDS .data .state
     .data                       | errors .rng
     .step                       | errors event WORDS .epoch_value .data
-    PARTS                       | errors event metric store.layout WORDS PARTS .data .step checkpoint.info
+    PARTS             | errors event metric checkpoint.info store.layout store.workers WORDS PARTS .data .step
 
     .loop                       | errors event metric WORDS PARTS .data .step .ranks
     .failure                    | errors event metric WORDS PARTS .data .loop

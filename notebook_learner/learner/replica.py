@@ -22,7 +22,7 @@ from .position import Position, Split
 from .ranks import Ranks
 from .reports import RewindReport
 from .saving import Saving
-from .snapshot import Snapshots
+from .snapshot import Pending, Snapshots
 from .soundness import check_sound
 from .state import Checks, Large, Part, State
 from .teaching import teach
@@ -64,7 +64,8 @@ class Replica:
         self.snapshots = Snapshots(loop.update.optimizer)
         self._on_this_line: dict[str, Position] = {}
         """Checkpoints that the run has come by: others belong to steps that were taken back."""
-        self._soon: State | None = None
+        self._soon: Pending | None = None
+        """The last copy that may still be made. Not its state: whoever keeps that one lets it go."""
         self._failure: LoggerError | None = None
         loop.boundary = self
         loop.emit = self.emit
@@ -116,9 +117,9 @@ class Replica:
     def settle(self) -> None:
         """Before anybody touches the weights: the copy that is being made of them is whole, or void."""
         self.snapshots.settle()
-        state, self._soon = self._soon, None
-        if state is not None and not state.ready():
-            self.timeline.keyframes = [kept for kept in self.timeline.keyframes if kept is not state]
+        soon, self._soon = self._soon, None
+        if soon is not None and not soon.wait():
+            self.timeline.keyframes = [kept for kept in self.timeline.keyframes if kept.ready != soon.wait]
             self.emit(Notice(_WRITES_ITSELF, "warning"))
 
     def restore(self, state: State, reason: str = "restored") -> None:
@@ -289,9 +290,8 @@ class Replica:
         }
         if self.ranks is not None:
             self.ranks.capture(parts)
-        pending = self.snapshots.go()
-        self._soon = State(self.loop.position, parts, self.history.snapshot(), pending.wait)
-        return self._soon
+        self._soon = self.snapshots.go()
+        return State(self.loop.position, parts, self.history.snapshot(), self._soon.wait)
 
     def _keep(self, state: State, seconds: float) -> None:
         told = self.timeline.too_large

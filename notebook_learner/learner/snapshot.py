@@ -12,14 +12,15 @@ then on this learner's copies are made at once.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..store.workers import hand_over
 from .state import copied
 
 LARGE = 32 << 20
@@ -93,17 +94,18 @@ class _Copying:
         self.torn = False
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self._versions: list[int] = []
-        self._samples: list[tuple[Tensor, Tensor]] = []
+        self._watched: list[tuple[Tensor, Tensor]] = []
+        self._samples: list[Tensor] = []
         self._known: dict[int, Tensor] = {}
-        self._thread: threading.Thread | None = None
+        self._work_done: Future[None] | None = None
 
     def take(self, tensor: Tensor) -> Tensor:
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             return copied(tensor)
         known = self._known.get(id(tensor))
         if known is not None:
             return known
-        live = tensor.detach()
+        live = tensor.detach()  # its memory, even where the step gives the parameter another
         copy = torch.empty_like(live)
         self._known[id(tensor)] = copy
         self._pairs.append((copy, live))
@@ -117,26 +119,27 @@ class _Copying:
 
     def start(self) -> None:
         self._versions = [live._version for _, live in self._pairs]
-        self._samples = [(copy, _sample(live)) for copy, live in _watched(self._pairs)]
-        self._thread = threading.Thread(target=self._work, name="notebook_learner copy", daemon=True)
-        self._thread.start()
+        self._watched = _watched(self._pairs)
+        self._samples = _samples([live for _, live in self._watched])
+        self.torn = True  # until it is known to be whole
+        self._work_done = hand_over(self._work)
 
     def wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
+        if self._work_done is not None:
+            self._work_done.exception()
 
     def _work(self) -> None:
-        for begin in range(
-            0, len(self._pairs), 64
-        ):  # in pieces: the list call holds Python's lock while it starts
+        # In pieces: the list call holds Python's lock while it starts.
+        for begin in range(0, len(self._pairs), 64):
             part = self._pairs[begin : begin + 64]
             torch._foreach_copy_([copy for copy, _ in part], [live for _, live in part])
         same = [live._version for _, live in self._pairs] == self._versions
-        self.torn = not (same and all([_same_bytes(_sample(copy), was) for copy, was in self._samples]))
+        now = _samples([copy for copy, _ in self._watched])
+        self.torn = not (same and all(map(_same_bytes, now, self._samples)))
         self._forget()
 
     def _forget(self) -> None:
-        self._pairs, self._known, self._samples = [], {}, []
+        self._pairs, self._known, self._watched, self._samples = [], {}, [], []
 
 
 def _watched(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
@@ -146,12 +149,16 @@ def _watched(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     return by_size[:_WATCHED] + others[:: max(1, -(-len(others) // _WATCHED))]
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    """Some of a contiguous tensor's values."""
-    apart = tensor.numel() // _PLACES
-    if apart < _TOGETHER:
-        return tensor.clone()
-    return tensor.as_strided((_PLACES, _TOGETHER), (apart, 1)).clone()
+def _samples(tensors: list[Tensor]) -> list[Tensor]:
+    """Some of the values of contiguous tensors, or all where there are few; copied in a call or two."""
+    alike: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
+    for tensor in tensors:
+        values = tensor.numel()
+        apart = values // _PLACES
+        spread = apart >= _TOGETHER
+        shape, strides = ((_PLACES, _TOGETHER), (apart, 1)) if spread else ((values,), (1,))
+        alike.setdefault((tensor.dtype, spread), []).append(tensor.as_strided(shape, strides))
+    return [torch.cat(views) for views in alike.values()]
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> bool:

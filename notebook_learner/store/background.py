@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .workers import hand_over
+
 Job = Callable[[], None]
 
 
@@ -22,8 +24,8 @@ class Background:
     """Does jobs one after the other, out of the training's way.
 
     Of several waiting jobs with one name only the latest is done: each is a newer version of the same
-    file. The thread ends with its last job, so an idle learner holds none; the interpreter does not end
-    before it.
+    file. The thread is given back with its last job, so an idle learner holds none; the interpreter does
+    not end before it.
 
     >>> done = []
     >>> background = Background()
@@ -47,11 +49,7 @@ class Background:
             if self._alive:
                 return
             self._alive = True
-        try:
-            # No daemon: the interpreter's end waits for it, so that what was handed over is written.
-            threading.Thread(target=self._work, name="notebook_learner writer", daemon=False).start()
-        except RuntimeError:  # the interpreter ends and starts no thread any more
-            self._work()
+        hand_over(self._work)
 
     def busy(self, name: str) -> bool:
         """Whether a job of this name waits or is under way."""
@@ -91,7 +89,7 @@ class Background:
             except BaseException as error:
                 with self._changed:
                     self._failures.append(Failure(name, job, error))
+            del job  # it holds a whole state
             with self._changed:
                 self._running = None
                 self._changed.notify_all()
-            del job  # it holds a whole state

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from notebook_learner import Artifacts, Learner, LearnerBuilder
 from notebook_learner.learner.parting import Parting
 from notebook_learner.metric import Loss
+from notebook_learner.store.workers import hand_over
 
 SOON = 60.0
 
@@ -211,6 +212,18 @@ def learner_of_its_own_step(directory: Path, workers: int) -> Learner:
     return mine[0]
 
 
+def some_wait_for_work() -> None:
+    """Threads that take what is handed over stay for the next: with these no other one is started."""
+    met = threading.Barrier(5)
+
+    def meet() -> None:
+        met.wait(SOON)
+
+    for _ in range(4):
+        hand_over(meet)
+    met.wait(SOON)
+
+
 def open_below(directory: Path) -> list[str]:
     """What this process has open there; nothing where the system does not tell."""
     here = Path("/proc/self/fd")
@@ -223,6 +236,7 @@ def open_below(directory: Path) -> list[str]:
 def test_a_learner_that_its_own_step_refers_to_goes_with_its_files_and_workers(
     tmp_path: Path, left: Callable[[Learner], None], workers: int
 ) -> None:
+    some_wait_for_work()
     children, threads = set(multiprocessing.active_children()), set(threading.enumerate())
     learner = learner_of_its_own_step(tmp_path, workers)
     left(learner)

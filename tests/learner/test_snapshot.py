@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from notebook_learner.checkpoint import KeepAll
 from notebook_learner.errors import CheckpointError
 from notebook_learner.event import Notice
 from notebook_learner.learner import snapshot
+from notebook_learner.learner.filing import FileCheckpointer
 from notebook_learner.learner.snapshot import Snapshots
 
 
@@ -137,10 +140,31 @@ def test_large_and_small_tensors_are_watched_and_no_more_than_a_few(count):
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 1000, 100_000])
 def test_a_sample_sees_what_is_done_to_every_value_and_takes_a_nan_for_itself(size):
     live = torch.full((size,), float("nan"))
-    before = snapshot._sample(live)
-    assert before.numel() <= 64 and snapshot._same_bytes(before, snapshot._sample(live))
+
+    def sample():
+        (values,) = snapshot._samples([live])
+        return values
+
+    before = sample()
+    assert before.numel() <= 64 and snapshot._same_bytes(before, sample())
     live.data.fill_(1.0)
-    assert not snapshot._same_bytes(before, snapshot._sample(live))
+    assert not snapshot._same_bytes(before, sample())
+
+
+def test_samples_of_all_shapes_and_dtypes_are_of_each_of_the_tensors():
+    lives = [
+        torch.zeros(shape, dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool)
+        for shape in ((), (0,), (3, 5), (40, 50), (2, 3, 400))
+    ]
+    before = snapshot._samples(lives)
+    assert all(map(snapshot._same_bytes, snapshot._samples(lives), before))
+    for live in lives:
+        changed = live.clone()
+        live.view(torch.uint8).fill_(1) if live.dim() else live.fill_(1)
+        same = [snapshot._same_bytes(*each) for each in zip(snapshot._samples(lives), before, strict=True)]
+        assert same.count(False) == (live.numel() > 0)
+        live.copy_(changed)
 
 
 def test_a_checkpoint_whose_copy_was_spoilt_is_an_error_and_not_a_file(tmp_path, monkeypatch):
@@ -176,6 +200,55 @@ def test_an_optimizer_waits_for_the_copy_and_forgets_the_hook_afterwards(monkeyp
     assert not torch.equal(model.weight, before)
     snapshots.tidy()
     assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_copy_is_of_the_memory_that_a_parameter_had(monkeypatch):
+    slowly(monkeypatch)
+    model = nn.Linear(300, 300)
+    before = model.weight.detach().clone()
+    snapshots = Snapshots(torch.optim.SGD(model.parameters(), lr=1.0))
+    copy = snapshots.begin()(model.weight)
+    pending = snapshots.go()
+    changed = before.clone()
+    changed[7, 7] += 1  # where no sample is taken
+    model.weight.data = changed
+    assert pending.wait() and torch.equal(copy, before)
+
+
+def test_a_copy_that_failed_is_void(monkeypatch):
+    """It is not known to come: buffers are made beforehand."""
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda copies, lives: 1 / 0)
+    model = nn.Linear(300, 300)
+    snapshots = Snapshots(torch.optim.SGD(model.parameters(), lr=1.0))
+    snapshots.begin()(model.weight)
+    pending = snapshots.go()
+    snapshots.settle()
+    assert not pending.wait()
+    assert not snapshots.deferring
+
+
+def test_a_state_that_was_written_is_let_go_of(tmp_path, monkeypatch):
+    """Beside the weights themselves a training holds none but its keyframes."""
+    seen, left = [], []
+    keep = FileCheckpointer.keep
+
+    def watched(store, state, kind):
+        seen.append(weakref.ref(state.parts["model"]["tensors"]["conv.weight"]))
+        return keep(store, state, kind)
+
+    def step(model, batch):
+        if learner.position.step == 4:
+            learner._replica.saving.store.keeper.background.wait()
+            left.extend(state() for state in seen)
+        return plain_step(model, batch)
+
+    monkeypatch.setattr(FileCheckpointer, "keep", watched)
+    model = Tied()
+    builder = quiet(tmp_path).num_epochs(1).train_step(step).keyframes(memory=1)
+    builder = builder.with_file_checkpointer().autosave(2)
+    learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.01), None, images())
+    learner.fit()
+    assert left and left == [None] * len(left)
 
 
 def slowly(monkeypatch):
