@@ -78,17 +78,19 @@ def format_rows(column: Rows) -> str:
 
 
 def _each_before(end: str, numbers: Floats) -> str:
-    """`format_number` of each, with a text after it. That of a whole list takes half as long: what Python
-    writes between two of its numbers becomes that text."""
+    """`format_number` of each, with a text after it. JSON's digits are the same, and msgspec finds them in a
+    tenth of Python's time; what it writes between two numbers of a list becomes that text."""
+    from msgspec import json  # 30 ms to import: for whoever trains, and not for whoever reads
+
     only = _only(numbers)
     if only is not None:
         return (only + end) * len(numbers)
-    text = repr(numbers.tolist())[1:-1]
+    text = json.encode(numbers.tolist())[1:-1].decode()
     if not text:
         return ""
-    if "e" in text or "n" in text:
+    if "e" in text or "n" in text:  # 1e-7; null
         return "".join([format_number(number) + end for number in numbers.tolist()])
-    return f"{text}, ".replace(".0, ", ", ").replace(", ", end)
+    return f"{text},".replace(".0,", ",").replace(",", end)
 
 
 def _only(numbers: Floats) -> str | None:
