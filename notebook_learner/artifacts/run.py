@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ class RunInfo:
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain JSON values."""
+        return dict(self._told)
+
+    @cached_property
+    def _told(self) -> dict[str, Any]:
+        """Put together once: every checkpoint tells it, from the thread that trains."""
         return {
             **{name: getattr(self, name) for name in self.__dataclass_fields__},
             "metrics": [asdict(info) for info in self.metrics],
