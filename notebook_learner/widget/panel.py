@@ -38,10 +38,11 @@ from .wire import Json, Message, Request, WireError, parse
 
 INTERVAL = 0.3
 """Seconds between two messages, at least."""
-IDLE_PER_COST, LONGEST = 400, 1.0
+IDLE_PER_COST, LONGEST = 600, 2.0
 """After a message, steps are not told before this many times as long as it took, nor later than after these
-seconds: 0.25 % of a training's time where a message takes up to two and a half milliseconds. The next steps
-are slower, too, since the processor's caches hold something else then: that is as much again, and more."""
+seconds: a sixth of a percent of the time where a message takes up to three milliseconds. The kernel's thread
+that sends it takes as much again; and the next steps are slower, since the processor's caches hold something
+else then, and a browser on the same machine draws: twice as much."""
 MOST_BLOCKS = 64
 """Blocks of steps that wait to be folded in, at most: one at a time costs three times as much."""
 PATIENCE = 60.0
