@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from .engines import Known, end_processes, family_of
 from .mirror import fingerprint, own_of, take
 from .reduction import Reducer, Severed, process_group
 from .shipping import names_of, pack, unpack
-from .steps import ranked
+from .steps import Clock, from_rank_0, ranked
 
 IN_USE: dict[int, Follower] = {}
 """The followers of this process, by rank: for whoever looks into an engine."""
@@ -241,10 +241,12 @@ class Follower:
         self._require_at(place)
         current = loop.current
         cursor = current.cursor
-        fetch = cursor.fetch if place.split in self._fed else cursor.fetch_share
+        fed = place.split in self._fed
+        fetch = from_rank_0(cursor.fetch, self._reducer) if fed else cursor.fetch_share
+        clock = Clock(self._reducer)
         loop._steps(count, ranked(fetch, current.step, current.metrics, self._reducer, loop.update.model))
         loop._read = loop.done
-        return current.metrics.rows()
+        return replace(current.metrics.rows(), seconds=clock.seconds())
 
     def _close(self, finals: Mapping[str, float]) -> None:
         self._replica.loop.finish_split(finals)

@@ -22,7 +22,7 @@ from .mirror import fingerprint, joined, seed_of, told_by
 from .recipe import Source
 from .reduction import Reducer, Severed, process_group
 from .shipping import unpack
-from .steps import ranked
+from .steps import Clock, ranked
 from .table import Ranks, of_member, of_this_process
 
 
@@ -49,6 +49,9 @@ class Fleet:
         self._entered = False
         self._agreed = 0
         """The last training step that all were heard of."""
+        self._clock = Clock(self._reducer)
+        self._rates: list[float | None] = [None] * self.world
+        """Steps a second of each, in the last block that was read."""
 
     # A run -------------------------------------------------------------------------------------------
 
@@ -119,9 +122,10 @@ class Fleet:
 
     def _with(self, crew: Crew, told: Sequence[Mapping[str, Any]]) -> Ranks:
         dead = crew.dead()
-        pairs = zip(crew.members, told, strict=True)
-        others = [of_member(each, each not in dead, found) for each, found in pairs]
-        return Ranks([of_this_process(self.replica), *others])
+        own, *rates = self._rates
+        each = zip(crew.members, told, rates, strict=True)
+        others = [of_member(member, member not in dead, found, rate) for member, found, rate in each]
+        return Ranks([of_this_process(self.replica, own), *others])
 
     def shut(self) -> None:
         """Nobody needs them any more."""
@@ -154,16 +158,21 @@ class Fleet:
     def steps(self, place: Place, count: int) -> None:
         """They begin with so many steps, as this rank does now."""
         self._tell("steps", place, count)
+        self._clock = Clock(self._reducer)
 
     def gather(self, steps: int) -> Sequence[Rows]:
         """What they measured in the steps since the last time."""
+        own = self._clock.seconds()
         rows: list[Rows] = self._answers() if self._waiting else self._rows
         self._rows = []
         self._agreed = self.replica.loop.iteration
         wrong = [each.steps for each in rows if each.steps != steps]
         if wrong and not self._broken:
             raise StateError(f"rank 0 took {steps} steps, another one {wrong[0]}: their data differ")
-        return [each for each in rows if each.steps == steps]
+        rows = [each for each in rows if each.steps == steps]
+        if len(rows) == self.world - 1:
+            self._rates = [steps / took if took else None for took in (own, *(each.seconds for each in rows))]
+        return rows
 
     def close(self, finals: Mapping[str, float]) -> None:
         """The split is over, with these values."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from importlib import import_module
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ class Reducer:
     def __init__(self, group: Any, reference: float) -> None:
         self.group = group
         self.reference = reference
+        self.waited = 0.0
+        """Seconds in which this rank stood still for others; on CUDA the device waits, and not the host."""
         self._buckets: list[_Bucket] = []
         self._known: list[nn.Parameter] = []
         self._next = 0
@@ -76,6 +79,7 @@ class Reducer:
             self._arrange(parameters)
         else:
             self.coming(parameters, total)
+        began = perf_counter()
         try:
             while self._next < len(self._buckets):  # a parameter that had no part in the step
                 self._send_next()
@@ -88,6 +92,7 @@ class Reducer:
         except RuntimeError as error:
             raise Severed(f"another rank does not answer: {error}") from error
         finally:
+            self.waited += perf_counter() - began
             for bucket in self._buckets:
                 bucket.armed = False
         like = self._known[0]
@@ -105,10 +110,13 @@ class Reducer:
             by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)
         for alike in by_kind.values():
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
+            began = perf_counter()
             try:
                 self.group.broadcast([flat.view(torch.uint8) if _odd(flat) else flat], options).wait()
             except RuntimeError as error:
                 raise Severed(f"another rank does not answer: {error}") from error
+            finally:
+                self.waited += perf_counter() - began
             with torch.no_grad():
                 for tensor, part in zip(alike, torch.split(flat, [t.numel() for t in alike]), strict=True):
                     tensor.copy_(part.view(tensor.shape))

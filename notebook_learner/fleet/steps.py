@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,31 @@ from .reduction import Reducer
 
 STEADY = Control()
 """Nobody asks anything of it: inside a block no rank stops by itself."""
+
+
+class Clock:
+    """How long this rank takes for a block of steps by itself. All ranks take as long as the slowest one: who
+    that is shows only without what they wait for each other."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self._began = perf_counter() - reducer.waited
+
+    def seconds(self) -> float:
+        """Since it was made."""
+        return perf_counter() - self._reducer.waited - self._began
+
+
+def from_rank_0(fetch: Callable[[], Any], reducer: Reducer) -> Callable[[], Any]:
+    """A fetch that waits for rank 0: its time is no time of this rank's own."""
+
+    def waited() -> Any:
+        began = perf_counter()
+        batch = fetch()
+        reducer.waited += perf_counter() - began
+        return batch
+
+    return waited
 
 
 def ranked(

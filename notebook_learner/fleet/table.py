@@ -26,6 +26,9 @@ class RankInfo:
     """Bytes of the process."""
     device_memory: int | None = None
     """Bytes of tensors on an accelerator."""
+    rate: float | None = None
+    """Steps a second that it takes by itself, in the last block of steps: all take those of the slowest one,
+    and the others wait."""
 
 
 class Ranks(Sequence[RankInfo]):
@@ -44,7 +47,7 @@ class Ranks(Sequence[RankInfo]):
         return iter(self._infos)
 
     def __repr__(self) -> str:
-        head = ("rank", "host", "device", "process", "alive", "step", "memory")
+        head = ("rank", "host", "device", "process", "alive", "step", "steps/s", "memory")
         rows = [head, *(_cells(each) for each in self._infos)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
         lines = [
@@ -57,7 +60,8 @@ def _cells(info: RankInfo) -> tuple[str, ...]:
     step = "" if info.step is None else str(info.step)
     memory = "" if info.memory is None else f"{info.memory / 1e6:.0f} MB"
     alive = "yes" if info.alive else "no"
-    return str(info.rank), info.host, info.device, str(info.pid), alive, step, memory
+    rate = "" if info.rate is None else f"{info.rate:.3g}"
+    return str(info.rank), info.host, info.device, str(info.pid), alive, step, rate, memory
 
 
 def one_device(replica: Replica) -> Ranks:
@@ -65,7 +69,7 @@ def one_device(replica: Replica) -> Ranks:
     return Ranks([of_this_process(replica)])
 
 
-def of_this_process(replica: Replica) -> RankInfo:
+def of_this_process(replica: Replica, rate: float | None = None) -> RankInfo:
     """Rank 0."""
     import os
     import socket
@@ -78,14 +82,14 @@ def of_this_process(replica: Replica) -> RankInfo:
     used = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
     memory = psutil.Process().memory_info().rss
     step = replica.loop.iteration
-    return RankInfo(0, socket.gethostname(), str(device), os.getpid(), True, step, memory, used)
+    return RankInfo(0, socket.gethostname(), str(device), os.getpid(), True, step, memory, used, rate)
 
 
-def of_member(member: Member, alive: bool, told: Mapping[str, Any]) -> RankInfo:
+def of_member(member: Member, alive: bool, told: Mapping[str, Any], rate: float | None) -> RankInfo:
     """Another rank, with what it tells of itself; its memory is seen from here, too."""
     memory = told.get("host") or (_memory_of(member.pid) if alive else None)
     where = (member.rank, member.host, str(member.device), member.pid)
-    return RankInfo(*where, alive, told.get("step"), memory, told.get("device"))
+    return RankInfo(*where, alive, told.get("step"), memory, told.get("device"), rate if alive else None)
 
 
 def _memory_of(pid: int) -> int | None:

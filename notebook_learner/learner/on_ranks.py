@@ -22,7 +22,8 @@ class OnRanks:
     @property
     def fleet(self) -> Any:
         """The processes of a training on several devices: rank, host, device, process, whether it is alive,
-        how far it is, and its memory. Shown as a table; one row where there is one device."""
+        how far it is, how fast it is by itself, and its memory. Shown as a table; one row where there is
+        one device."""
         from ..fleet.table import one_device
 
         ranks = self._replica.ranks

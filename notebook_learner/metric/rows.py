@@ -27,6 +27,8 @@ class Rows:
     weights: Mapping[str, Floats]
     states: Mapping[str, Any]
     """What its metrics accumulated since they were last asked."""
+    seconds: float = 0.0
+    """What it took for the steps, without what it waited for other ranks; 0 where nobody looked."""
 
 
 def counts_of(metric: Counted, kept: Sequence[Any]) -> Floats:

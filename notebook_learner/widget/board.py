@@ -340,6 +340,8 @@ class Rank(Protocol):
     def memory(self) -> int | None: ...
     @property
     def device_memory(self) -> int | None: ...
+    @property
+    def rate(self) -> float | None: ...
 
 
 def ranks(fleet: Sequence[Rank]) -> list[Json]:
@@ -354,6 +356,7 @@ def _rank(info: Rank) -> Json:
         "device": one_line(info.device),
         "where": f"{one_line(info.host)}, process {info.pid}",
         "step": "" if info.step is None else count(info.step),
+        "rate": "" if info.rate is None else rate(info.rate, "steps"),
         "memory": "" if memory is None else size_text(memory),
         "alive": info.alive,
     }

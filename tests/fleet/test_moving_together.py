@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 
 import pytest
@@ -136,6 +137,33 @@ def test_running_statistics_are_those_of_rank_0_on_all_ranks(tmp_path):
     x, y = valid_loader().dataset.tensors
     model.eval()
     assert measured == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-5)
+
+
+class SlowElsewhere(nn.Module):
+    """Takes a twentieth of a second a step in every process but the one that it was made in."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.home = nn.Linear(10, 3), os.getpid()
+
+    def forward(self, x):
+        if os.getpid() != self.home:
+            time.sleep(0.05)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["each cuts its part", "rank 0 hands out"])
+def test_who_holds_the_others_up_is_told_by_the_pace_that_is_its_own(tmp_path, cut):
+    model = SlowElsewhere()
+    builder = LearnerBuilder(tmp_path).loss(F.cross_entropy).devices(TWO).num_epochs(2).renderer("silent")
+    learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert [each.rate for each in learner.fleet] == [None]
+    batches = train_loader()
+    learner._supplies.use(learner, "train", batches if cut else (batch for batch in list(batches)))
+    learner.step(6)
+    first, other = learner.fleet
+    assert other.rate < 20 < 2 * 20 < first.rate
+    assert "steps/s" in repr(learner.fleet) and f"{other.rate:.3g}" in repr(learner.fleet)
 
 
 def test_a_breakpoint_stops_all_ranks_before_its_step(tmp_path):

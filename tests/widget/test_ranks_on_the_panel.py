@@ -19,20 +19,30 @@ EVIL = "<img src=x\nonerror=alert(1)>"
 
 def rank(number: int, **more: object) -> SimpleNamespace:
     known = {"rank": number, "host": "box", "device": "cpu", "pid": 40 + number, "alive": True}
-    return SimpleNamespace(**known | {"step": 1200, "memory": 210_000_000, "device_memory": None} | more)
+    told = {"step": 1200, "memory": 210_000_000, "device_memory": None, "rate": 212.4}
+    return SimpleNamespace(**known | told | more)
 
 
 def test_a_row_says_where_a_rank_is_how_far_and_how_large() -> None:
-    assert ranks([rank(0), rank(1, alive=False, step=None, memory=None)]) == [
+    assert ranks([rank(0), rank(1, alive=False, step=None, memory=None, rate=None)]) == [
         {
             "rank": 0,
             "device": "cpu",
             "where": "box, process 40",
             "step": "1,200",
+            "rate": "212 steps/s",
             "memory": "210 MB",
             "alive": True,
         },
-        {"rank": 1, "device": "cpu", "where": "box, process 41", "step": "", "memory": "", "alive": False},
+        {
+            "rank": 1,
+            "device": "cpu",
+            "where": "box, process 41",
+            "step": "",
+            "rate": "",
+            "memory": "",
+            "alive": False,
+        },
     ]
 
 

@@ -115,8 +115,8 @@ const going = {
     ["GPU use", "84 %"],
   ],
   ranks: [
-    { rank: 0, device: "cuda:0", where: "workstation, process 41023", memory: "3.1 GB", step: "1,077", alive: true },
-    { rank: 1, device: "cuda:1", where: "workstation, process 41077", memory: "3.1 GB", step: "1,077", alive: true },
+    { rank: 0, device: "cuda:0", where: "workstation, process 41023", memory: "3.1 GB", step: "1,077", rate: "1.5k steps/s", alive: true },
+    { rank: 1, device: "cuda:1", where: "workstation, process 41077", memory: "3.1 GB", step: "1,077", rate: "1.3k steps/s", alive: true },
   ],
   checkpoints: [
     { label: "1-240", place: "epoch 1, step 240", size: "1.2 MB", metrics: "valid Loss 0.498", state: "damaged", best: false },
@@ -166,7 +166,7 @@ const paused = {
 const failed = {
   ...going,
   status: "failed",
-  ranks: [going.ranks[0], { ...going.ranks[1], memory: "", alive: false }],
+  ranks: [going.ranks[0], { ...going.ranks[1], memory: "", rate: "", alive: false }],
   reason: "RuntimeError: mat1 and mat2 shapes cannot be multiplied (6x512 and 256x10)",
   rate: "",
   left: "",

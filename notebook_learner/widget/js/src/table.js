@@ -80,26 +80,27 @@ const makeSetRow = () => h("tr", {}, h("th", {}, h("span"), h("small")), h("td")
 export class Ranks {
   constructor() {
     this.body = h("tbody");
-    const heads = ["Rank", "Memory", "Step", "State"].map((name) => h("th", { scope: "col" }, name));
+    const heads = ["Rank", "Memory", "Step", "Own pace", "State"].map((name) => h("th", { scope: "col" }, name));
     this.element = section("Ranks", "ranks", h("div", { class: "nl-scroll", tabindex: 0, role: "group", "aria-label": "Table of ranks" }, h("table", { class: "nl-table nl-ranks" }, h("thead", {}, h("tr", {}, ...heads)), this.body)));
   }
 
   update(board) {
     const ranks = board.ranks ?? [];
     show(this.element, ranks.length > 0);
-    fill(this.body, ranks, makeRank, (row, { rank, device, where, memory, step, alive }) => {
-      const [head, used, at, state] = row.children;
+    fill(this.body, ranks, makeRank, (row, { rank, device, where, memory, step, rate, alive }) => {
+      const [head, used, at, pace, state] = row.children;
       setText(head.firstElementChild, `${rank} · ${device}`);
       setText(head.lastElementChild, where);
       setText(used, memory);
       setText(at, step);
+      setText(pace, rate);
       setText(state.firstElementChild, alive ? "alive" : "dead");
       setAttribute(state.firstElementChild, "class", `nl-badge ${alive ? "nl-good" : "nl-wrong"}`);
     });
   }
 }
 
-const makeRank = () => h("tr", {}, h("th", { scope: "row" }, h("span"), h("small")), h("td"), h("td"), h("td", {}, h("span")));
+const makeRank = () => h("tr", {}, h("th", { scope: "row" }, h("span"), h("small")), h("td"), h("td"), h("td"), h("td", {}, h("span")));
 
 /** Metrics that are words: memory, a device's state. */
 export class Texts {
