@@ -59,6 +59,7 @@ def traceback(page: Page, code: str) -> str:
     """What a cell that fails shows, without colours."""
     cell = page.begin(code)
     page.end(cell)
+    page.run("pass")  # until the kernel takes cells again: it calls off what comes too soon after this one
     (error,) = page.of(cell, "error")
     return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
 
