@@ -67,10 +67,11 @@ TABLE = """
     .parting                    | store.hdf5_library
     .driver                     | errors .control .breaking
     .comparison                 | event.values renderer.numbers artifacts.page WORDS
-    .excursion                  | errors event metric WORDS PARTS .step .loop .replica .comparison
-    .what_if                    | errors WORDS PARTS .data .step .loop .replica .comparison .excursion
-    .trial                      | errors WORDS .replica .excursion .step
-    .lr_find                    | event.values renderer.numbers WORDS PARTS .step .replica .excursion
+    .changes                    | metric WORDS .data .step .loop
+    .excursion                  | errors event WORDS PARTS .ranks .loop .replica .comparison .changes
+    .what_if                    | errors WORDS .loop .replica .comparison .changes .excursion
+    .trial                      | errors WORDS .replica .changes .excursion .step
+    .lr_find              | event.values renderer.numbers WORDS .step .replica .changes .excursion
     .inspecting                 | errors inspection WORDS PARTS .data .step .replica .aside
     .evaluating                 | errors event metric logger WORDS PARTS .data .step .loop .failure
     .predicting                 | errors .evaluating .step

@@ -9,20 +9,22 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..errors import StateError
+from ..learner.changes import Changes, changed
 from ..learner.control import Control
 from ..learner.data.sampling import END
 from ..learner.debugging import OfOneLearner
 from ..learner.learner import Learner
 from ..learner.parts import CursorPart
 from ..learner.ranks import Place
+from ..learner.step.schedule import set_rates
 from ..learner.wiring.settings import Settings
 from .channel import Address, Channel, Gone, come_to
 from .engines import Known, end_processes, family_of
@@ -86,6 +88,8 @@ class Follower:
         self._reducer = Reducer(None, 1.0)
         self._fed: dict[str, Fed] = {}
         self._entered = False
+        self._trying = ExitStack()
+        """Steps are taken with changes until it is closed."""
         self._verbs: dict[str, Callable[..., Any]] = {
             "make": self._make,
             "data": self._data,
@@ -113,7 +117,9 @@ class Follower:
                 verb, arguments = self.channel.receive()
                 if verb == "end":
                     return
-                if verb != "break":  # rank 0 gave up what is over here already
+                if verb == "break":  # rank 0 gave up what is over here already
+                    self._trying.close()
+                else:
                     self.channel.send_bytes(self._answer(verb, arguments))
         except Gone:
             self._vanish()
@@ -125,7 +131,9 @@ class Follower:
             raise
         except BaseException as error:
             self._reducer.sever()  # whoever waits for this rank's part of a sum waits no more
-            return pack(self._failed(error))
+            failed = self._failed(error)
+            self._trying.close()
+            return pack(failed)
 
     def _failed(self, error: BaseException) -> Failed:
         text = "".join(traceback.format_exception(error))
@@ -191,9 +199,12 @@ class Follower:
         assert learner is not None
         supplies: Any = learner._supplies
         for split, function in unpack(functions, self._meant).items():
-            own = function.of(learner) if isinstance(function, OfOneLearner) else function
-            supplies.use_step(split, own)
+            supplies.use_step(split, self._own(function))
         self._replica.loop.num_epochs = num_epochs
+
+    def _own(self, function: Any) -> Any:
+        """A step, which may know its learner."""
+        return function.of(self.learner) if isinstance(function, OfOneLearner) else function
 
     def _meet(self, folder: str, generation: int, world: int, reference: float) -> None:
         self._reducer.sever()
@@ -209,13 +220,27 @@ class Follower:
 
     # A run -------------------------------------------------------------------------------------------
 
-    def _enter(self) -> None:
+    def _enter(self, changes: bytes | None) -> None:
+        self._trying.close()
         if not self._entered:  # else a run was broken off, and its stream put right since
             self._replica.rng.enter()
         self._entered = True
+        if changes is not None:
+            self._trying.enter_context(
+                changed(self._replica.loop, self._meant_here(unpack(changes, self._meant)))
+            )
         self._replica.loop.look_around()
 
+    def _meant_here(self, changes: Changes) -> Changes:
+        values = dict(changes.values)
+        if "train_step" in values:
+            values["train_step"] = self._own(values["train_step"])
+        if "train" in self._fed:  # rank 0 hands out its parts
+            values.pop("batch", None)
+        return replace(changes, values=values)
+
     def _leave(self) -> None:
+        self._trying.close()
         self._entered = False
         self._replica.rng.leave()
         self._replica.loop.modes.remember()
@@ -236,9 +261,11 @@ class Follower:
         loop._open = True
         share_for(loop, self._reducer)
 
-    def _steps(self, place: Place, count: int) -> Any:
+    def _steps(self, place: Place, count: int, rates: Sequence[float] | None) -> Any:
         loop = self._replica.loop
         self._require_at(place)
+        if rates is not None:
+            set_rates(loop.update.optimizer, rates)
         current = loop.current
         cursor = current.cursor
         fed = place.split in self._fed

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from ..errors import RankDied, StateError
+from ..learner.changes import Changes
 from ..learner.data.cursor import Cursor
 from ..learner.data.sampling import END
 from ..learner.data.share import EMPTY, Share
 from ..learner.ranks import OWN, Hands, Place
 from ..learner.replica import Replica
 from ..learner.state import State
+from ..learner.step.schedule import rates_of
 from ..metric.rows import Rows
 from .crew import Crew, Dead, Member, crew_for, release
 from .follower import Failed, share_for
@@ -47,6 +49,8 @@ class Fleet:
         self._rows: list[Rows] = []
         self._threads = torch.get_num_threads()
         self._entered = False
+        self._changes: bytes | None = None
+        """What steps are taken with that are tried; None in a run."""
         self._agreed = 0
         """The last training step that all were heard of."""
         self._clock = Clock(self._reducer)
@@ -68,7 +72,7 @@ class Fleet:
                 if self.devices[0].type == "cpu":
                     self._threads = torch.get_num_threads()
                     torch.set_num_threads(max(1, self._threads // self.world))
-                self._ask("enter")
+                self._ask("enter", None)
                 self._entered = True
                 crew.watch.begin()
             except (Severed, Lost) as error:
@@ -76,6 +80,7 @@ class Fleet:
 
     def leave(self) -> None:
         """The run is over."""
+        self._changes = None
         if not self._entered:
             return
         if self.devices[0].type == "cpu":
@@ -108,10 +113,13 @@ class Fleet:
             if self.crew is None or not idle or self.crew.dead():
                 return self.seen()
             try:
-                return self._with(self.crew, self._ask("memory"))
+                told = self._ask("memory")
             except (Severed, Lost) as error:  # told of by the next verb
                 self.fault(error)
                 return self.seen()
+            if self._stale:  # they are put where this rank stands before they take a step
+                told = [{**each, "step": self._agreed} for each in told]
+            return self._with(self.crew, told)
 
     def seen(self) -> Ranks:
         """How each of them is, from outside: at any time, from any thread, without waiting for anybody."""
@@ -137,6 +145,12 @@ class Fleet:
         if crew is not None:
             release(crew, spare)
 
+    def walk(self, changes: Changes) -> None:
+        """Until they leave, they take steps with these changes, as this rank does."""
+        self._changes = self.source.packed(changes)
+        if not self._stale:  # else they are told once they stand where this rank does
+            self._ask("enter", self._changes)
+
     # In a run ----------------------------------------------------------------------------------------
 
     def open(self, place: Place, cursor: Cursor) -> None:
@@ -157,7 +171,8 @@ class Fleet:
 
     def steps(self, place: Place, count: int) -> None:
         """They begin with so many steps, as this rank does now."""
-        self._tell("steps", place, count)
+        rates = None if self._changes is None else rates_of(self.replica.loop.update.optimizer)
+        self._tell("steps", place, count, rates)
         self._clock = Clock(self._reducer)
 
     def gather(self, steps: int) -> Sequence[Rows]:
@@ -219,7 +234,7 @@ class Fleet:
         if kept is not None and kept["world"] == self.world:
             self._own = list(kept["each"])
             self.replica.parts["window"].restore(self._own[0]["window"])
-        self._stale = True
+        self._stale, self._agreed = True, state.position.iteration
 
     # One command at a time ---------------------------------------------------------------------------
 
@@ -263,7 +278,7 @@ class Fleet:
         self._heal()
         if self._stale:
             self._synchronise()
-            self._ask("enter")
+            self._ask("enter", self._changes)
 
     def _heal(self) -> None:
         """Whatever was broken off is over on all sides."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, StateError
 from ..event import Event, Split
+from ..learner.changes import Changes
 from ..learner.data.share import Share
 from ..learner.ranks import Supplier
 from ..learner.replica import Replica
@@ -17,7 +18,7 @@ from ..learner.wiring.settings import Registered, Settings
 from ..metric.copies import own_copy
 from .crew import Crew, Member
 from .follower import Failed, Recipe
-from .shipping import names_of, pack
+from .shipping import Names, names_of, pack
 
 
 class Source:
@@ -71,14 +72,26 @@ class Source:
         _heard(crew, f"take the {split} data")
         self._sent[f"data {split}"] = (loader,)
 
+    def packed(self, changes: Changes) -> bytes:
+        """What steps are tried with, by value, as a step is."""
+        try:
+            return pack(changes, self._names())
+        except Exception as refused:
+            names = ", ".join(changes.values)
+            raise StateError(
+                f"a change ({names}) cannot be sent to the other devices' processes: {refused}"
+            ) from refused
+
+    def _names(self) -> Names:
+        return names_of(self.replica.loop.update.model, learner=self.learner())[0]
+
     def _send_functions(self, crew: Crew) -> None:
         """Steps are sent by value: what they read of the notebook is as it is now, at each run."""
         functions = {"train": self.settings.train_step, "valid": self.settings.valid_step}
         found = {split: each for split, each in functions.items() if each is not None}
-        names, _ = names_of(self.replica.loop.update.model, learner=self.learner())
         epochs = self.replica.loop.num_epochs
         try:
-            packed = pack(found, names)
+            packed = pack(found, self._names())
         except Exception as refused:
             raise ConfigurationError(
                 [f"a step cannot be sent to the other devices' processes: {refused}"],

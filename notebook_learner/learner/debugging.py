@@ -245,7 +245,8 @@ class Debugging:
         __tracebackhide__ = True
         if function is None or "train" not in self._replica.loop.passes:
             self._supplies.require()
-        return try_step(self._replica, function)
+        self.locals = {}
+        return replace(try_step(self._replica, function), locals=self.locals)
 
     def what_if(self, steps: int = 5, **changes: Any) -> Comparison:
         """Take the next training steps twice, as they would be and with a change, and take all of it back.

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ..errors import Paused, StateError
 from ..event import Event, MetricBlock
 from ..event.values import Floats
-from ..metric.transfer import to_host
+from .changes import AS_IT_IS, Changes, LossOfStep, changed
 from .comparison import Course
 from .loop import Loop
 from .position import Position
+from .ranks import Ranks
 from .replica import Replica
 from .state import State
-from .step.step import TrainingStep
 from .until import FAR, Until
 
 AfterStep = Callable[[int, float], None]
@@ -31,18 +29,19 @@ class EndOfWalk(Exception):
 
 @dataclass
 class _Tape:
-    """Stands in for sinks, boundary and look: hears everything, tells nobody."""
+    """Stands in for sinks and boundary: hears everything, tells nobody."""
 
-    loop: Loop
     after: AfterStep | None
     blocks: list[MetricBlock] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
+    steps: int = 0
 
     def emit(self, event: Event) -> None:
-        """Take what a block measured."""
+        """Take what a block measured, and tell whoever wants to know."""
         if isinstance(event, MetricBlock) and event.split == "train":
             self.blocks.append(event)
+            self.steps += event.count
+            if self.after is not None:
+                self.after(self.steps, float(event.columns[LossOfStep.name].values[-1]))
 
     def reached(self, position: Position) -> None:
         """No keyframe, no checkpoint."""
@@ -51,28 +50,20 @@ class _Tape:
         """No bound; but somebody who wants to end a walk is heard at every step."""
         return FAR if self.after is None else 1
 
-    def after_backward(self, batch: Any, output: Any) -> None:
-        """Note the loss."""
-        self.places.append((self.loop.epoch, self.loop.done + 1))
-        self.losses.append(output.loss.detach())
-
-    def after_step(self) -> None:
-        """Tell whoever wants to know; that waits for the device."""
-        if self.after is not None:
-            self.after(len(self.losses), float(self.losses[-1]))
-
     def course(self) -> Course:
         """What was measured."""
-        (losses,) = to_host([self.losses])
+        places = [(block.epoch, step) for block in self.blocks for step in range(block.first, block.last + 1)]
         names = dict.fromkeys(name for block in self.blocks for name in block.columns)
-        return Course(tuple(self.places), {"loss": losses, **{name: self._column(name) for name in names}})
+        names.pop(LossOfStep.name, None)
+        values = {"loss": self._column(LossOfStep.name), **{name: self._column(name) for name in names}}
+        return Course(tuple(places), values)
 
     def _column(self, name: str) -> Floats:
-        nothing = [np.full(block.count, np.nan) for block in self.blocks]
-        found = [block.columns.get(name) for block in self.blocks]
-        return np.concatenate(
-            [rows if column is None else column.values for column, rows in zip(found, nothing, strict=True)]
-        )
+        rows: list[Floats] = [np.empty(0)]
+        for block in self.blocks:
+            column = block.columns.get(name)
+            rows.append(np.full(block.count, np.nan) if column is None else column.values)
+        return np.concatenate(rows)
 
 
 class Excursion:
@@ -82,41 +73,39 @@ class Excursion:
         self.start = start
         self._replica = replica
 
-    def walk(self, until: Until, after: AfterStep | None = None) -> Course:
+    def walk(self, until: Until, after: AfterStep | None = None, changes: Changes = AS_IT_IS) -> Course:
         """Go on to a bound; what was measured on the way.
 
         Args:
             until: how far.
             after: told the number (from 1) and the loss of every training step. It may end the walk by
                 raising EndOfWalk.
+            changes: what is different on the way.
         """
         __tracebackhide__ = True
-        loop = self._replica.loop
-        loop.look_around()
-        tape = _Tape(loop, after)
-        step = loop.passes["train"].step
-        assert isinstance(step, TrainingStep)
-        loop.emit, loop.boundary, step.look = tape.emit, tape, tape
-        try:
-            if loop.run(until) == "pause":
-                raise Paused(str(self.start.position))
-        except EndOfWalk:
-            pass  # in the middle of a step, which nobody will miss
-        finally:
-            step.look = None
+        loop, ranks = self._replica.loop, self._replica.ranks
+        tape = _Tape(after)
+        with changed(loop, changes):
+            loop.look_around()
+            loop.emit, loop.boundary = tape.emit, tape
+            try:
+                if ranks is not None:
+                    ranks.walk(changes)
+                why = loop.run(until)
+            except EndOfWalk:
+                why = "budget"
+            except BaseException as error:
+                cause = error if ranks is None else ranks.fault(error)
+                if cause is not error:
+                    raise cause from error
+                raise
+        if why == "pause":
+            raise Paused(str(self.start.position))
         return tape.course()
 
     def back(self) -> None:
         """Stand where it began."""
         self._replica.put_back(self.start)
-
-    def train_only(self) -> None:
-        """From here on there is no validation, no policy and no last epoch."""
-        loop = self._replica.loop
-        if loop.split == "valid":
-            loop.skip_validation()
-        loop.passes = {"train": loop.passes["train"]}
-        loop.policies, loop.num_epochs = (), FAR
 
 
 @contextmanager
@@ -128,30 +117,37 @@ def excursion(replica: Replica, *, what: str) -> Iterator[Excursion]:
         StateError: the run cannot be moved, or not be brought back.
     """
     loop = replica.loop
-    if replica.ranks is not None:
-        raise StateError(
-            f"{what} cannot be done on several devices yet; build a learner with one device from "
-            "learner.save()'s checkpoint, and ask that one"
-        )
     _require_a_way_back(loop, what)
     replica.settle()
     update = loop.update
     seen = loop.batch, loop.output, loop.pace.steps, loop.pace.rate
-    setting = loop.emit, loop.boundary, loop.passes, loop.policies, loop.num_epochs, loop.schedule
+    setting = loop.emit, loop.boundary
     shown, hiding = [p.grad for p in update.parameters], update.hides
-    with replica.rng.lent(), loop.modes.kept():
+    with _with_others(replica.ranks), replica.rng.lent(), loop.modes.kept():
         start = replica.capture()
         loop.passing = True
         try:
             yield Excursion(replica, start)
         finally:
             loop.passing = False
-            loop.emit, loop.boundary, loop.passes, loop.policies, loop.num_epochs, loop.schedule = setting
-            update.schedule = loop.schedule
+            loop.emit, loop.boundary = setting
             replica.put_back(start)
             loop.batch, loop.output, loop.pace.steps, loop.pace.rate = seen
             if update.count == 0 or hiding:
                 update.show(shown)
+
+
+@contextmanager
+def _with_others(ranks: Ranks | None) -> Iterator[None]:
+    """The other ranks go along."""
+    if ranks is None:
+        yield
+        return
+    ranks.enter()
+    try:
+        yield
+    finally:
+        ranks.leave()
 
 
 def _require_a_way_back(loop: Loop, what: str) -> None:

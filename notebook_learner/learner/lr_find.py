@@ -10,10 +10,11 @@ import numpy as np
 
 from ..event.values import Floats
 from ..renderer.numbers import number
+from .changes import Changes
 from .excursion import EndOfWalk, excursion
 from .position import Position
 from .replica import Replica
-from .step.schedule import Constant, set_rate
+from .step.schedule import set_rate
 from .until import Trained
 
 if TYPE_CHECKING:
@@ -80,20 +81,16 @@ def lr_find(
     _check(start, end, steps, growth, smoothing)
     rates = np.geomspace(start, end, steps)
     with excursion(replica, what="lr_find()") as trip:
-        loop = replica.loop
-        trip.train_only()
-        optimizer = loop.update.optimizer
-        loop.schedule = loop.update.schedule = Constant(optimizer, None)
         end_of_walk = _Growth(growth, smoothing)
 
         def next_rate(taken: int, loss: float) -> None:
             if taken < steps:
-                set_rate(optimizer, float(rates[taken]))
+                set_rate(replica.loop.update.optimizer, float(rates[taken]))
             if end_of_walk.reached(loss):
                 raise EndOfWalk
 
-        set_rate(optimizer, start)
-        course = trip.walk(Trained(loop.iteration + steps), next_rate)
+        until = Trained(trip.start.position.iteration + steps)
+        course = trip.walk(until, next_rate, Changes({"lr": start}, train_only=True))
     losses = course.values["loss"]
     return RateSearch(
         trip.start.position, rates[: len(losses)], losses, _smooth(losses, smoothing), end_of_walk.diverged

@@ -52,6 +52,9 @@ class Ranks(Protocol):
     def leave(self) -> None:
         """The run is over."""
 
+    def walk(self, changes: Any) -> None:
+        """Until they leave, they take steps with these changes, as this rank does."""
+
     def open(self, place: Place, cursor: Cursor) -> None:
         """The loop begins with a split, or goes on in it."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StateError
+from .changes import Changes
 from .excursion import excursion
 from .position import Position
 from .replica import Replica
@@ -18,10 +17,11 @@ from .until import Trained
 
 @dataclass(frozen=True)
 class Trial:
-    """Which step was tried, and what it returned."""
+    """Which step was tried, what it returned, and what a cell's step left."""
 
     position: Position
     output: Any
+    locals: Mapping[str, Any] = field(default_factory=dict)
 
 
 def try_step(replica: Replica, function: StepFunction | None) -> Trial:
@@ -32,21 +32,10 @@ def try_step(replica: Replica, function: StepFunction | None) -> Trial:
     """
     __tracebackhide__ = True
     loop = replica.loop
-    with excursion(replica, what="a dry step") as trip, _trained_with(replica, function):
+    tried = {} if function is None else {"train_step": function}
+    with excursion(replica, what="a dry step") as trip:
         next_one = loop.iteration + 1
-        trip.walk(Trained(next_one))
+        trip.walk(Trained(next_one), changes=Changes(tried, quiet=True))  # logged names make no metric
         if loop.iteration < next_one:
             raise StateError("the last training step has been taken, so there is none to try")
         return Trial(loop.position, loop.output)
-
-
-@contextmanager
-def _trained_with(replica: Replica, function: StepFunction | None) -> Iterator[None]:
-    step = replica.loop.passes["train"].step
-    own, replica.loop.quiet = step.function, True  # a name that is logged makes no metric
-    if function is not None:
-        step.function = partial(function, replica.loop.update.model)
-    try:
-        yield
-    finally:
-        step.function, replica.loop.quiet = own, False

@@ -6,14 +6,12 @@ import ast
 import builtins
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from IPython.core.error import UsageError
 
 from ..event import Split
 from ..learner.learner import Learner
-from ..learner.step.step import StepFunction
 from .body import GIVEN
 from .cell_step import CellStep
 from .dry import DryReport
@@ -44,19 +42,10 @@ def run(learner: Learner, options: Running, names: Names) -> Any:
 def dry(learner: Learner, step: CellStep | None, options: Running, names: Names) -> DryReport:
     """One step of this cell (or of the step in use), taken back."""
     __tracebackhide__ = True
-    noted: Names = {}
-    function = step or learner.step_in_use("train")
-
-    def noting(function: StepFunction, model: Any, batch: Any) -> Any:
-        __tracebackhide__ = True
-        output = function(model, batch)
-        noted.update(learner.locals)
-        return output
-
-    trial = learner.try_step(None if function is None else partial(noting, function))
+    trial = learner.try_step(step)
     if options.export:
-        names.update(noted)
-    return DryReport(trial.position, noted or _fields(trial.output))
+        names.update(trial.locals)
+    return DryReport(trial.position, dict(trial.locals) or _fields(trial.output))
 
 
 def _fields(output: Any) -> Names:

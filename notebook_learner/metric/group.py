@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, KeysView, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, KeysView, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -132,7 +132,20 @@ class MetricGroup:
     def _hold(self, names: Sequence[str], fresh: Mapping[str, Logged]) -> None:
         """Have exactly these logged metrics, beside the registered ones."""
         logged = [self._logged.get(name) or fresh.get(name) or Logged(name) for name in names]
-        self._arrange([*(metric for metric in self.metrics if not isinstance(metric, Logged)), *logged])
+        self._exchange([*(metric for metric in self.metrics if not isinstance(metric, Logged)), *logged])
+
+    @contextmanager
+    def beside(self, metric: Metric) -> Iterator[None]:
+        """Measure one more, for as long as this lasts."""
+        self._exchange([*self.metrics, metric])
+        try:
+            yield
+        finally:
+            self._exchange([each for each in self.metrics if each is not metric])
+
+    def _exchange(self, metrics: Sequence[AnyMetric]) -> None:
+        """Have these from here on; those that stay keep what they measured."""
+        self._arrange(metrics)
         self._sums = {name: self._sums.get(name, nothing) for name, nothing in self._no_sums().items()}
         if self._context is not None:
             self.attach(self._context)

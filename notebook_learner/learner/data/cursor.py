@@ -63,7 +63,7 @@ class Cursor:
         devices: int = 1,
     ) -> None:
         self.source = loader
-        self.devices = devices
+        self.devices, self.share = devices, share
         self.loader, self.each = per_device(loader, devices)
         self.walk = walk_for(self.loader, seed is not None, share)
         self.seed = seed

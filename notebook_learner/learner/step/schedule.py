@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -193,8 +193,18 @@ def _unit(when: When) -> str:
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
     """Give all groups this rate."""
-    for group in optimizer.param_groups:
+    set_rates(optimizer, [rate] * len(optimizer.param_groups))
+
+
+def set_rates(optimizer: Optimizer, rates: Sequence[float]) -> None:
+    """Give each group its rate."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
         if isinstance(group["lr"], Tensor):  # it must stay the same tensor (capturable)
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def rates_of(optimizer: Optimizer) -> list[float]:
+    """The rate of each group."""
+    return [float(group["lr"]) for group in optimizer.param_groups]
