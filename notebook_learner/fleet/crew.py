@@ -14,6 +14,7 @@ import torch
 
 from ..errors import NotebookLearnerError, StateError
 from .channel import Channel, Gone, Meeting
+from .code import Files
 from .engines import Engines, is_alive
 from .reduction import Severed
 from .shipping import unpack
@@ -61,6 +62,8 @@ class Crew:
         self.generation = 0
         """How often they have met to sum: each time at a place of its own."""
         self.devices = list(devices)
+        self.files = Files()
+        """What they may have imported."""
         self.meeting = Meeting()
         self.watch = Watch(self)
         try:
@@ -83,7 +86,7 @@ class Crew:
 
     def is_whole(self) -> bool:
         """Whether another learner may have it."""
-        return not self.dead() and self.engines.are_watched()
+        return not self.dead() and self.engines.are_watched() and not self.files.changed()
 
     def close(self) -> None:
         """End all of them."""

@@ -7,6 +7,7 @@ is this process in a moment.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -92,6 +93,7 @@ class Follower:
         """Steps are taken with changes until it is closed."""
         self._verbs: dict[str, Callable[..., Any]] = {
             "make": self._make,
+            "classes": self._classes,
             "data": self._data,
             "functions": self._functions,
             "meet": self._meet,
@@ -163,9 +165,11 @@ class Follower:
             raise StateError("this rank was told nothing yet")
         return self.learner._replica
 
-    def _make(self, recipe: bytes) -> None:
+    def _make(self, path: list[str], folder: str, recipe: bytes) -> None:
         from ..learner.wiring.assembly import assemble  # which knows of fleets
 
+        sys.path[:] = path
+        os.chdir(folder)
         made: Recipe = unpack(recipe, {"the learner": _Here(self)})
         if self.learner is not None:
             self.learner._driver.belongs_to_nobody()
@@ -179,6 +183,17 @@ class Follower:
         loop = self._replica.loop
         loop.control = Control()
         self._fed = {}
+
+    def _classes(self, packed: bytes) -> None:
+        """Layers, by name, run other code from here on."""
+        assert self.learner is not None
+        update = self._replica.loop.update
+        for model in (update.model, *([] if update.average is None else [update.average.module])):
+            layers = dict(model.named_modules())
+            for name, kind in unpack(packed).items():
+                layers[name].__class__ = kind
+        supplies: Any = self.learner._supplies
+        supplies.renew()
 
     def _data(self, split: str, given: bytes | None) -> None:
         """The data of a split: a loader of its own, or None where rank 0 hands over each part."""

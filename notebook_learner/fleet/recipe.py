@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,7 +20,7 @@ from ..learner.wiring.settings import Registered, Settings
 from ..metric.copies import own_copy
 from .crew import Crew, Member
 from .follower import Failed, Recipe
-from .shipping import Names, names_of, pack
+from .shipping import Names, names_of, pack, pack_by_value
 
 
 class Source:
@@ -42,17 +44,34 @@ class Source:
 
     def tell(self, crew: Crew) -> None:
         """Send what they do not know yet."""
+        crew.files.look()
         if "recipe" not in self._sent:
             for member in crew.members:
-                member.send("make", self._recipe(member, len(crew.members) + 1))
+                member.send("make", sys.path, os.getcwd(), self._recipe(member, len(crew.members) + 1))
             _heard(crew, "be built like rank 0")
             self._sent["recipe"] = True
+            self._sent["classes"] = self._classes()
+        self._send_classes(crew)
         passes = self.replica.loop.passes
         for split, loader in self.given().items():
             known = self._sent.get(f"data {split}")
             if split in passes and (known is None or known[0] is not loader):
                 self._send_data(crew, split, loader)
         self._send_functions(crew)
+
+    def _classes(self) -> dict[str, type]:
+        return {name: type(module) for name, module in self.replica.loop.update.model.named_modules()}
+
+    def _send_classes(self, crew: Crew) -> None:
+        """Of layers, where they were defined anew; by value, since their files were imported long ago."""
+        known, now = self._sent["classes"], self._classes()
+        fresh = {name: kind for name, kind in now.items() if known.get(name) is not kind}
+        if fresh:
+            packed = pack_by_value(fresh, {kind.__module__ for kind in fresh.values()})
+            for member in crew.members:
+                member.send("classes", packed)
+            _heard(crew, "take the new code")
+            self._sent["classes"] = now
 
     def _send_data(self, crew: Crew, split: Split, loader: Any) -> None:
         packed = None

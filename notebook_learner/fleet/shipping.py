@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -39,12 +39,26 @@ def pack(value: Any, names: Names | None = None) -> bytes:
     return buffer.getvalue()
 
 
+def pack_by_value(value: Any, modules: Iterable[str]) -> bytes:
+    """The same, with what these modules define as it is here now, and not as the other side imports it."""
+    wanted = [sys.modules[name] for name in modules if name in sys.modules]
+    wanted = [each for each in wanted if each.__name__ not in _cloudpickle.list_registry_pickle_by_value()]
+    for module in wanted:
+        _cloudpickle.register_pickle_by_value(module)
+    try:
+        return pack(value)
+    finally:
+        for module in wanted:
+            _cloudpickle.unregister_pickle_by_value(module)
+
+
 def unpack(data: bytes, meant: Mapping[str, Any] | None = None) -> Any:
     """The value again, with this side's objects for what was sent by name."""
     return _Unpacker(io.BytesIO(data), meant or {}).load()
 
 
-_Pickler: Any = import_module("cloudpickle").Pickler  # it has no types
+_cloudpickle: Any = import_module("cloudpickle")  # it has no types
+_Pickler: Any = _cloudpickle.Pickler
 
 
 class _Packer(_Pickler):  # type: ignore[misc]

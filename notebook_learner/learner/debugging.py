@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 from ..breakpoint import Breakpoints
-from ..errors import BusyError, StateError, StepError
+from ..errors import BusyError, StepError
 from ..event import Event, Marked, MetricAdded, MetricInfo, Notice, RunOpened, Split, Status
 from ..store import check_metric_name, same_file
 from .driver import Driver
@@ -121,19 +121,13 @@ class Debugging:
         A class's `__init__` is not run: what a new one would make is missed at once, and named.
 
         Raises:
-            StateError: the new code needs parts that the live model does not have, or there are several
-                devices, whose other processes keep the code they began with. Nothing has changed.
+            StateError: the new code needs parts that the live model does not have. Nothing has changed.
         """
         return self._drive(self._reloaded)
 
     def _reloaded(self) -> Reloaded:
         from .reloading import reload_code  # reads source code: only for whoever edits it
 
-        if self._replica.ranks is not None:
-            raise StateError(
-                "reload_code() cannot be done on several devices yet: their processes keep the code they "
-                "began with. learner.save(), and build one of the new classes with .checkpoint('latest')"
-            )
         average = self._replica.loop.update.average
         also = () if average is None else (average.module,)
         namespace = vars(sys.modules["__main__"])  # a notebook's cells, or a script

@@ -151,7 +151,7 @@ def _code(code: CodeType) -> Any:
 
 def _lacking(modules: list[nn.Module], old: type, new: type) -> Iterator[str]:
     """What the new `__init__` sets on every way, and a live module has not."""
-    sets, before = _assigned(new), _assigned(old)
+    sets, before = _assigned(new), _assigned_before(old, new)
     for name, (certain, text) in (sets or {}).items():
         if certain and name not in (before or {}) and not all(hasattr(module, name) for module in modules):
             yield (
@@ -164,7 +164,7 @@ def _notes(changes: Mapping[type, type]) -> Iterator[str]:
     for old, new in changes.items():
         if "__init__" not in _changed_methods(old, new):
             continue
-        after, before = _assigned(new), _assigned(old)
+        after, before = _assigned(new), _assigned_before(old, new)
         told = f"{new.__qualname__}.__init__ is another one, and was not run"
         if after is None or before is None:
             yield f"{told}; its source cannot be read, so nobody knows whether the parameters still fit"
@@ -184,6 +184,17 @@ def _stale_bases(roots: Iterable[nn.Module], namespace: Namespace) -> Iterator[s
                     f"{kind.__qualname__} still inherits from the old {base.__qualname__}; run the cell that "
                     f"defines {kind.__qualname__} again, and reload once more"
                 )
+
+
+def _assigned_before(old: type, new: type) -> dict[str, tuple[bool, str]] | None:
+    """The same of the old class: nobody knows where its file has the new one's source by now."""
+    edited = _file_of(old) == _file_of(new) is not None and "__init__" in _changed_methods(old, new)
+    return None if edited else _assigned(old)
+
+
+def _file_of(cls: type) -> str | None:
+    code = getattr(inspect.unwrap(cls.__init__), "__code__", None)  # type: ignore[misc]
+    return code.co_filename if isinstance(code, CodeType) else None
 
 
 def _assigned(cls: type) -> dict[str, tuple[bool, str]] | None:

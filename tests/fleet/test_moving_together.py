@@ -186,13 +186,6 @@ def test_a_look_at_a_step_leaves_all_ranks_as_they_were(tmp_path, straight):
     assert bits(learner) == straight
 
 
-def test_what_several_devices_cannot_do_yet_is_said(tmp_path):
-    learner = begun(tmp_path)
-    learner._supplies.use(learner, "train", train_loader())
-    with pytest.raises(StateError, match="cannot be done on several devices yet"):
-        learner.reload_code()
-
-
 @pytest.mark.parametrize(
     ("devices", "said"),
     [
