@@ -23,6 +23,9 @@ dist: Any = import_module("torch.distributed")  # most of what is needed has no 
 
 _FIRST, _REST = 1 << 20, 25 << 20
 """Bytes after which a bucket is full: the first one soon, so that the first sum begins early, as in torch."""
+_ALONE = 1 << 20
+"""Bytes from which a gradient is summed where it lies: copying it into a bucket and back takes longer than a
+sum of its own begins."""
 _LARGE = 1 << 16
 """Numbers in a tensor from which on memory counts, which is read once less, and not the calls."""
 _PATIENCE = timedelta(days=30)
@@ -54,7 +57,7 @@ class Reducer:
         self.reference = reference
         self.waited = 0.0
         """Seconds in which this rank stood still for others; on CUDA the device waits, and not the host."""
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[_Bucket | _Alone] = []
         self._known: list[nn.Parameter] = []
         self._next = 0
         self._total: Tensor | float = 0.0
@@ -124,7 +127,8 @@ class Reducer:
     # Buckets -----------------------------------------------------------------------------------------
 
     def _arrange(self, parameters: list[nn.Parameter]) -> None:
-        """Buckets in the order in which gradients are made, which is roughly the reverse one."""
+        """Buckets in the order in which gradients are made, which is roughly the reverse one. Small ones wait
+        for the next small ones, and the last of them take the tail along."""
         if [id(p) for p in parameters] == [id(p) for p in self._known]:
             return
         for bucket in self._buckets:
@@ -133,11 +137,14 @@ class Reducer:
         held: list[nn.Parameter] = []
         size, most = 0, _FIRST
         for parameter in reversed([p for p in parameters if p.requires_grad]):
+            if parameter.nbytes >= _ALONE:
+                self._buckets.append(_Alone([parameter], self._arrived))
+                continue
             if size >= most or (held and held[-1].dtype != parameter.dtype):
                 self._buckets.append(_Bucket(held, self._arrived))
                 held, size, most = [], 0, _REST
             held.append(parameter)
-            size += parameter.numel() * parameter.element_size()
+            size += parameter.nbytes
         if held:
             self._buckets.append(_Bucket(held, self._arrived, more=1 + len(self._known)))
 
@@ -145,9 +152,10 @@ class Reducer:
     def _along(self) -> Tensor | None:
         """Where the tail goes along with the last bucket: a sum of its own would take as long as that of a
         small model's gradients. A half precision does not hold it."""
-        if not self._buckets or self._buckets[-1].flat.dtype not in (torch.float32, torch.float64):
+        last = self._buckets[-1] if self._buckets else None
+        if not isinstance(last, _Bucket) or last.flat.dtype not in (torch.float32, torch.float64):
             return None
-        return self._buckets[-1].more
+        return last.more
 
     def _arrived(self) -> None:
         """A bucket is full. They leave in the same order on all ranks."""
@@ -186,21 +194,15 @@ class Reducer:
             place += count
 
 
-class _Bucket:
-    """Some parameters whose gradients are summed in one go."""
+class _Together:
+    """Some parameters whose gradients are summed in one go, as soon as all of them are made."""
 
-    def __init__(self, parameters: list[nn.Parameter], arrived: Any, more: int = 0) -> None:
+    def __init__(self, parameters: list[nn.Parameter], arrived: Any) -> None:
         self.parameters = parameters
         self.armed = False
         self.missing = 0
         self.work: Any = None
         self._there: set[int] = set()
-        first = parameters[0]
-        sizes = [p.numel() for p in parameters]
-        self.flat = torch.zeros(sum(sizes) + more, dtype=first.dtype, device=first.device)
-        *parts, self.more = torch.split(self.flat, [*sizes, more])
-        self._parts = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
-        self._large = len(self.flat) > _LARGE * len(parameters)
         self._arrived = arrived
         hooked: list[Any] = list(parameters)
         self._hooks = [each.register_post_accumulate_grad_hook(self._made) for each in hooked]
@@ -214,24 +216,72 @@ class _Bucket:
         for hook in self._hooks:
             hook.remove()
 
+    def wait(self) -> None:
+        work, self.work = self.work, None
+        work.wait()
+
+    def _made(self, parameter: nn.Parameter) -> None:
+        if not self.armed:
+            return
+        if id(parameter) in self._there:
+            raise StepError(
+                "a parameter got its gradient in several pieces, the first of which is on its way to the "
+                "other devices; checkpoint(..., use_reentrant=False) makes one of them"
+            )
+        self._there.add(id(parameter))
+        self.missing -= 1
+        if not self.missing:
+            self._arrived()
+
+
+class _Alone(_Together):
+    """A large one, summed where it lies."""
+
+    _sum: Tensor | None = None
+
+    def send(self, group: Any) -> None:
+        (parameter,) = self.parameters
+        grad = _dense(parameter.grad)
+        self._sum = torch.zeros_like(parameter) if grad is None else grad.detach()
+        self._sum = self._sum.contiguous()  # of another order it is summed in a copy
+        self.missing = 0
+        self.work = group.allreduce([self._sum])
+
+    def take(self, there: list[float] | None, divisor: Tensor | None) -> None:
+        (parameter,), total = self.parameters, self._sum
+        assert total is not None
+        self._sum = None
+        if there is not None and not there[0]:
+            return
+        if divisor is not None:
+            total.div_(divisor)
+        if parameter.grad is None:
+            parameter.grad = total
+        elif parameter.grad.data_ptr() != total.data_ptr():
+            parameter.grad.copy_(total)
+
+
+class _Bucket(_Together):
+    """Smaller ones, beside each other."""
+
+    def __init__(self, parameters: list[nn.Parameter], arrived: Any, more: int = 0) -> None:
+        super().__init__(parameters, arrived)
+        first = parameters[0]
+        sizes = [p.numel() for p in parameters]
+        self.flat = torch.zeros(sum(sizes) + more, dtype=first.dtype, device=first.device)
+        *parts, self.more = torch.split(self.flat, [*sizes, more])
+        self._parts = [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+        self._large = len(self.flat) > _LARGE * len(parameters)
+
     def send(self, group: Any) -> None:
         for parameter, part in zip(self.parameters, self._parts, strict=True):
-            grad = parameter.grad
+            grad = _dense(parameter.grad)
             if grad is None:
                 part.zero_()
-            elif grad.layout is not torch.strided:
-                raise StepError(
-                    "a sparse gradient cannot be summed over several devices; build the embedding with "
-                    "sparse=False, or train on one device"
-                )
             else:
                 part.copy_(grad)
         self.missing = 0
         self.work = group.allreduce([self.flat])
-
-    def wait(self) -> None:
-        work, self.work = self.work, None
-        work.wait()
 
     def take(self, there: list[float] | None, divisor: Tensor | None) -> None:
         """Put the sums where the optimizer looks; parameters that no rank has a gradient of stay without."""
@@ -252,18 +302,14 @@ class _Bucket:
             elif ranks and parameter.grad is not None:
                 parameter.grad.copy_(part)
 
-    def _made(self, parameter: nn.Parameter) -> None:
-        if not self.armed:
-            return
-        if id(parameter) in self._there:
-            raise StepError(
-                "a parameter got its gradient in several pieces, the first of which is on its way to the "
-                "other devices; checkpoint(..., use_reentrant=False) makes one of them"
-            )
-        self._there.add(id(parameter))
-        self.missing -= 1
-        if not self.missing:
-            self._arrived()
+
+def _dense(grad: Tensor | None) -> Tensor | None:
+    if grad is not None and grad.layout is not torch.strided:
+        raise StepError(
+            "a sparse gradient cannot be summed over several devices; build the embedding with "
+            "sparse=False, or train on one device"
+        )
+    return grad
 
 
 def _odd(tensor: Tensor) -> bool:
