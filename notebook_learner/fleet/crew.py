@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import signal
 import threading
 import time
@@ -182,6 +181,14 @@ class Watch:
         """The run is over."""
         self._end.set()
 
+    def give_up(self, member: Member, reason: str) -> None:
+        """End a process, and say why."""
+        import psutil
+
+        self._reasons[member.rank] = reason
+        with suppress(psutil.Error):
+            psutil.Process(member.pid).kill()
+
     def reason(self, member: Member) -> str:
         """How a process ended, as far as is known."""
         return self._reasons.get(member.rank) or _how_it_ended(member.pid)
@@ -197,8 +204,7 @@ class Watch:
                     if not stopped:
                         since.pop(member.rank, None)
                     elif time.monotonic() - since.setdefault(member.rank, time.monotonic()) > STOPPED:
-                        self._reasons[member.rank] = f"was stopped for {STOPPED:.0f} s, and killed then,"
-                        os.kill(member.pid, signal.SIGKILL)
+                        self.give_up(member, f"was stopped for {STOPPED:.0f} s, and killed then,")
 
 
 def _how_it_ended(pid: int) -> str:

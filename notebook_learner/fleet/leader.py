@@ -27,6 +27,9 @@ from .shipping import unpack
 from .steps import Clock, ranked
 from .table import Ranks, of_member, of_this_process
 
+PATIENCE = 10.0
+"""Seconds that a rank is given to come to an end, where a person has broken the step off."""
+
 
 class Fleet:
     """Ranks 1 and up of one learner, as rank 0 sees them. Nothing is started before the first move."""
@@ -178,7 +181,14 @@ class Fleet:
     def gather(self, steps: int) -> Sequence[Rows]:
         """What they measured in the steps since the last time."""
         own = self._clock.seconds()
-        rows: list[Rows] = self._answers() if self._waiting else self._rows
+        rows: list[Rows] = self._rows
+        if self._waiting:
+            control = self.replica.loop.control
+            control.interruptible = True  # another rank may hang, and nothing here is half done
+            try:
+                rows = self._answers()
+            finally:
+                control.interruptible = False
         self._rows = []
         self._agreed = self.replica.loop.iteration
         wrong = [each.steps for each in rows if each.steps != steps]
@@ -325,6 +335,9 @@ class Fleet:
         if isinstance(error, RankDied):
             return error
         failed = [(error.member, error.answer)] if isinstance(error, Lost) else []
+        hurried = isinstance(error, KeyboardInterrupt)
+        if hurried:
+            self._end_those_who_hang()
         self._reducer.sever()
         self._stale = True
         waiting, self._waiting = self._waiting, []
@@ -333,6 +346,8 @@ class Fleet:
         for member in [each for each in waiting if each not in dead]:
             try:
                 member.send("break")
+                if hurried and not member.channel.waits(PATIENCE):
+                    self._give_up(member, f"did not answer for {PATIENCE:.0f} s")
                 answer = member.answer()
             except Dead:
                 dead.append(member)
@@ -350,6 +365,18 @@ class Fleet:
         if causes and isinstance(error, (Severed, Lost)):
             return _exception_of(*causes[0])
         return error
+
+    def _end_those_who_hang(self) -> None:
+        """A person breaks off a step in which the ranks wait for a sum. If it comes, all is well."""
+        if self.crew is None or self._reducer.settles(PATIENCE):
+            return
+        ranks = ", ".join(str(each.rank) for each in self.crew.members)
+        for member in self.crew.members:
+            self._give_up(member, f"did not come to a sum for {PATIENCE:.0f} s (one of the ranks {ranks})")
+
+    def _give_up(self, member: Member, why: str) -> None:
+        assert self.crew is not None
+        self.crew.watch.give_up(member, f"{why} after the step was broken off, and was killed,")
 
     def _died(self, member: Member) -> RankDied:
         crew, replica = self.crew, self.replica

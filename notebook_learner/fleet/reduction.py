@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from importlib import import_module
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -30,6 +30,10 @@ _LARGE = 1 << 16
 """Numbers in a tensor from which on memory counts, which is read once less, and not the calls."""
 _PATIENCE = timedelta(days=30)
 """Nobody acts on a clock here: a rank may stand in a debugger. Who died is found out otherwise."""
+
+
+_PIECE = timedelta(seconds=0.5)
+"""How long a wait on the host lasts before Python is asked whether somebody wants to break it off."""
 
 
 class Severed(NotebookLearnerError):
@@ -59,13 +63,27 @@ class Reducer:
         """Seconds in which this rank stood still for others; on CUDA the device waits, and not the host."""
         self._buckets: list[_Bucket | _Alone] = []
         self._known: list[nn.Parameter] = []
+        self._last = _Sum()
+        """The last one that was no bucket's."""
         self._next = 0
         self._total: Tensor | float = 0.0
+
+    def settles(self, seconds: float) -> bool:
+        """Whether the sums that are on their way come within so many seconds. Until they do, or their ranks
+        are gone, nobody can let go of the group: that waits as well."""
+        until = perf_counter() + seconds
+        pending = [each.work for each in (*self._buckets, self._last) if each.work is not None]
+        while not all(work.is_completed() for work in pending):
+            if perf_counter() > until:
+                return False
+            sleep(0.05)
+        return True
 
     def sever(self) -> None:
         """Let go of the group: whoever waits for this rank is told so by their connection."""
         for bucket in self._buckets:
             bucket.forget()
+        self._last.work = None
         self._buckets, self._known, self.group = [], [], None
 
     def coming(self, parameters: list[nn.Parameter], total: Tensor | float) -> None:
@@ -89,7 +107,8 @@ class Reducer:
             tail = self._along
             if tail is None:
                 tail = self._tail()
-                self.group.allreduce([tail]).wait()
+                self._last.begin(self.group.allreduce([tail]), tail)
+                self._last.wait()
             for bucket in self._buckets:
                 bucket.wait()
         except RuntimeError as error:
@@ -115,7 +134,9 @@ class Reducer:
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
             began = perf_counter()
             try:
-                self.group.broadcast([flat.view(torch.uint8) if _odd(flat) else flat], options).wait()
+                sent = flat.view(torch.uint8) if _odd(flat) else flat
+                self._last.begin(self.group.broadcast([sent], options), sent)
+                self._last.wait()
             except RuntimeError as error:
                 raise Severed(f"another rank does not answer: {error}") from error
             finally:
@@ -194,14 +215,40 @@ class Reducer:
             place += count
 
 
-class _Together:
+class _Sum:
+    """Something that is on its way to all ranks, if anything is."""
+
+    work: Any = None
+
+    def begin(self, work: Any, tensor: Tensor) -> None:
+        self.work, self._on_host = work, tensor.device.type == "cpu"
+
+    def wait(self) -> None:
+        """In pieces on the host: a wait in C++ hears no interrupt, and another rank may hang."""
+        if self._on_host:
+            while not self._has_come():
+                pass
+        else:
+            self.work.wait()
+        self.work = None
+
+    def _has_come(self) -> bool:
+        try:
+            self.work.wait(_PIECE)
+        except RuntimeError:
+            if not self.work.is_completed():
+                return False  # so much for this piece; the sum goes on
+            self.work.wait()  # it has come meanwhile, or says why it cannot
+        return True
+
+
+class _Together(_Sum):
     """Some parameters whose gradients are summed in one go, as soon as all of them are made."""
 
     def __init__(self, parameters: list[nn.Parameter], arrived: Any) -> None:
         self.parameters = parameters
         self.armed = False
         self.missing = 0
-        self.work: Any = None
         self._there: set[int] = set()
         self._arrived = arrived
         hooked: list[Any] = list(parameters)
@@ -215,10 +262,6 @@ class _Together:
         self.work = None
         for hook in self._hooks:
             hook.remove()
-
-    def wait(self) -> None:
-        work, self.work = self.work, None
-        work.wait()
 
     def _made(self, parameter: nn.Parameter) -> None:
         if not self.armed:
@@ -245,7 +288,7 @@ class _Alone(_Together):
         self._sum = torch.zeros_like(parameter) if grad is None else grad.detach()
         self._sum = self._sum.contiguous()  # of another order it is summed in a copy
         self.missing = 0
-        self.work = group.allreduce([self._sum])
+        self.begin(group.allreduce([self._sum]), self._sum)
 
     def take(self, there: list[float] | None, divisor: Tensor | None) -> None:
         (parameter,), total = self.parameters, self._sum
@@ -281,7 +324,7 @@ class _Bucket(_Together):
             else:
                 part.copy_(grad)
         self.missing = 0
-        self.work = group.allreduce([self.flat])
+        self.begin(group.allreduce([self.flat]), self.flat)
 
     def take(self, there: list[float] | None, divisor: Tensor | None) -> None:
         """Put the sums where the optimizer looks; parameters that no rank has a gradient of stay without."""
