@@ -183,12 +183,8 @@ class Fleet:
         own = self._clock.seconds()
         rows: list[Rows] = self._rows
         if self._waiting:
-            control = self.replica.loop.control
-            control.interruptible = True  # another rank may hang, and nothing here is half done
-            try:
-                rows = self._answers()
-            finally:
-                control.interruptible = False
+            self._await()
+            rows = self._answers()
         self._rows = []
         self._agreed = self.replica.loop.iteration
         wrong = [each.steps for each in rows if each.steps != steps]
@@ -278,6 +274,18 @@ class Fleet:
                 raise Lost(member, answer)
             found.append(answer)
         return found
+
+    def _await(self) -> None:
+        """Until all have answered. Another rank may hang: here a person may break it off, and not where an
+        answer is half read."""
+        control = self.replica.loop.control
+        control.interruptible = True
+        try:
+            for member in self._waiting:
+                while not member.channel.waits(0.5):
+                    pass
+        finally:
+            control.interruptible = False
 
     @property
     def _broken(self) -> bool:

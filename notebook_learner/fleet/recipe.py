@@ -63,11 +63,13 @@ class Source:
         return {name: type(module) for name, module in self.replica.loop.update.model.named_modules()}
 
     def _send_classes(self, crew: Crew) -> None:
-        """Of layers, where they were defined anew; by value, since their files were imported long ago."""
+        """Of layers, where they are others; by value where they were defined anew, since their files were
+        imported long ago."""
         known, now = self._sent["classes"], self._classes()
-        fresh = {name: kind for name, kind in now.items() if known.get(name) is not kind}
+        fresh = {name: kind for name, kind in now.items() if known.get(name, kind) is not kind}
         if fresh:
-            packed = pack_by_value(fresh, {kind.__module__ for kind in fresh.values()})
+            anew = {kind.__module__ for name, kind in fresh.items() if _is_same(kind, known[name])}
+            packed = pack_by_value(fresh, anew)
             for member in crew.members:
                 member.send("classes", packed)
             _heard(crew, "take the new code")
@@ -158,6 +160,11 @@ class Source:
                 ],
                 "the training cannot begin",
             ) from refused
+
+
+def _is_same(one: type, other: type) -> bool:
+    """By name."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 class Quiet:
