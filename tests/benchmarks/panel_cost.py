@@ -77,10 +77,13 @@ def report(name: str, figures: dict[str, list[float]]) -> None:
     silent, shown = figures["silent"], figures["panel"]
     quietest = 100 * (np.quantile(shown, 0.1) / np.quantile(silent, 0.1) - 1)
     own = [statistics.median(figures[f"{who}'s own"]) for who in ("silent", "panel")]
+    around = "no message that stands alone"
+    if figures["more"]:
+        around = f"{len(figures['more'])} messages {_percent(figures['more'], np.mean(figures['often']))}"
     print(
         f"{name:8}{1e6 * statistics.median(silent):10.1f} us{1e6 * statistics.median(shown):10.1f} us   "
         f"{_percent(np.array(shown) / np.array(silent) - 1)}; quickest tenth {quietest:+.2f} %; "
-        f"around {len(figures['more'])} messages {_percent(figures['more'], np.mean(figures['often']))}; "
+        f"around {around}; "
         f"of its own {100 * (own[1] - own[0]):.2f} %"
     )
 
