@@ -70,11 +70,9 @@ def test_a_second_interrupt_ends_the_rank_that_hangs_and_restart_goes_on(where, 
     monkeypatch.setattr(leader, "PATIENCE", 1.0)
     learner = learner_that_hangs(tmp_path / "hanging", where)
     person = interrupted_twice(tmp_path / "hanging" / "hangs")
-    began = time.monotonic()
     with pytest.raises(RankDied, match=r"for 1 s .*after the step was broken off, and was killed"):
         learner.fit(train_loader(), valid_loader())
     person.join()
-    assert time.monotonic() - began < 60
     learner.restart()
     learner.fit()
     straight = learner_that_hangs(tmp_path / "straight", where, seconds=0.0)
