@@ -235,10 +235,12 @@ class _Follower:
     def _find_passes(self) -> None:
         known = {past.key for past in self._passes}
         last = max(known, default=(0, 0))
-        for split, epoch, folder in self.layout.passes():
-            key = (epoch, _ORDER[split])
-            if key > last and is_inside(folder, self.layout.directory) and log_files(folder):
-                self._passes.append(_Pass(epoch, split, folder))
+        found = [_Pass(epoch, split, folder) for split, epoch, folder in self.layout.passes()]
+        fresh = [past for past in found if past.key > last]
+        # The latest first: where it has logs, those before it have theirs by the time they are looked at.
+        for past in sorted(fresh, key=lambda past: past.key, reverse=True):
+            if is_inside(past.folder, self.layout.directory) and log_files(past.folder):
+                self._passes.append(past)
         self._passes.sort(key=lambda past: past.key)
 
     def _taken_back(self) -> TakenBack | None:

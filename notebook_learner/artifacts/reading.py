@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import DamagedError
 from ..event.values import Column, Floats, MetricBlock, MetricInfo, Record, Split, SplitRecord
 from ..store import durable, files
-from ..store.layout import SPLITS, TEST, check_metric_name, check_set_name, file_name
+from ..store.layout import SPLITS, TEST, RunLayout, check_metric_name, check_set_name, file_name
 from ..store.log_lines import LogFile, parse_log
 
 _EPOCH = re.compile(r"epoch-([1-9][0-9]{0,17})")
@@ -108,8 +108,9 @@ class _Reader:
                 self._infos[info.split][file_name(info.name)] = info
 
     def passes(self) -> Iterator[SplitRecord]:
+        last = RunLayout(self.directory).last_epoch()
         folders = {split: self._epochs(split) for split in SPLITS}
-        epochs = sorted({epoch for found in folders.values() for epoch in found})
+        epochs = sorted({epoch for found in folders.values() for epoch in found if epoch <= last})
         trained = 0
         self._report_gaps(epochs)
         for epoch in epochs:

@@ -68,14 +68,27 @@ class RunLayout:
             if check_set_name(name) is None and (root / name).is_dir():
                 yield name, root / name
 
+    def last_epoch(self) -> int:
+        """The last epoch that has a folder now; 0 where none has.
+
+        Whoever lists the folders of one split and then of the other asks this first, and passes over later
+        epochs: else one that begins in between has a validation without its training.
+        """
+        return max((epoch for split in SPLITS for epoch, _ in self._epochs(split)), default=0)
+
     def passes(self) -> Iterator[tuple[Split, int, Path]]:
         """Every pass that has a folder on disk; other things in the directory are passed over."""
+        last = self.last_epoch()
         for split in SPLITS:
-            root = self.directory / split
-            for name in names_if_folder(root):
-                match = _EPOCH.fullmatch(name)
-                if match and (root / name).is_dir():
-                    yield split, int(match[1]), root / name
+            for epoch, folder in self._epochs(split):
+                if epoch <= last and folder.is_dir():
+                    yield split, epoch, folder
+
+    def _epochs(self, split: Split) -> Iterator[tuple[int, Path]]:
+        root = self.directory / split
+        for name in names_if_folder(root):
+            if match := _EPOCH.fullmatch(name):
+                yield int(match[1]), root / name
 
     def __repr__(self) -> str:
         return f"RunLayout({os.fspath(self.directory)!r})"

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from notebook_learner.artifacts import Artifacts, Block, EpochValues, TakenBack
 from notebook_learner.artifacts.follow import MOMENT, _Follower, follow
 from notebook_learner.artifacts.place import is_recent, is_run, logs_in, size_of
+from notebook_learner.artifacts.reading import read_record
 from notebook_learner.artifacts.tail import Tail
 from notebook_learner.event import MetricInfo, Rewound, SplitEnded, SplitStarted, cut
 from notebook_learner.event.join import text_runs
@@ -166,34 +167,107 @@ LOOKS = {
 }
 
 
+ASKED = ("stat", "lstat", "open", "listdir", "scandir")
+FUNCTIONS = {name: getattr(os, name) for name in ASKED}
+
+
+def meanwhile(monkeypatch, happen, look):
+    """What `look` says where something happens before each question asked of the file system: `happen` is
+    given the question's number, from 0."""
+    calls = itertools.count()
+
+    def ask(name, *args, **options):
+        with monkeypatch.context() as itself:
+            for each in ASKED:
+                itself.setattr(os, each, FUNCTIONS[each])
+            happen(next(calls))
+        return FUNCTIONS[name](*args, **options)
+
+    with monkeypatch.context() as patched:
+        for name in ASKED:
+            patched.setattr(os, name, partial(ask, name))
+        said = look()
+    return said, next(calls)
+
+
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 def test_folders_may_go_while_somebody_looks(tmp_path, monkeypatch, look):
     """A run that goes back deletes the folders of later passes, at whatever moment another looks for them."""
-    asked = ("stat", "listdir", "scandir")
-    functions = {name: getattr(os, name) for name in asked}
+    moment, at_the_end = 0, False
+    while not at_the_end:
+        folder = tmp_path / str(moment)
+        run = Run(folder)
+        run.epoch(1)
+        run.epoch(2)
+
+        def go_back(call, last=moment, folder=folder):
+            if call == last:
+                shutil.rmtree(folder / "train")
+                shutil.rmtree(folder / "valid" / "epoch-2")
+
+        _, asked = meanwhile(monkeypatch, go_back, partial(look, folder))
+        at_the_end = asked <= moment
+        moment += 1
+    assert moment > 1
+
+
+@pytest.mark.parametrize("folders", [(), ("train/epoch-2",)], ids=["", "a pass is about to begin"])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_run_may_go_on_at_any_moment_of_a_look(tmp_path, monkeypatch, epochs, folders):
+    """Passes that begin and end between two questions are told, each in its turn."""
     moment, at_the_end = 0, False
     while not at_the_end:
         run = Run(tmp_path / str(moment))
         run.epoch(1)
-        run.epoch(2)
-        calls = itertools.count()
+        for folder in folders:
+            (run.directory / folder).mkdir()
+        follower, listener = _Follower(run.directory), Listener()
 
-        def before(name, *args, calls=calls, folder=tmp_path / str(moment), last=moment, **options):
-            if next(calls) == last:
-                with monkeypatch.context() as itself:
-                    for each in asked:
-                        itself.setattr(os, each, functions[each])
-                    shutil.rmtree(folder / "train")
-                    shutil.rmtree(folder / "valid" / "epoch-2")
-            return functions[name](*args, **options)
+        def go_on(call, last=moment, run=run):
+            if call == last:
+                for epoch in range(2, 2 + epochs):
+                    run.epoch(epoch)
 
-        with monkeypatch.context() as patched:
-            for name in asked:
-                patched.setattr(os, name, partial(before, name))
-            look(tmp_path / str(moment))
-        at_the_end = next(calls) <= moment
+        def look(follower=follower, listener=listener):
+            listener.hear(follower.look(hurried=False))
+
+        _, asked = meanwhile(monkeypatch, go_on, look)
+        at_the_end = asked <= moment
+        for _ in range(2):
+            listener.hear(follower.look(hurried=True))
+        assert_heard(listener, run.history.snapshot())
         moment += 1
-    assert moment > 1
+    assert moment > 5
+
+
+@pytest.mark.parametrize("goes_on", ["with an epoch", "from within a pass"])
+def test_a_history_read_while_the_run_goes_on_has_no_gap(tmp_path, monkeypatch, goes_on):
+    """A pass is there only with all that came before it, and with that as a whole."""
+    moment, at_the_end = 0, False
+    while not at_the_end:
+        run = Run(tmp_path / str(moment), index=False)
+        run.epoch(1)
+        if goes_on == "from within a pass":
+            run.emit(SplitStarted(2, "train", None, 3), run.block(2, "train", 1, 3))
+
+        def go_on(call, last=moment, run=run):
+            if call == last and goes_on == "with an epoch":
+                run.epoch(2)
+            elif call == last:
+                run.emit(run.block(2, "train", 4, 2))
+                run.emit(SplitEnded(2, "train", 5, {"Loss": 0.5, "Top-1 Accuracy": 1.0}))
+                run.emit(SplitStarted(2, "valid", None, 3), run.block(2, "valid", 1, 3))
+
+        record, asked = meanwhile(monkeypatch, go_on, partial(read_record, run.directory, INFOS))
+        at_the_end = asked <= moment
+        measured = run.history.snapshot()[: len(record)]
+        assert [(past.epoch, past.split) for past in record] == [
+            (past.epoch, past.split) for past in measured
+        ]
+        for past, whole in zip(record[:-1], measured, strict=False):
+            assert (past.steps, past.finals) == (whole.steps, whole.finals)
+        moment += 1
+    assert moment > 5
 
 
 def test_half_a_line_is_held_back(tmp_path):
