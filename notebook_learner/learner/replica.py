@@ -101,7 +101,7 @@ class Replica:
             raise
         finally:
             self.settle()
-            self.snapshots.tidy()
+            self.snapshots.rest()
             self.rng.leave()
             if self.ranks is not None:
                 self.ranks.leave()

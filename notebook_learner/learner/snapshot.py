@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..store.workers import hand_over
+from .copy_memory import CopyMemory
 from .state import copied
 
 LARGE = 32 << 20
@@ -38,13 +39,15 @@ class Snapshots:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.deferring = True
+        self._memory = CopyMemory()
         self._copying: _Copying | None = None
         self._hook: Any = None
 
     def begin(self) -> Callable[[Tensor], Tensor]:
         """A function that gives each tensor's copy, to be filled by `go`."""
         self.settle()
-        self._copying = _Copying()
+        self._memory.open()
+        self._copying = _Copying(self._memory)
         return self._copying.take
 
     def go(self) -> Pending:
@@ -71,6 +74,12 @@ class Snapshots:
         if self._hook is not None and self._copying is None:
             self._hook.remove()
             self._hook = None
+        self._memory.close_if_unused()
+
+    def rest(self) -> None:
+        """At the end of a run: nothing is kept for a next copy."""
+        self.tidy()
+        self._memory.close()
 
     def _before_step(self, *_: Any) -> None:
         self.settle()
@@ -89,7 +98,8 @@ class Pending:
 
 
 class _Copying:
-    def __init__(self) -> None:
+    def __init__(self, memory: CopyMemory) -> None:
+        self._memory = memory
         self.nbytes = 0
         self.torn = False
         self._pairs: list[tuple[Tensor, Tensor]] = []
@@ -106,7 +116,7 @@ class _Copying:
         if known is not None:
             return known
         live = tensor.detach()  # its memory, even where the step gives the parameter another
-        copy = torch.empty_like(live)
+        copy = self._memory.like(live)
         self._known[id(tensor)] = copy
         self._pairs.append((copy, live))
         self.nbytes += live.nbytes
