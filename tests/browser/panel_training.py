@@ -6,7 +6,7 @@ Imported by a cell, so that the page has room for the panel.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +42,16 @@ class Net(nn.Module):
         return output
 
 
+class Unsized:
+    """Batches without a length."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
 def build(
     directory: str,
     steps: int = 200,
@@ -50,9 +60,10 @@ def build(
     metrics: Sequence[Metric] = (),
     texts: Sequence[TextMetric] = (),
     poisoned: int | None = None,
+    sized: bool = True,
 ) -> Learner:
     """The same training each time, with loaders, so that the panel can run it; one of its training batches,
-    counted from 0, may hold a NaN."""
+    counted from 0, may hold a NaN; and it may be that nobody can ask how many there are."""
     torch.manual_seed(1)
     train = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(steps)]
     if poisoned is not None:
@@ -62,4 +73,4 @@ def build(
     builder = LearnerBuilder(directory).metrics(Loss(), *metrics).num_epochs(epochs).renderer(renderer)
     for text in texts:
         builder.metric_train(text)
-    return builder.build(model, optimizer, None, train, train[:4])
+    return builder.build(model, optimizer, None, train if sized else Unsized(train), train[:4])

@@ -53,6 +53,37 @@ def test_pause_in_a_blocking_fit_acts_within_half_a_second_and_run_goes_on_to_th
     assert not page.complaints
 
 
+# Where a frame is asked for only by who animates: each is a drawing of the page.
+NOTE_WHAT_MOVES = """
+() => {
+  window.moved = [];
+  const note = (event) => event.target.closest(".nl-panel") && window.moved.push(event.target.className);
+  for (const begin of ["animationstart", "transitionrun"]) document.addEventListener(begin, note, true);
+}
+"""
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_nothing_in_a_panel_moves_but_by_news(notebook, sized):
+    """A browser on the same machine draws sixty frames a second for what does, on a core that may be the
+    training's. A training that begins and ends changes all buttons, and one of unknown length has a bar."""
+    made = f"learner = build('moving', steps=400, epochs=1, sized={sized})\nlearner"
+    page = notebook([SETUP + made, "learner.start();"])
+    page.run(0)
+    panel = PanelPage(page, 0)
+    panel.wait_status("ready")
+    page.page.mouse.move(0, 0)
+    page.page.evaluate(NOTE_WHAT_MOVES)
+    page.run(1)
+    panel.wait_status("running")
+    bar = panel.region.get_by_role("progressbar", name="This epoch")
+    expect(bar).to_have_attribute("aria-valuetext", re.compile(rf"^step [1-9]\d*{' of 400' * sized}$"))
+    drawn = r"scaleX\(0\.\d+\)" if sized else "translateX"
+    expect(bar.locator(".nl-fill")).to_have_attribute("style", re.compile(drawn))
+    panel.wait_status("finished")
+    assert page.page.evaluate("window.moved") == []
+
+
 @pytest.fixture
 def stepper(notebook):
     """A panel below `learner` as a cell's last line, before the first step."""

@@ -42,7 +42,14 @@ export class Header {
   }
 }
 
+/** Of a bar whose end nobody knows: how much of it is filled, and how far that moves when a step was taken. An
+ * animation would have the browser draw sixty times a second, on a core that may be the training's. */
+const [PIECE, MOVE] = [0.25, 0.07];
+
 export class Progress {
+  #step = 0;
+  #at = 0;
+
   constructor() {
     this.run = bar("Whole run");
     this.epoch = bar("This epoch");
@@ -62,12 +69,19 @@ export class Progress {
     const shown = `${percent > 0 && percent < 10 ? percent.toFixed(1) : Math.floor(percent)} %`;
     move(this.run, percent, `${shown} of the run, epoch ${board.epoch} of ${board.num_epochs}`);
     const known = board.total > 0;
-    const epoch = known ? Math.min(100, (board.step / board.total) * 100) : null;
-    move(this.epoch, epoch, known ? `step ${board.step} of ${board.total}` : `step ${board.step}`);
+    if (known) move(this.epoch, Math.min(100, (board.step / board.total) * 100), `step ${board.step} of ${board.total}`);
+    else this.#wander(board.step);
     setAttribute(this.epoch, "data-split", board.split);
     setText(this.share, shown);
     setText(this.rate, board.rate);
     setText(this.left, board.left ? `${board.left} left` : "");
+  }
+
+  #wander(step) {
+    if (step !== this.#step) this.#at = (this.#at + MOVE) % (1 - PIECE);
+    this.#step = step;
+    move(this.epoch, null, `step ${step}`);
+    this.epoch.firstElementChild.style.transform = `translateX(${this.#at * 100}%) scaleX(${PIECE})`;
   }
 }
 
@@ -80,6 +94,5 @@ function move(track, percent, text) {
   setAttribute(track, "aria-valuenow", percent === null ? null : Math.round(percent));
   setAttribute(track, "aria-valuetext", text);
   setAttribute(track, "title", text);
-  track.classList.toggle("nl-unknown", percent === null);
-  track.firstElementChild.style.transform = `scaleX(${percent === null ? 1 : percent / 100})`;
+  if (percent !== null) track.firstElementChild.style.transform = `scaleX(${percent / 100})`;
 }
