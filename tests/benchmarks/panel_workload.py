@@ -22,6 +22,10 @@ from notebook_learner.widget import panel as panels
 
 BLOCK = 0.1
 """Seconds of a block of steps."""
+RUN, BEGIN = 4.0, 0.5
+"""Seconds of a run, and of its beginning, which is told apart: the pages hear of it at once and again after
+the panel's interval, all buttons change, and the browser draws for a tenth of a second each time."""
+WIDTHS = (4, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 3072)
 
 
 class Net(nn.Module):
@@ -119,32 +123,47 @@ def keep_to(cores: set[int]) -> None:
         os.sched_setaffinity(int(thread), cores)
 
 
-def measured(width: int, rounds: int, steps: int) -> None:
-    """CPU seconds a step of each round, without the begin and the end of a run; and what the panel's
-    own calls and the kernel's other threads took, as a share. A browser on the same machine slows the
-    steps themselves: the share tells the panel's part of that."""
+def width_for(seconds: float) -> tuple[int, int]:
+    """The width of the model whose step takes about so long on this machine, and the steps of a run."""
+    found = []
+    for width in WIDTHS:
+        learner = learners_of(width, 50, "silent")["silent"]
+        for _ in range(3):
+            learner.model.cpu.clear()
+            learner.fit(epochs=1)
+        taken = float(np.median(np.diff(learner.model.cpu)))
+        found.append((abs(math.log(taken / seconds)), width, round(RUN / taken)))
+        if taken > 2 * seconds:
+            break
+    return min(found)[1:]
+
+
+def measured(seconds: float, rounds: int) -> None:
+    """CPU seconds a step of each round, of the beginning, and of a panel's own calls and the kernel's other
+    threads, as a share. A browser on the same machine slows the steps themselves: the share tells the
+    panel's part of that."""
     torch.set_num_threads(1)
     keep_to({0})  # the browser has the other cores
+    width, steps = width_for(seconds)
     learners = learners_of(width, steps, "silent", "panel")
     spent = {name: Spent(learner) for name, learner in learners.items()}
-    figures: dict[str, list[Any]] = {name: [] for name in (*learners, "silent's own", "panel's own")}
-    figures |= {"more": [], "often": []}
+    figures: dict[str, list[Any]] = {f"{name}'s {what}": [] for name in learners for what in ("own", "begin")}
+    figures |= {name: [] for name in (*learners, "more", "often")}
+    first = int(steps * BEGIN / RUN)
     for number in range(rounds + 1):
         for name in sorted(learners, reverse=bool(number % 2)):
-            model = learners[name].model
-            model.cpu.clear()
+            cpu = learners[name].model.cpu
+            cpu.clear()
             handling, beside, began = spent[name].handling, Spent.beside(), time.process_time()
             learners[name].fit(epochs=1)
             ended = time.process_time()
-            if number:
-                own = spent[name].handling - handling + Spent.beside() - beside
-                figures[f"{name}'s own"].append(own / (ended - began))
-            first, last = steps // 10, len(model.cpu) - 1
-            if name == "panel":
-                more, often = spent[name].around_messages()
-                if number:
-                    figures["more"] += more
-                    figures["often"].append(often)
-            if number:  # the first warms up
-                figures[name].append((model.cpu[last] - model.cpu[first]) / (last - first))
+            more, often = spent[name].around_messages() if name == "panel" else ([], math.nan)
+            if number == 0:
+                continue  # it warms up
+            own = spent[name].handling - handling + Spent.beside() - beside
+            figures[f"{name}'s own"].append(own / (ended - began))
+            figures[f"{name}'s begin"].append(cpu[first] - began)
+            figures[name].append((cpu[-1] - cpu[first]) / (len(cpu) - 1 - first))
+            figures["more"] += more
+            figures["often"].append(often)
     print("FIGURES" + json.dumps(figures))
