@@ -3,13 +3,14 @@
 The first touch of new memory costs: 100 MB take 5 ms to copy where the memory was used before, 30 where it
 is new, and up to 190 were measured in a virtual machine whose host had taken it back. A training that is
 saved now and then would pay that each time, and wait for it before its optimizer steps. So a copy's memory
-is kept when the copy is dropped: by the writer of checkpoints, or for keyframes that were thinned out. What
-is kept is never more than was copied, and between runs nothing is.
+is kept when the copy is dropped: by the writer of checkpoints, or for keyframes that were thinned out. No
+more is kept than the last copy took, and between runs nothing is.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from time import monotonic
 from typing import Any
 
@@ -30,12 +31,14 @@ class CopyMemory:
 
     def __init__(self) -> None:
         self._free: dict[int, list[_Memory]] = {}
+        self._asked: Counter[int] = Counter()
+        """Pieces of each size since `open`: as many are kept, however many come back."""
         self._open = False
         self._since = 0.0
 
     def open(self) -> None:
-        """Tensors are about to be asked for."""
-        self._open, self._since = True, monotonic()
+        """The tensors of a copy are about to be asked for."""
+        self._open, self._since, self._asked = True, monotonic(), Counter()
 
     def close(self) -> None:
         """Let go of everything, also of what comes back later."""
@@ -55,8 +58,10 @@ class CopyMemory:
         """A tensor of the same type, shape and strides, with any values."""
         if live.nbytes < LARGE or not _is_plain(live):
             return torch.empty_like(live)
-        free = self._free.get(live.nbytes)
-        memory = free.pop() if free else torch.empty(live.nbytes, dtype=torch.uint8).numpy()
+        size = live.nbytes
+        self._asked[size] += 1
+        free = self._free.get(size)
+        memory = free.pop() if free else torch.empty(size, dtype=torch.uint8).numpy()
         # Whatever shares a tensor's memory holds this array, from C++ too: it is gone when all of them are.
         lent = memory[:]
         weakref.finalize(lent, self._take_back, memory).atexit = False
@@ -65,8 +70,9 @@ class CopyMemory:
 
     def _take_back(self, memory: _Memory) -> None:
         """In whichever thread dropped the last copy."""
-        if self._open:
-            self._free.setdefault(memory.nbytes, []).append(memory)
+        free = self._free.setdefault(memory.nbytes, [])
+        if self._open and len(free) < self._asked[memory.nbytes]:
+            free.append(memory)
 
 
 def _is_plain(tensor: Tensor) -> bool:

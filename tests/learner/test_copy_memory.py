@@ -129,6 +129,16 @@ def test_a_copy_may_be_dropped_by_another_thread(memory):
     assert memory.nbytes == 20 * 200
 
 
+def test_no_more_is_kept_than_the_last_copy_took(memory):
+    """A way back drops many keyframes at once."""
+    copies = []
+    for _ in range(10):
+        memory.open()
+        copies.append([memory.like(torch.zeros(size)) for size in (50, 50, 25)])
+    copies.clear()
+    assert memory.nbytes == 500
+
+
 def test_nothing_is_kept_after_the_end_nor_what_comes_back_later(memory):
     early, late = memory.like(torch.zeros(50)), memory.like(torch.zeros(50))
     del early
