@@ -72,13 +72,14 @@ def test_nothing_in_a_panel_moves_but_by_news(notebook, sized):
     page.run(0)
     panel = PanelPage(page, 0)
     panel.wait_status("ready")
+    bar = panel.region.get_by_role("progressbar", name="This epoch")
+    expect(bar.locator(".nl-fill")).to_have_attribute("style", re.compile(r"scaleX\(0\)"))
     page.page.mouse.move(0, 0)
     page.page.evaluate(NOTE_WHAT_MOVES)
     page.run(1)
     panel.wait_status("running")
-    bar = panel.region.get_by_role("progressbar", name="This epoch")
     expect(bar).to_have_attribute("aria-valuetext", re.compile(rf"^step [1-9]\d*{' of 400' * sized}$"))
-    drawn = r"scaleX\(0\.\d+\)" if sized else "translateX"
+    drawn = r"^transform: scaleX\(0\.\d+\)" if sized else r"translateX\(\d+%\) scaleX\(0\.25\)"
     expect(bar.locator(".nl-fill")).to_have_attribute("style", re.compile(drawn))
     panel.wait_status("finished")
     assert page.page.evaluate("window.moved") == []

@@ -81,7 +81,7 @@ export class Progress {
     if (step !== this.#step) this.#at = (this.#at + MOVE) % (1 - PIECE);
     this.#step = step;
     move(this.epoch, null, `step ${step}`);
-    this.epoch.firstElementChild.style.transform = `translateX(${this.#at * 100}%) scaleX(${PIECE})`;
+    this.epoch.firstElementChild.style.transform = `translateX(${this.#at * 100}%) scaleX(${step > 0 ? PIECE : 0})`;
   }
 }
 
