@@ -35,6 +35,7 @@ LINES_OF_ONE_SUBJECT = 600
 # WIRING what is known of a learner before anything of it is made
 TABLE = """
     errors                      |
+    cluster                     |
     event                       | errors
     metric                      | errors event.values
     store                       | errors
@@ -85,18 +86,18 @@ TABLE = """
     .wiring.undo         |
     .wiring.cells        |
     .wiring.compiling    | errors
-    .wiring.settings     | errors event metric WORDS PARTS .data .step checkpoint
+    .wiring.settings     | errors cluster event metric WORDS PARTS .data .step checkpoint
     .wiring.autosave     | PARTS
-    .wiring.checks       | errors event metric breakpoint store checkpoint PARTS WIRING
+    .wiring.checks       | errors cluster event metric breakpoint store checkpoint PARTS WIRING
     .wiring.making       | errors event metric WORDS PARTS .step .wiring.settings
     .wiring.opening      | errors event metric WORDS PARTS .step .wiring.settings
     .wiring.loaders      | errors event metric WORDS PARTS .data .step WIRING .loop .replica .predicting
-    .wiring.builder    | errors event metric WORDS PARTS .step .wiring.settings .learner checkpoint breakpoint
+    .wiring.builder | errors cluster event metric WORDS PARTS .step .wiring.settings .learner BUILT
     .wiring.storing      | errors event store logger checkpoint artifacts PARTS .filing WIRING
     .wiring.tenancy      | errors event store remote artifacts TURNING .wiring.storing
     .wiring.forking      | errors event PARTS .step .learner WIRING
     .wiring.assembly     | errors event metric breakpoint store logger renderer remote learner
-    fleet                | errors event metric learner
+    fleet                | errors cluster event metric learner
 
     .evaluator | errors event metric logger artifacts store renderer WORDS PARTS .data .step .driver EVALUATOR
 
@@ -109,6 +110,7 @@ WORDS = (".position", ".until", ".control")
 STOPPING = (".aside", ".holding", ".watch")
 SHOWN = (".shown", ".debugging", ".on_sets", ".on_ranks")
 TURNING = (".loop", ".replica", ".driver")
+BUILT = ("checkpoint", "breakpoint")
 WIRING = (".wiring.checks", ".wiring.settings", ".wiring.compiling", ".wiring.autosave", ".wiring.cells")
 
 # Read a row as: this module may import that one inside a function, because ...
@@ -221,6 +223,7 @@ def read_table() -> dict[str, set[str]]:
     groups = {
         "WORDS": {*WORDS},
         "PARTS": parts,
+        "BUILT": {*BUILT},
         "WIRING": {*WIRING},
         "STOPPING": {*STOPPING},
         "TURNING": {*TURNING},

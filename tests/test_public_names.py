@@ -61,6 +61,7 @@ PACKAGES = [
             "artifacts",
             "breakpoint",
             "checkpoint",
+            "cluster",
             "event",
             "inspection",
             "logger",

@@ -15,10 +15,17 @@ import tempfile
 import threading
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any
+from typing import Any, NamedTuple
 
 Address = Any
 """A path, or a host and a port: whatever a Listener takes."""
+
+
+class Door(NamedTuple):
+    """Where rank 0 expects others of its machine, and the key by which it knows them."""
+
+    address: Address
+    key: str
 
 
 class Gone(Exception):
@@ -62,6 +69,10 @@ class Channel:
         except (EOFError, OSError):
             return True
 
+    def is_over(self) -> bool:
+        """Whether the other end is known to be gone; on this machine only whoever speaks hears of it."""
+        return bool(getattr(self._connection, "over", False))
+
     def close(self) -> None:
         """Let go; the other end hears of it."""
         self._connection.close()
@@ -79,10 +90,9 @@ class Meeting:
         self._come: queue.SimpleQueue[Channel] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="notebook_learner ranks", daemon=True).start()
 
-    @property
-    def address(self) -> Address:
-        """Where to come."""
-        return self._listener.address
+    def door(self, rank: int) -> Door:
+        """Where any of them is to come, and what it has to know."""
+        return Door(self._listener.address, self.key)
 
     def next(self, seconds: float) -> Channel | None:
         """Whoever comes within so many seconds."""
@@ -106,6 +116,6 @@ class Meeting:
                 return
 
 
-def come_to(address: Address, key: str) -> Channel:
+def come_to(door: Door) -> Channel:
     """Speak with the process that expects others there."""
-    return Channel(Client(address, authkey=key.encode()))
+    return Channel(Client(door.address, authkey=door.key.encode()))

@@ -11,17 +11,22 @@ from typing import Any
 
 import torch
 
+from ..cluster import Cluster
 from ..errors import NotebookLearnerError, StateError
-from .channel import Channel, Gone, Meeting
+from .channel import Channel, Gone
 from .code import Files
-from .engines import Engines, is_alive
+from .engines import Engines, OnThisMachine, is_alive
 from .reduction import Severed
 from .shipping import unpack
+from .versions import versions
 
 _COME = 180.0
 """Seconds that a rank may take from its start to its first word."""
 STOPPED = 5.0
 """Seconds that a process may be stopped (SIGSTOP) before it is given up: the others wait for it."""
+
+
+_AFAR = "died, or its machine cannot be reached any more"
 
 
 class Dead(Severed):
@@ -31,10 +36,18 @@ class Dead(Severed):
 class Member:
     """One rank's process."""
 
-    def __init__(self, channel: Channel, rank: int, pid: int, host: str, device: torch.device) -> None:
+    def __init__(
+        self, channel: Channel, rank: int, pid: int, host: str, device: torch.device, is_here: bool
+    ) -> None:
         self.channel = channel
         self.rank, self.pid, self.host, self.device = rank, pid, host, device
+        self.is_here = is_here
+        """Whether its process can be seen from this one."""
         self.gone = False
+
+    def is_alive(self) -> bool:
+        """As far as is known here."""
+        return is_alive(self.pid) if self.is_here else not self.channel.is_over()
 
     def send(self, verb: str, *arguments: Any) -> None:
         """Tell it something."""
@@ -56,22 +69,17 @@ class Member:
 class Crew:
     """All of them, from their start to their end."""
 
-    def __init__(self, devices: list[torch.device], threads: int) -> None:
+    def __init__(self, devices: list[torch.device], threads: int, cluster: Cluster | None) -> None:
         self.members: list[Member] = []
         self.generation = 0
         """How often they have met to sum: each time at a place of its own."""
-        self.devices = list(devices)
+        self.devices, self.cluster = list(devices), cluster
         self.files = Files()
         """What they may have imported."""
-        self.meeting = Meeting()
         self.watch = Watch(self)
+        self.engines = _engines(devices, cluster)
         try:
-            self.engines = Engines(devices)
-        except BaseException:
-            self.meeting.close()
-            raise
-        try:
-            self.engines.send_to(self.meeting, devices, threads)
+            self.engines.invite(devices, threads)
             self._welcome(devices)
         except BaseException:
             self.close()
@@ -80,7 +88,7 @@ class Crew:
     def dead(self) -> list[Member]:
         """Who is not there any more."""
         for member in self.members:
-            member.gone = member.gone or not is_alive(member.pid)
+            member.gone = member.gone or not member.is_alive()
         return [member for member in self.members if member.gone]
 
     def is_whole(self) -> bool:
@@ -96,15 +104,14 @@ class Crew:
         for member in self.members:
             member.channel.close()
         self.engines.stop()
-        self.meeting.close()
 
     def _welcome(self, devices: list[torch.device]) -> None:
         until = time.monotonic() + _COME
         while len(self.members) < len(devices):
-            channel = self.meeting.next(1.0)
+            channel = self.engines.meeting.next(1.0)
             if channel is not None:
-                rank, pid, host = channel.receive()
-                self.members.append(Member(channel, rank, pid, host, devices[rank - 1]))
+                with suppress(Gone):  # its engine says why, or the clock
+                    self._add(channel, devices)
             elif failure := self.engines.failure():
                 raise StateError(f"the other ranks could not be started: {failure}")
             elif time.monotonic() > until:
@@ -114,6 +121,28 @@ class Crew:
                 )
         self.members.sort(key=lambda member: member.rank)
 
+    def _add(self, channel: Channel, devices: list[torch.device]) -> None:
+        rank, pid, host, theirs = channel.receive()
+        self._require_the_same(rank, host, theirs)
+        self.members.append(Member(channel, rank, pid, host, devices[rank - 1], self.engines.are_here))
+
+    @staticmethod
+    def _require_the_same(rank: int, host: str, theirs: tuple[str, str]) -> None:
+        own = versions()
+        if theirs != own:
+            raise StateError(
+                f"rank {rank} on {host} runs Python {theirs[0]} with torch {theirs[1]}, and this process "
+                f"Python {own[0]} with torch {own[1]}: install the same on all machines"
+            )
+
+
+def _engines(devices: list[torch.device], cluster: Cluster | None) -> Engines:
+    if cluster is None:
+        return OnThisMachine(devices)
+    from .hosts import OnHosts  # and ZeroMQ's authentication
+
+    return OnHosts(cluster)
+
 
 _spare: list[Crew] = []
 _at_work: list[Crew] = []
@@ -122,12 +151,12 @@ connections before anybody could end the processes."""
 _ending = False
 
 
-def crew_for(devices: list[torch.device], threads: int) -> Crew:
+def crew_for(devices: list[torch.device], threads: int, cluster: Cluster | None) -> Crew:
     """Processes for these devices: those of a learner that is gone, or new ones. A cell that builds a learner
     is run again and again, and engines take seconds to start."""
     while _spare:
         crew = _spare.pop()
-        if crew.devices == devices and crew.is_whole():
+        if (crew.devices, crew.cluster) == (devices, cluster) and crew.is_whole():
             _at_work.append(crew)
             return crew
         crew.close()
@@ -135,7 +164,7 @@ def crew_for(devices: list[torch.device], threads: int) -> Crew:
     # are not called. It is registered after the learners' own, and so runs before it.
     atexit.unregister(_end)
     atexit.register(_end)
-    crew = Crew(devices, threads)
+    crew = Crew(devices, threads, cluster)
     _at_work.append(crew)
     return crew
 
@@ -183,15 +212,17 @@ class Watch:
 
     def give_up(self, member: Member, reason: str) -> None:
         """End a process, and say why."""
-        import psutil
-
         self._reasons[member.rank] = reason
-        with suppress(psutil.Error):
-            psutil.Process(member.pid).kill()
+        self._crew.engines.end(member.rank, member.pid)
 
     def reason(self, member: Member) -> str:
         """How a process ended, as far as is known."""
-        return self._reasons.get(member.rank) or _how_it_ended(member.pid)
+        if told := self._reasons.get(member.rank):
+            return told
+        return _how_it_ended(member.pid) if member.is_here else self._lost()
+
+    def _lost(self) -> str:
+        return f"{_AFAR},"
 
     def _look(self, end: threading.Event) -> None:
         import psutil
@@ -199,12 +230,20 @@ class Watch:
         since: dict[int, float] = {}
         while not end.wait(0.5):
             for member in self._crew.members:
+                if not member.is_here:
+                    self._look_afar(member)
+                    continue
                 with suppress(psutil.Error):
                     stopped = psutil.Process(member.pid).status() == psutil.STATUS_STOPPED
                     if not stopped:
                         since.pop(member.rank, None)
                     elif time.monotonic() - since.setdefault(member.rank, time.monotonic()) > STOPPED:
                         self.give_up(member, f"was stopped for {STOPPED:.0f} s, and killed then,")
+
+    def _look_afar(self, member: Member) -> None:
+        """Its connection ends with the process, or in silence. Then it may be stopped, and holds up sums."""
+        if member.channel.is_over() and member.rank not in self._reasons:
+            self.give_up(member, self._lost())
 
 
 def _how_it_ended(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""The processes of ranks 1 and up: ipyparallel engines on this machine.
+"""The processes of ranks 1 and up: ipyparallel engines, here those on this machine.
 
 ipyparallel starts and ends them, and makes each an IPython kernel of its own, so that `%px` reaches them
 while they train. Nothing is asked of its controller during a training.
@@ -6,18 +6,21 @@ while they train. Nothing is asked of its controller during a training.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from .channel import Meeting
+from .rendezvous import ByFile, Rendezvous
 
-_START = 180.0
+if TYPE_CHECKING:
+    from .link import Doors
+
+START = 180.0
 """Seconds that engines may take to come: they import torch, on a machine that may be busy."""
 _SAME = 5.0
 """Seconds by which two processes may tell another one's start differently: they reckon from when the machine
@@ -32,45 +35,29 @@ class Known(NamedTuple):
 
 
 class Engines:
-    """So many processes beside this one."""
+    """Ranks 1 and up as processes, and where they come to and sum: `OnThisMachine` here, or `OnHosts`."""
 
-    def __init__(self, devices: list[torch.device]) -> None:
-        ipyparallel = import_module("ipyparallel")
-        self._cluster: Any = ipyparallel.Cluster(
-            n=len(devices), controller_ip="127.0.0.1", log_level=40, shutdown_atexit=False
-        )
+    meeting: Meeting | Doors
+    place: Rendezvous
+    are_here = True
+    """Whether they can be seen, and ended, as processes of this machine."""
+
+    def __init__(self) -> None:
         self._client: Any = None
         self._begun: list[Any] = []
         self._helpers: list[Known] = []
         """The controller and what it started: nobody could tell those from strangers once it is dead."""
-        try:
-            self._cluster.start_cluster_sync()
-            self._client = self._cluster.connect_client_sync()
-            # No bar of its own in the cell: what a learner shows is the panel.
-            self._client.wait_for_engines(len(devices), timeout=_START, interactive=False)
-            self._helpers = family_of(_pid_of(self._cluster))
-        except BaseException:
-            self.stop()
-            raise
 
-    def send_to(self, meeting: Meeting, devices: list[torch.device], threads: int) -> None:
+    def invite(self, devices: list[torch.device], threads: int) -> None:
         """Let every engine come to where this process expects it, as its rank."""
-        helpers = [tuple(each) for each in self._helpers]  # plain: it has yet to find our modules
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        for index, device in enumerate(devices):
-            environment = {}
-            if device.type == "cuda":
-                # It sees no other: whatever asks for all devices makes no context on the neighbours'.
-                there = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
-                environment["CUDA_VISIBLE_DEVICES"] = there[device.index or 0]
-            self._begun.append(
-                self._client[index].apply_async(
-                    _begin,
-                    list(sys.path),
-                    environment,
-                    (meeting.address, meeting.key, index + 1, threads, helpers),
-                )
-            )
+        raise NotImplementedError
+
+    def end(self, rank: int, pid: int) -> None:
+        """End one of them at once."""
+        import psutil
+
+        with suppress(psutil.Error):
+            psutil.Process(pid).kill()
 
     def failure(self) -> str:
         """Why one of them did not come, where it said so."""
@@ -89,15 +76,48 @@ class Engines:
         if client is not None:
             with suppress(Exception):
                 client.close()
-        started = [_pid_of(self._cluster), *self._engine_pids()]
-        end_processes([*self._helpers, *(each for pid in started for each in family_of(pid))])
-        with suppress(Exception):
-            self._cluster.remove_cluster_file()
 
-    def _engine_pids(self) -> list[int]:
-        sets = getattr(self._cluster, "engines", {}).values()
-        launchers = [each for engine_set in sets for each in getattr(engine_set, "launchers", {}).values()]
-        return [pid for pid in (getattr(each, "pid", None) for each in launchers) if isinstance(pid, int)]
+
+class OnThisMachine(Engines):
+    """So many processes beside this one."""
+
+    def __init__(self, devices: list[torch.device]) -> None:
+        super().__init__()
+        ipyparallel = import_module("ipyparallel")
+        self.meeting = Meeting()
+        self.place = ByFile(self.meeting.folder)
+        self._cluster: Any = ipyparallel.Cluster(
+            controller_ip="127.0.0.1",
+            log_level=40,
+            shutdown_atexit=False,
+        )
+        try:
+            self._cluster.start_cluster_sync(n=len(devices))
+            self._client = self._cluster.connect_client_sync()
+            # No bar of its own in the cell: what a learner shows is the panel.
+            self._client.wait_for_engines(len(devices), timeout=START, interactive=False)
+            self._helpers = family_of(pid_of(self._cluster))
+        except BaseException:
+            self.stop()
+            raise
+
+    def invite(self, devices: list[torch.device], threads: int) -> None:
+        """Let every engine come to where this process expects it, as its rank."""
+        helpers = [tuple(each) for each in self._helpers]  # plain: it has yet to find our modules
+        for index, device in enumerate(devices):
+            door = tuple(self.meeting.door(index + 1))
+            number = (device.index or 0) if device.type == "cuda" else None
+            self._begun.append(
+                self._client[index].apply_async(
+                    _begin, list(sys.path), number, (door, index + 1, threads, helpers)
+                )
+            )
+
+    def stop(self) -> None:
+        """End all of them, the controller and its helpers included."""
+        super().stop()
+        end_all_of(self._cluster, self._helpers)
+        self.meeting.close()
 
 
 def is_alive(pid: int) -> bool:
@@ -122,6 +142,14 @@ def family_of(pid: int | None) -> list[Known]:
         return []
 
 
+def end_all_of(cluster: Any, helpers: Iterable[Known]) -> None:
+    """End what a cluster has started on this machine, and take its file away."""
+    engines = [each for pid in engine_pids(cluster) for each in family_of(pid)]
+    end_processes([*helpers, *family_of(pid_of(cluster)), *engines])
+    with suppress(Exception):
+        cluster.remove_cluster_file()
+
+
 def end_processes(known: Iterable[Known]) -> None:
     """End processes. Not by ipyparallel's own `stop`, which needs an event loop: the end of an interpreter
     has none any more."""
@@ -142,18 +170,29 @@ def end_processes(known: Iterable[Known]) -> None:
             process.kill()
 
 
-def _pid_of(cluster: Any) -> int | None:
+def pid_of(cluster: Any) -> int | None:
     """Of the controller's process."""
     pid = getattr(getattr(cluster, "controller", None), "pid", None)
     return pid if isinstance(pid, int) else None
 
 
-def _begin(path: list[str], environment: dict[str, str], arguments: tuple[Any, ...]) -> int:
+def engine_pids(cluster: Any) -> list[int]:
+    """Of the engines that were started on this machine."""
+    sets = getattr(cluster, "engines", {}).values()
+    launchers = [each for engine_set in sets for each in getattr(engine_set, "launchers", {}).values()]
+    own = [each for each in launchers if not hasattr(each, "ssh_cmd")]
+    return [pid for pid in (getattr(each, "pid", None) for each in own) if isinstance(pid, int)]
+
+
+def _begin(path: list[str], number: int | None, arguments: tuple[Any, ...]) -> int:
     """In the engine: see the modules that the notebook sees, and follow."""
     import os
     import sys
 
-    os.environ.update(environment)
+    if number is not None:
+        # It sees no other: whatever asks for all devices makes no context on the neighbours'.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
     sys.path[:] = path
     from notebook_learner.fleet.follower import begin
 

@@ -27,12 +27,14 @@ from ..learner.parts import CursorPart
 from ..learner.ranks import Place
 from ..learner.step.schedule import set_rates
 from ..learner.wiring.settings import Settings
-from .channel import Address, Channel, Gone, come_to
+from .channel import Channel, Door, Gone, come_to
 from .engines import Known, end_processes, family_of
 from .mirror import fingerprint, own_of, take
-from .reduction import Reducer, Severed, process_group
+from .reduction import Reducer, Severed
+from .rendezvous import Rendezvous, process_group
 from .shipping import names_of, pack, unpack
 from .steps import Clock, from_rank_0, ranked
+from .versions import versions
 
 IN_USE: dict[int, Follower] = {}
 """The followers of this process, by rank: for whoever looks into an engine."""
@@ -66,10 +68,14 @@ class BrokenOff(Exception):
     """Rank 0 has given the block up."""
 
 
-def begin(address: Address, key: str, rank: int, threads: int, helpers: Iterable[tuple[int, float]]) -> int:
-    """Follow rank 0 in a thread of this process; gives the process's number."""
-    follower = Follower(come_to(address, key), rank, [Known(*each) for each in helpers])
-    IN_USE[rank] = follower
+def begin(door: Iterable[Any], rank: int, threads: int, helpers: Iterable[tuple[int, float]]) -> int:
+    """Follow a rank 0 of this machine in a thread of this process; gives the process's number."""
+    return follow(Follower(come_to(Door(*door)), rank, [Known(*each) for each in helpers]), threads)
+
+
+def follow(follower: Follower, threads: int) -> int:
+    """Answer rank 0 in a thread; gives the process's number."""
+    IN_USE[follower.rank] = follower
     threading.Thread(
         target=follower.serve, args=(threads,), name="notebook_learner rank", daemon=True
     ).start()
@@ -114,11 +120,11 @@ class Follower:
         import socket
 
         try:
-            self.channel.send((self.rank, os.getpid(), socket.gethostname()))
+            self.channel.send((self.rank, os.getpid(), socket.gethostname(), versions()))
             while True:
                 verb, arguments = self.channel.receive()
                 if verb == "end":
-                    return
+                    return self._end()
                 if verb == "break":  # rank 0 gave up what is over here already
                     self._trying.close()
                 else:
@@ -150,6 +156,9 @@ class Follower:
             sent = pack(error)
         return Failed(sent, text, isinstance(error, (Severed, BrokenOff)), rows)
 
+    def _end(self) -> None:
+        """Rank 0 needs it no more, and ends the process."""
+
     def _vanish(self) -> None:
         """Rank 0 died: nothing of its training is to outlive it."""
         with suppress(Exception):
@@ -168,8 +177,7 @@ class Follower:
     def _make(self, path: list[str], folder: str, recipe: bytes) -> None:
         from ..learner.wiring.assembly import assemble  # which knows of fleets
 
-        sys.path[:] = path
-        os.chdir(folder)
+        self._see(path, folder)
         made: Recipe = unpack(recipe, {"the learner": _Here(self)})
         if self.learner is not None:
             self.learner._driver.belongs_to_nobody()
@@ -183,6 +191,11 @@ class Follower:
         loop = self._replica.loop
         loop.control = Control()
         self._fed = {}
+
+    def _see(self, path: list[str], folder: str) -> None:
+        """Find modules and files as the notebook does."""
+        sys.path[:] = path
+        os.chdir(folder)
 
     def _classes(self, packed: bytes) -> None:
         """Layers, by name, run other code from here on."""
@@ -221,10 +234,10 @@ class Follower:
         """A step, which may know its learner."""
         return function.of(self.learner) if isinstance(function, OfOneLearner) else function
 
-    def _meet(self, folder: str, generation: int, world: int, reference: float) -> None:
+    def _meet(self, place: Rendezvous, generation: int, world: int, reference: float) -> None:
         self._reducer.sever()
         device = self._replica.loop.passes["train"].step.device
-        group = process_group(device, folder, generation, self.rank, world)
+        group = process_group(device, place, generation, self.rank, world)
         self._reducer = Reducer(group, reference)
         self._replica.loop.update.join(self._reducer)
 

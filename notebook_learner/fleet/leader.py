@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..cluster import Cluster
 from ..errors import RankDied, StateError
 from ..learner.changes import Changes
 from ..learner.data.cursor import Cursor
@@ -22,7 +23,8 @@ from .crew import Crew, Dead, Member, crew_for, release
 from .follower import Failed, share_for
 from .mirror import fingerprint, joined, seed_of, told_by
 from .recipe import Source
-from .reduction import Reducer, Severed, process_group
+from .reduction import Reducer, Severed
+from .rendezvous import process_group
 from .shipping import unpack
 from .steps import Clock, ranked
 from .table import Ranks, of_member, of_this_process
@@ -34,15 +36,22 @@ PATIENCE = 10.0
 class Fleet:
     """Ranks 1 and up of one learner, as rank 0 sees them. Nothing is started before the first move."""
 
-    def __init__(self, replica: Replica, source: Source, devices: Sequence[torch.device]) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        source: Source,
+        devices: Sequence[torch.device],
+        cluster: Cluster | None = None,
+    ) -> None:
         self.replica = replica
         self.source = source
         self.devices = list(devices)
         self.world = len(devices)
+        self.cluster = cluster
         self.crew: Crew | None = None
         self.dead: RankDied | None = None
         self._lock = threading.RLock()
-        self._reducer = Reducer(None, 1.0)
+        self._reducer: Reducer = Reducer(None, 1.0)
         self._stale = True
         """Whether the others stand elsewhere than rank 0."""
         self._own: list[Any] | None = None
@@ -50,6 +59,8 @@ class Fleet:
         self._waiting: list[Member] = []
         """Who has not answered yet."""
         self._rows: list[Rows] = []
+        self._beside = self.world if cluster is None else len(cluster.here)
+        """Ranks on this machine, which share its cores."""
         self._threads = torch.get_num_threads()
         self._entered = False
         self._changes: bytes | None = None
@@ -74,7 +85,7 @@ class Fleet:
                 self._synchronise()
                 if self.devices[0].type == "cpu":
                     self._threads = torch.get_num_threads()
-                    torch.set_num_threads(max(1, self._threads // self.world))
+                    torch.set_num_threads(max(1, self._threads // self._beside))
                 self._ask("enter", None)
                 self._entered = True
                 crew.watch.begin()
@@ -246,7 +257,8 @@ class Fleet:
 
     def _crew(self) -> Crew:
         if self.crew is None:
-            self.crew = crew_for(self.devices[1:], max(1, self._threads // self.world))
+            threads = max(1, self._threads // self._beside)
+            self.crew = crew_for(self.devices[1:], threads, self.cluster)
             self._stale = True
         return self.crew
 
@@ -328,10 +340,10 @@ class Fleet:
         """Make a group to sum in."""
         loop, crew = self.replica.loop, self._crew()
         crew.generation += 1
-        folder, generation = crew.meeting.folder, crew.generation
+        place, generation = crew.engines.place, crew.generation
         reference = _reference(loop.passes["train"].cursor.loader, self.world)
-        self._tell("meet", folder, generation, self.world, reference)
-        group = process_group(loop.passes["train"].step.device, folder, generation, 0, self.world)
+        self._tell("meet", place, generation, self.world, reference)
+        group = process_group(self.devices[0], place, generation, 0, self.world)
         self._reducer = Reducer(group, reference)
         loop.update.join(self._reducer)
         self._answers()

@@ -135,6 +135,7 @@ class Source:
             application_log=False,
             remote_control=False,
             devices=[_as_seen(member.device)],
+            cluster=None,
             share=Share(member.rank, world),
             checkpointer=None,
             checkpoint=None,

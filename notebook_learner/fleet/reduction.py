@@ -28,29 +28,12 @@ _ALONE = 1 << 20
 sum of its own begins."""
 _LARGE = 1 << 16
 """Numbers in a tensor from which on memory counts, which is read once less, and not the calls."""
-_PATIENCE = timedelta(days=30)
-"""Nobody acts on a clock here: a rank may stand in a debugger. Who died is found out otherwise."""
-
-
 _PIECE = timedelta(seconds=0.5)
 """How long a wait on the host lasts before Python is asked whether somebody wants to break it off."""
 
 
 class Severed(NotebookLearnerError):
     """Another rank does not answer any more, so this one's step cannot be finished."""
-
-
-def process_group(device: torch.device, folder: str, generation: int, rank: int, world: int) -> Any:
-    """A group of its own, which no other code in the process can see: gloo on the CPU, NCCL on CUDA."""
-    store = dist.PrefixStore(str(generation), dist.FileStore(f"{folder}/{generation}", world))
-    if device.type == "cuda":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = _PATIENCE
-        return dist.ProcessGroupNCCL(store, rank, world, options)
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = _PATIENCE
-    return dist.ProcessGroupGloo(store, rank, world, options)
 
 
 class Reducer:

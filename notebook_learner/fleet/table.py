@@ -87,7 +87,7 @@ def of_this_process(replica: Replica, rate: float | None = None) -> RankInfo:
 
 def of_member(member: Member, alive: bool, told: Mapping[str, Any], rate: float | None) -> RankInfo:
     """Another rank, with what it tells of itself; its memory is seen from here, too."""
-    memory = told.get("host") or (_memory_of(member.pid) if alive else None)
+    memory = told.get("host") or (_memory_of(member.pid) if alive and member.is_here else None)
     where = (member.rank, member.host, str(member.device), member.pid)
     return RankInfo(*where, alive, told.get("step"), memory, told.get("device"), rate if alive else None)
 

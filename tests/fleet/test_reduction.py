@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from notebook_learner.errors import StepError
 from notebook_learner.fleet import reduction
-from notebook_learner.fleet.reduction import Reducer, process_group
+from notebook_learner.fleet.reduction import Reducer
+from notebook_learner.fleet.rendezvous import ByFile, process_group
 
 CPU = torch.device("cpu")
 
@@ -26,7 +27,7 @@ def on_ranks() -> Any:
     """Two groups that meet: each rank is a thread here."""
     folder = mkdtemp()
     with ThreadPoolExecutor(2) as pool:
-        groups = list(pool.map(lambda rank: process_group(CPU, folder, 0, rank, 2), range(2)))
+        groups = list(pool.map(lambda rank: process_group(CPU, ByFile(folder), 0, rank, 2), range(2)))
 
         def run(work: Callable[[int, Any], Any]) -> list[Any]:
             return list(pool.map(work, range(2), groups))

@@ -215,7 +215,8 @@ class _Wiring:
 
         source = Source(self.settings, replica, self.optimizer, scheduler, loaders.given)
         source.learner = weakref.ref(learner)
-        replica.loop.ranks = Fleet(replica, source, [torch.device(each) for each in self.settings.devices])
+        devices = [torch.device(each) for each in self.settings.devices]
+        replica.loop.ranks = Fleet(replica, source, devices, self.settings.cluster)
 
     # The parts ---------------------------------------------------------------------------------------
 

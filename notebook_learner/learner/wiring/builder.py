@@ -15,6 +15,7 @@ from typing_extensions import Self
 from ...breakpoint import Condition, Moment
 from ...checkpoint.recorder import Recorder
 from ...checkpoint.strategy import Strategy
+from ...cluster import Cluster
 from ...event import Sink, Split
 from ...metric.base import AnyMetric
 from ..checkpointer import Checkpointer, Which
@@ -143,7 +144,7 @@ class LearnerBuilder:
 
     def devices(
         self,
-        devices: str | torch.device | Sequence[str | torch.device],
+        devices: str | torch.device | Sequence[str | torch.device] | Cluster,
         *,
         batch: Literal["global", "per_device"] = "global",
     ) -> Self:
@@ -154,13 +155,22 @@ class LearnerBuilder:
         stays the whole one, and losses and metrics are those of one device. What a batch draws or averages
         by itself is not: dropout masks, and the mean of a BatchNorm, which is that of each part.
 
+        Other machines take part by `notebook_learner.cluster`: `cluster.ssh({"gpu-b": 4})` starts processes
+        there, and `cluster.attach(name, devices=8)` uses the processes of an ipyparallel cluster that runs.
+
         Args:
-            devices: one, or several.
+            devices: one, or several, or those of a cluster.
             batch: with "per_device" a loader's batch is that of each device, as it is with torch's own
                 DistributedSampler: two devices and `batch_size=32` train on 64 samples a step, and an
                 epoch has half the steps.
         """
-        self._settings.devices = [devices] if isinstance(devices, (str, torch.device)) else devices
+        self._settings.cluster = None
+        if isinstance(devices, (str, torch.device)):
+            self._settings.devices = [devices]
+        elif isinstance(devices, Cluster):
+            self._settings.devices, self._settings.cluster = devices.devices, devices
+        else:
+            self._settings.devices = devices
         self._settings.batch = batch
         return self
 

@@ -18,6 +18,7 @@ from ...breakpoint import Condition
 from ...checkpoint.info import LABEL
 from ...checkpoint.recorder import Recorder
 from ...checkpoint.strategy import Strategy, best_rule
+from ...cluster import Cluster
 from ...event import Sink
 from ...metric.base import Metric, TextMetric
 from ...metric.rows import says_how_to_merge
@@ -34,7 +35,10 @@ def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
     yield from _counts(settings)
     yield from _numbers(settings)
     yield from _choices(settings)
-    yield from device_mistakes(settings.devices)
+    if settings.cluster is None:
+        yield from device_mistakes(settings.devices)
+    else:
+        yield from _cluster_mistakes(settings.cluster)
     if settings.batch not in ("global", "per_device"):
         yield (
             f"devices(..., batch={settings.batch!r}): a loader's batch is that of all devices together, "
@@ -130,25 +134,60 @@ def device_mistakes(devices: Any) -> Iterator[str]:
     if not devices:
         yield "devices([]): give at least one device, such as ['cuda:0']"
         return
-    known: list[torch.device] = []
+    known, unknown = _sorted_out(devices)
+    for each in unknown:
+        yield f"devices([{each!r}]): torch knows no such device; try 'cpu' or 'cuda:0'"
+    for device in dict.fromkeys(known):
+        yield from _absent(device, f"devices([{str(device)!r}])")
+    if not unknown and len(known) > 1:
+        yield from _together(known, f"devices({[str(device) for device in known]!r})")
+
+
+def _cluster_mistakes(cluster: Cluster) -> Iterator[str]:
+    """What is wrong with devices of several machines. Which of theirs there are, only those know."""
+    yield from cluster.mistakes()
+    yield from device_mistakes(cluster.here or ("cpu",))
+    for said, devices in cluster.machines():
+        known, unknown = _sorted_out(devices)
+        for each in unknown:
+            yield f"{said}: torch knows no device {each!r}; try 'cpu' or 'cuda:0'"
+        if not unknown:
+            own = {str(each).partition(":")[0] for each in cluster.here}
+            yield from _of_one_kind({*own, *(device.type for device in known)}, said)
+            yield from _named_twice([device for device in known if device.index is not None], said)
+    yield from _packages("cluster")
+
+
+def _sorted_out(devices: Iterable[Any]) -> tuple[list[torch.device], list[Any]]:
+    """Those that torch knows, and those that it does not."""
+    known, unknown = [], []
     for each in devices:
         try:
             known.append(torch.device(each))
         except (RuntimeError, TypeError):
-            yield f"devices([{each!r}]): torch knows no such device; try 'cpu' or 'cuda:0'"
-    for device in dict.fromkeys(known):
-        yield from _absent(device, f"devices([{str(device)!r}])")
-    if len(known) == len(devices) > 1:
-        yield from _together(known, f"devices({[str(device) for device in known]!r})")
+            unknown.append(each)
+    return known, unknown
 
 
 def _together(devices: list[torch.device], said: str) -> Iterator[str]:
-    """What is wrong with devices beside each other."""
-    kinds = sorted({device.type for device in devices})
-    if len(kinds) > 1 or kinds[0] not in ("cpu", "cuda"):
+    """What is wrong with devices of one machine beside each other."""
+    mixed = list(_of_one_kind({device.type for device in devices}, said))
+    yield from mixed or _named_twice(devices, said)
+    yield from _packages(said)
+
+
+def _of_one_kind(kinds: set[str], said: str) -> Iterator[str]:
+    if kinds not in ({"cpu"}, {"cuda"}):
         yield f"{said}: several devices are all CUDA devices, or all 'cpu' (a process each)"
-    elif kinds == ["cuda"] and len({device.index or 0 for device in devices}) < len(devices):
+
+
+def _named_twice(devices: list[torch.device], said: str) -> Iterator[str]:
+    numbers = [device.index or 0 for device in devices if device.type == "cuda"]
+    if len(set(numbers)) < len(numbers):
         yield f"{said}: name each CUDA device once"
+
+
+def _packages(said: str) -> Iterator[str]:
     if not all(importlib.util.find_spec(name) for name in ("ipyparallel", "cloudpickle")):
         yield f"{said}: several devices need two more packages: pip install 'notebook_learner[devices]'"
 

@@ -10,6 +10,7 @@ import torch
 
 from ...checkpoint.recorder import Recorder
 from ...checkpoint.strategy import Strategy
+from ...cluster import Cluster
 from ...event import Sink, Split
 from ...metric import Loss
 from ...metric.base import AnyMetric, Metric, TextMetric
@@ -68,6 +69,8 @@ class Settings:
     window: int = 1
     num_epochs: int = 1
     devices: Any = None
+    cluster: Cluster | None = None
+    """Which machines the devices are of, where that is not this one alone."""
     batch: Any = "global"
     """Whether a loader's batch is that of all devices or, "per_device", of each."""
     share: Share | None = None

@@ -1,0 +1,266 @@
+"""How ranks speak where some are on other machines: whole messages, encrypted, over TCP.
+
+CurveZMQ: nobody is heard who has not the key that was handed over by ipyparallel, and nobody else can read
+along. Each end has a thread that carries messages, so that sending never waits. A machine that cannot be
+reached any more, and a process that was stopped, are told from silence.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from .channel import Channel
+
+_SILENT = 5000
+"""Milliseconds after which a rank that does not even answer a ping is given up."""
+_SILENT_HEAD = 60_000
+"""The same of rank 0: a notebook's machine may be busy, or asleep for a moment."""
+_COME = 60.0
+"""Seconds that a rank tries to reach rank 0."""
+_LINGER = 2000
+"""Milliseconds that a last message is still carried."""
+_HEARD = (
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+)
+
+
+class Door(NamedTuple):
+    """Where rank 0 expects one rank, and the keys by which they know each other."""
+
+    url: str
+    server: bytes
+    public: bytes
+    secret: bytes
+
+
+class Link:
+    """One end of a connection; a Channel uses it as it uses one of multiprocessing."""
+
+    def __init__(
+        self, end: zmq.Socket[bytes], url: str | None = None, lost: Callable[[], None] | None = None
+    ) -> None:
+        """A rank's end comes to an address, and `lost` is called once rank 0, which was there, is gone."""
+        self._end, self._tell_lost = end, lost
+        self._come: deque[bytes] = deque()
+        self._leaving: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._news = threading.Condition()
+        self.up = self.over = False
+        self._connections: set[int] = set()
+        """At a door: of the guest, and of strangers who have a moment to show their key."""
+        self._closing = False
+        self._is_guest = url is not None
+        self._bell, self._rung = socket.socketpair()
+        self._bell.setblocking(False)
+        self._monitor = end.get_monitor_socket(_HEARD)
+        if url is not None:
+            end.connect(url)  # heard from the beginning: it may be refused at once
+        self._thread = threading.Thread(target=self._carry, name="notebook_learner link", daemon=True)
+        self._thread.start()
+
+    def send_bytes(self, message: bytes) -> None:
+        """Send, without waiting."""
+        if self.over:
+            raise BrokenPipeError("the other end is gone")
+        self._leaving.put(message)
+        self._ring()
+
+    def recv_bytes(self) -> bytes:
+        """Wait for the next message."""
+        with self._news:
+            self._news.wait_for(lambda: self._come or self.over)
+            if not self._come:
+                raise EOFError("the other end is gone")
+            return self._come.popleft()
+
+    def poll(self, seconds: float) -> bool:
+        """Whether a message, or the end, is there within so many seconds."""
+        with self._news:
+            return bool(self._news.wait_for(lambda: self._come or self.over, seconds))
+
+    def close(self) -> None:
+        """Let go; what was sent is still carried for a moment."""
+        self._closing = True
+        self._ring()
+
+    def join(self) -> None:
+        """Wait until nothing is carried any more."""
+        self._thread.join()
+
+    def wait_up(self, seconds: float) -> bool:
+        """Whether both ends have proved who they are, within so many seconds."""
+        with self._news:
+            self._news.wait_for(lambda: self.up or self.over, seconds)
+            return self.up and not self.over
+
+    def _ring(self) -> None:
+        with suppress(OSError):  # it rings already, or nobody is there any more
+            self._bell.send(b"!")
+
+    def _carry(self) -> None:
+        poller = zmq.Poller()
+        for each in (self._end, self._monitor, self._rung):
+            poller.register(each, zmq.POLLIN)
+        while not self.over:
+            ready = dict(poller.poll())
+            if self._rung.fileno() in ready:
+                self._rung.recv(4096)
+                self._send_all()
+            self._take_all()
+            if self._monitor in ready:
+                self._hear_of_the_other_end()
+            if self._closing:
+                self._send_all()
+                break
+        self._take_all()
+        with self._news:
+            self.over = True
+            self._news.notify_all()
+        self._end.disable_monitor()
+        self._monitor.close()
+        self._end.close(linger=_LINGER if self._closing else 0)
+        if self._is_guest:
+            self._end.context.term()  # it has one of its own, and nothing else in it
+        self._bell.close()
+        self._rung.close()
+        if self._tell_lost is not None and self.up and not self._closing:
+            self._tell_lost()
+
+    def _send_all(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                with suppress(zmq.Again):  # the other end is gone, which is heard in a moment
+                    self._end.send(self._leaving.get_nowait(), zmq.NOBLOCK, copy=False)
+
+    def _take_all(self) -> None:
+        come = []
+        with suppress(zmq.Again):
+            while True:
+                come.append(self._end.recv(zmq.NOBLOCK))
+        if come:
+            with self._news:
+                self._come.extend(come)
+                self._news.notify_all()
+
+    def _hear_of_the_other_end(self) -> None:
+        with suppress(zmq.Again):
+            while True:
+                told = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+                with self._news:
+                    match told["event"]:
+                        case zmq.EVENT_ACCEPTED:
+                            self._connections.add(told["value"])
+                        case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                            self.up = True
+                        case zmq.EVENT_DISCONNECTED if not self._is_guest:
+                            self._connections.discard(told["value"])
+                            self.over |= self.up and not self._connections
+                        case _:  # the only one failed, or was not let in; at a door it was a stranger
+                            self.over |= self._is_guest
+                    self._news.notify_all()
+
+
+class Doors:
+    """Where ranks of other machines come to speak with this one: a door for each."""
+
+    def __init__(self, address: str, ranks: int) -> None:
+        self._context = zmq.Context()
+        self._public, self._secret = zmq.curve_keypair()
+        self._guest = zmq.curve_keypair()
+        self._guard = ThreadAuthenticator(self._context)
+        self._guard.start()
+        self._guard.configure_curve_callback(credentials_provider=_OnlyGuests(self._guest[0]))
+        self._links: list[Link] = []
+        self._doors: list[Door] = []
+        for _ in range(ranks):
+            end = _socket(self._context, _SILENT)
+            end.curve_server = True
+            end.curve_publickey, end.curve_secretkey = self._public, self._secret
+            port = end.bind_to_random_port(f"tcp://{_in_url(address)}")
+            self._doors.append(Door(f"tcp://{_in_url(address)}:{port}", self._public, *self._guest))
+            self._links.append(Link(end))
+        self._awaited = list(self._links)
+
+    def door(self, rank: int) -> Door:
+        """Where this rank is to come."""
+        return self._doors[rank - 1]
+
+    def next(self, seconds: float) -> Channel | None:
+        """Whoever comes within so many seconds."""
+        for link in self._awaited:
+            if link.poll(seconds / len(self._awaited)):
+                self._awaited.remove(link)
+                return Channel(link)  # type: ignore[arg-type]  # it has the methods of a Connection that count
+        return None
+
+    def close(self) -> None:
+        """Nobody is expected any more."""
+        for link in self._links:
+            link.close()
+        threading.Thread(target=self._shut, name="notebook_learner doors", daemon=True).start()
+
+    def _shut(self) -> None:
+        """Here and now it would wait for the last messages."""
+        for link in self._links:
+            link.join()
+        self._guard.stop()
+        self._context.term()
+
+
+def come_through(door: Door, lost: Callable[[], None]) -> Channel:
+    """Speak with rank 0 on another machine; `lost` is called once it cannot be reached any more."""
+    end = _socket(zmq.Context(), _SILENT_HEAD)
+    end.reconnect_ivl = -1  # whoever lost rank 0 has nothing to come back to
+    end.curve_serverkey = door.server
+    end.curve_publickey, end.curve_secretkey = door.public, door.secret
+    link = Link(end, door.url, lost)
+    if not link.wait_up(_COME):
+        link.close()
+        raise ConnectionError(
+            f"{socket.gethostname()} cannot reach rank 0 at {door.url}; give cluster.ssh, slurm or attach "
+            "the address that leads there, and let the firewall pass it"
+        )
+    return Channel(link)  # type: ignore[arg-type]  # it has the methods of a Connection that count
+
+
+class _OnlyGuests:
+    """Whom the guard lets in."""
+
+    def __init__(self, key: bytes) -> None:
+        from zmq.utils import z85
+
+        self._key = z85.decode(key)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        from zmq.utils import z85
+
+        return z85.decode(key) == self._key
+
+
+def _socket(context: zmq.Context[Any], silent: int) -> zmq.Socket[bytes]:
+    end: Any = context.socket(zmq.PAIR)
+    end.ipv6 = True
+    end.sndhwm = end.rcvhwm = 0  # a message is never dropped
+    end.heartbeat_ivl = silent // 5
+    end.heartbeat_timeout = silent
+    end.linger = 0
+    return end  # type: ignore[no-any-return]
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
