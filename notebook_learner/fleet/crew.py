@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ..cluster import Cluster
+from ..cluster import Cluster, SlurmJob
 from ..errors import NotebookLearnerError, StateError
 from .channel import Channel, Gone
 from .code import Files
-from .engines import Engines, OnThisMachine, is_alive
+from .engines import Engines, OnThisMachine, Waiting, is_alive
 from .reduction import Severed
 from .shipping import unpack
 from .versions import versions
@@ -69,7 +69,9 @@ class Member:
 class Crew:
     """All of them, from their start to their end."""
 
-    def __init__(self, devices: list[torch.device], threads: int, cluster: Cluster | None) -> None:
+    def __init__(
+        self, devices: list[torch.device], threads: int, cluster: Cluster | None, waiting: Waiting
+    ) -> None:
         self.members: list[Member] = []
         self.generation = 0
         """How often they have met to sum: each time at a place of its own."""
@@ -77,7 +79,7 @@ class Crew:
         self.files = Files()
         """What they may have imported."""
         self.watch = Watch(self)
-        self.engines = _engines(devices, cluster)
+        self.engines = _engines(devices, cluster, waiting)
         try:
             self.engines.invite(devices, threads)
             self._welcome(devices)
@@ -136,9 +138,13 @@ class Crew:
             )
 
 
-def _engines(devices: list[torch.device], cluster: Cluster | None) -> Engines:
+def _engines(devices: list[torch.device], cluster: Cluster | None, waiting: Waiting) -> Engines:
     if cluster is None:
         return OnThisMachine(devices)
+    if isinstance(cluster, SlurmJob):
+        from .slurm import OnSlurm
+
+        return OnSlurm(cluster, waiting)
     from .hosts import OnHosts  # and ZeroMQ's authentication
 
     return OnHosts(cluster)
@@ -151,7 +157,7 @@ connections before anybody could end the processes."""
 _ending = False
 
 
-def crew_for(devices: list[torch.device], threads: int, cluster: Cluster | None) -> Crew:
+def crew_for(devices: list[torch.device], threads: int, cluster: Cluster | None, waiting: Waiting) -> Crew:
     """Processes for these devices: those of a learner that is gone, or new ones. A cell that builds a learner
     is run again and again, and engines take seconds to start."""
     while _spare:
@@ -164,7 +170,7 @@ def crew_for(devices: list[torch.device], threads: int, cluster: Cluster | None)
     # are not called. It is registered after the learners' own, and so runs before it.
     atexit.unregister(_end)
     atexit.register(_end)
-    crew = Crew(devices, threads, cluster)
+    crew = Crew(devices, threads, cluster, waiting)
     _at_work.append(crew)
     return crew
 
@@ -172,7 +178,7 @@ def crew_for(devices: list[torch.device], threads: int, cluster: Cluster | None)
 def release(crew: Crew, whole: bool) -> None:
     """Its learner needs it no more. One crew is kept for the next one, where nothing is wrong with it."""
     _at_work.remove(crew)
-    if not whole or _ending or not crew.is_whole():
+    if not whole or _ending or not crew.engines.may_be_kept or not crew.is_whole():
         crew.close()
         return
     _spare.append(crew)
@@ -222,7 +228,7 @@ class Watch:
         return _how_it_ended(member.pid) if member.is_here else self._lost()
 
     def _lost(self) -> str:
-        return f"{_AFAR},"
+        return f"{_AFAR}{self._crew.engines.known_of_the_lost()},"
 
     def _look(self, end: threading.Event) -> None:
         import psutil

@@ -7,7 +7,7 @@ while they train. Nothing is asked of its controller during a training.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +34,15 @@ class Known(NamedTuple):
     since: float
 
 
+class Waiting(NamedTuple):
+    """Somebody waits for engines, which may take hours to come."""
+
+    tell: Callable[[str], None]
+    """Say what it waits for."""
+    look: Callable[[], None]
+    """Raise, where nobody wants them any more."""
+
+
 class Engines:
     """Ranks 1 and up as processes, and where they come to and sum: `OnThisMachine` here, or `OnHosts`."""
 
@@ -41,6 +50,8 @@ class Engines:
     place: Rendezvous
     are_here = True
     """Whether they can be seen, and ended, as processes of this machine."""
+    may_be_kept = True
+    """Whether they may be there for a while without a learner: nobody else waits for their machines."""
 
     def __init__(self) -> None:
         self._client: Any = None
@@ -64,6 +75,10 @@ class Engines:
         for each in self._begun:
             if each.ready() and not each.successful():
                 return repr(each.exception())
+        return ""
+
+    def known_of_the_lost(self) -> str:
+        """What else can be told of why one of them is gone, in brackets."""
         return ""
 
     def are_watched(self) -> bool:

@@ -10,16 +10,18 @@ import torch
 
 from ..cluster import Cluster
 from ..errors import RankDied, StateError
+from ..event import Notice
 from ..learner.changes import Changes
 from ..learner.data.cursor import Cursor
 from ..learner.data.sampling import END
 from ..learner.data.share import EMPTY, Share
-from ..learner.ranks import OWN, Hands, Place
+from ..learner.ranks import OWN, Asked, Hands, Place
 from ..learner.replica import Replica
 from ..learner.state import State
 from ..learner.step.schedule import rates_of
 from ..metric.rows import Rows
 from .crew import Crew, Dead, Member, crew_for, release
+from .engines import Waiting
 from .follower import Failed, share_for
 from .mirror import fingerprint, joined, seed_of, told_by
 from .recipe import Source
@@ -63,6 +65,8 @@ class Fleet:
         """Ranks on this machine, which share its cores."""
         self._threads = torch.get_num_threads()
         self._entered = False
+        self._awaits = False
+        """Whether processes are being started, which may take hours where others have the machines."""
         self._changes: bytes | None = None
         """What steps are taken with that are tried; None in a run."""
         self._agreed = 0
@@ -122,6 +126,8 @@ class Fleet:
 
     def table(self) -> Ranks:
         """How each of them is. They are asked where they do nothing else, and seen from outside if not."""
+        if self._awaits:
+            return self.seen()
         with self._lock:  # a run that begins waits for it
             idle = not (self._entered or self._broken) and self.dead is None
             if self.crew is None or not idle or self.crew.dead():
@@ -258,9 +264,20 @@ class Fleet:
     def _crew(self) -> Crew:
         if self.crew is None:
             threads = max(1, self._threads // self._beside)
-            self.crew = crew_for(self.devices[1:], threads, self.cluster)
+            self._awaits = True
+            try:
+                self.crew = crew_for(self.devices[1:], threads, self.cluster, Waiting(self._say, self._look))
+            finally:
+                self._awaits = False
             self._stale = True
         return self.crew
+
+    def _say(self, text: str) -> None:
+        self.replica.emit(Notice(text))
+
+    def _look(self) -> None:
+        if request := self.replica.loop.control.take_at_once():
+            raise Asked(request, str(self.replica.loop.position))
 
     def _members(self) -> list[Member]:
         return [] if self.crew is None else self.crew.members

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from ..errors import Paused
 from ..metric import MetricGroup
 from ..metric.rows import Rows
-from .control import Control
+from .control import Control, Request
 from .data.cursor import Cursor
 from .position import Split
 from .state import State
@@ -39,6 +40,14 @@ class Hands(NamedTuple):
     control: Control
 
 
+class Asked(Paused):
+    """The other ranks had not come yet when somebody asked for a pause or a stop."""
+
+    def __init__(self, request: Request, where: str) -> None:
+        super().__init__(where)
+        self.request: Request = request
+
+
 Supplier = Callable[[], Mapping[Split, Any]]
 """The data of each split, as it was given."""
 
@@ -47,7 +56,11 @@ class Ranks(Protocol):
     """Ranks 1 and up. Every verb leaves them where rank 0 stands, or says who failed."""
 
     def enter(self) -> None:
-        """A run begins: they are there, and have the state that rank 0 has."""
+        """A run begins: they are there, and have the state that rank 0 has.
+
+        Raises:
+            Asked: it was not to begin, after all.
+        """
 
     def leave(self) -> None:
         """The run is over."""

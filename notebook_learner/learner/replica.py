@@ -19,7 +19,7 @@ from .holding import hold
 from .loop import Loop, Why
 from .parts import RngPart
 from .position import Position, Split
-from .ranks import Ranks
+from .ranks import Asked, Ranks
 from .reports import RewindReport
 from .saving import Saving
 from .snapshot import Pending, Snapshots
@@ -81,7 +81,10 @@ class Replica:
         """Move until the bound, a request or the end. An error leaves the replica before its step."""
         __tracebackhide__ = True
         if self.ranks is not None:
-            self.ranks.enter()
+            try:
+                self.ranks.enter()
+            except Asked as asked:
+                return asked.request
         self.rng.enter()
         self.loop.look_around()
         self.timeline.wanted = True

@@ -156,7 +156,8 @@ class LearnerBuilder:
         by itself is not: dropout masks, and the mean of a BatchNorm, which is that of each part.
 
         Other machines take part by `notebook_learner.cluster`: `cluster.ssh({"gpu-b": 4})` starts processes
-        there, and `cluster.attach(name, devices=8)` uses the processes of an ipyparallel cluster that runs.
+        there, `cluster.slurm(nodes=2, devices=8)` asks Slurm for a job, and `cluster.attach(name, devices=8)`
+        uses the processes of an ipyparallel cluster that runs.
 
         Args:
             devices: one, or several, or those of a cluster.
