@@ -97,6 +97,8 @@ class Follower:
         self._entered = False
         self._trying = ExitStack()
         """Steps are taken with changes until it is closed."""
+        self._failing: tuple[Place, Any] | None = None
+        """Where a step failed, and its batch: the steps before may be taken again meanwhile."""
         self._verbs: dict[str, Callable[..., Any]] = {
             "make": self._make,
             "classes": self._classes,
@@ -112,6 +114,7 @@ class Follower:
             "close": self._close,
             "own": lambda: own_of(self._replica),
             "memory": self._memory,
+            "inspect": self._inspect,
         }
 
     def serve(self, threads: int) -> None:
@@ -146,6 +149,8 @@ class Follower:
     def _failed(self, error: BaseException) -> Failed:
         text = "".join(traceback.format_exception(error))
         rows = None
+        with suppress(Exception):
+            self._failing = self._replica.loop.place, self._replica.loop.batch
         with suppress(Exception):
             group, loop = self._replica.loop.current.metrics, self._replica.loop
             group.keep(loop.unread)
@@ -242,9 +247,12 @@ class Follower:
         self._replica.loop.update.join(self._reducer)
 
     def _take(self, parts: Mapping[str, Any], own: Mapping[str, Any] | None, seed: int, keeps: bool) -> None:
+        stood = self._replica.loop.place
         if keeps and own_of(self._replica)["window"]["count"] == parts["window"]["count"]:
             own = own_of(self._replica)  # a person changed something at this boundary; what is its own stays
         take(self._replica, parts, own, seed)
+        if self._replica.loop.place != stood:
+            self._replica.loop.batch = None
 
     # A run -------------------------------------------------------------------------------------------
 
@@ -270,6 +278,8 @@ class Follower:
     def _leave(self) -> None:
         self._trying.close()
         self._entered = False
+        if self._failing is not None and self._failing[0] != self._replica.loop.place:
+            self._failing = None
         self._replica.rng.leave()
         self._replica.loop.modes.remember()
 
@@ -310,6 +320,22 @@ class Follower:
         here = self._replica.loop.place
         if here != place:
             raise StateError(f"rank {self.rank} stands at {here}, rank 0 at {place}")
+
+    def _inspect(self, packed: bytes) -> Any:
+        from ..learner.inspecting import inspect_step  # loads the whole report with it
+
+        assert self.learner is not None
+        batch, tokenizer = unpack(packed, self._meant)
+        if batch is None and self._failing is not None and self._failing[0] == self._replica.loop.place:
+            batch = self._failing[1]
+        comes = isinstance(batch, str) or (batch is None and self._replica.loop.batch is None)
+        if comes and "train" in self._fed:
+            raise StateError(
+                "rank 0 hands out the batches of this loader, so another rank does not know the one to come; "
+                "take a step first, or give a batch: inspect(batch, rank=...)"
+            )
+        seen = inspect_step(self._replica, batch, tokenizer, self.learner._supplies.loss)
+        return replace(seen, place=f"{seen.place}, rank {self.rank}", rank=self.rank)
 
     def _memory(self) -> dict[str, Any]:
         import psutil

@@ -124,6 +124,20 @@ class Fleet:
             self.enter()
             self.leave()
 
+    def inspect(self, rank: int, batch: Any, tokenizer: Any) -> Any:
+        """What a step looks like on another rank: with its part of the batch, or one that is given."""
+        with self._lock:
+            self.enter()
+            try:
+                member = self._members()[rank - 1]
+                member.send("inspect", self.source.packed_to_look(batch, tokenizer))
+                self._waiting.append(member)
+                return self._answers()[0]
+            except (Severed, Lost) as error:
+                raise self.fault(error) from error
+            finally:
+                self.leave()
+
     def table(self) -> Ranks:
         """How each of them is. They are asked where they do nothing else, and seen from outside if not."""
         if self._awaits:

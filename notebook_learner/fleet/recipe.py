@@ -103,6 +103,15 @@ class Source:
                 f"a change ({names}) cannot be sent to the other devices' processes: {refused}"
             ) from refused
 
+    def packed_to_look(self, batch: Any, tokenizer: Any) -> bytes:
+        """What another rank is to look at."""
+        try:
+            return pack((batch, tokenizer), self._names())
+        except Exception as refused:
+            raise StateError(
+                f"the batch or the tokenizer cannot be sent to the other devices' processes: {refused}"
+            ) from refused
+
     def _names(self) -> Names:
         return names_of(self.replica.loop.update.model, learner=self.learner())[0]
 

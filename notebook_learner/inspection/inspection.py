@@ -39,6 +39,7 @@ class Inspection:
         memory: bytes by kind.
         times: seconds by part of a step, if the caller measured them.
         notes: what could not be seen, and why.
+        rank: on several devices, the one whose step it is.
     """
 
     place: str
@@ -56,6 +57,7 @@ class Inspection:
     memory: Memory
     times: Mapping[str, float] | None
     notes: tuple[str, ...] = ()
+    rank: int = 0
 
     def __getitem__(self, name: str) -> Layer | Parameter:
         """The row of a layer, or of a parameter: `inspection["fc1"]`, `inspection["fc1.weight"]`."""

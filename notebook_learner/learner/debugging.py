@@ -83,6 +83,9 @@ class Debugging:
     def _set_status(self, status: Status, reason: str = "") -> None:
         raise NotImplementedError
 
+    def _on_rank(self, rank: int) -> Any:
+        raise NotImplementedError
+
     _seen: tuple[Inspection | None, tuple[int, int, int] | None] = (None, None)
     locals: dict[str, Any]
     """After a step of a `%%train` or `%%valid` cell: the values that the cell's body left. They are those
@@ -163,7 +166,7 @@ class Debugging:
 
     # Look --------------------------------------------------------------------------------------------
 
-    def inspect(self, batch: Any = None, *, tokenizer: Any = None) -> Inspection:
+    def inspect(self, batch: Any = None, *, tokenizer: Any = None, rank: int = 0) -> Inspection:
         """What a step looks like here: batch, single samples, every layer, optimizer, memory, time.
 
         It runs the training step once, and what its update would do; afterwards everything is as it was,
@@ -173,17 +176,21 @@ class Debugging:
             batch: which batch: by default the one at hand (`learner.batch`: the last one, or the one that
                 failed or hit a breakpoint), "next" for the one to come, or any batch of yours.
             tokenizer: with a `decode`, or a function from token numbers to text, to show texts.
+            rank: on several devices, which one's step, with its part of the batch.
         """
-        return self._leaving_locals(lambda: self._inspected(batch, tokenizer))
+        return self._leaving_locals(lambda: self._inspected(batch, tokenizer, rank))
 
-    def _inspected(self, batch: Any, tokenizer: Any) -> Inspection:
+    def _inspected(self, batch: Any, tokenizer: Any, rank: int) -> Inspection:
         from .inspecting import inspect_step  # loads the whole report with it
 
         if "train" not in self._replica.loop.passes:
             self._supplies.require()
-        seen = inspect_step(self._replica, batch, tokenizer, self._supplies.loss)
+        if rank == 0:
+            seen = inspect_step(self._replica, batch, tokenizer, self._supplies.loss)
+        else:
+            seen = self._on_rank(rank).inspect(rank, batch, tokenizer)
         self._seen = seen, self._replica.loop.position.key
-        self._emit(Notice(f"inspected at {self._replica.shown_position}"))
+        self._emit(Notice(f"inspected at {seen.place}"))
         return seen
 
     @property

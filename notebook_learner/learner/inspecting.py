@@ -13,6 +13,7 @@ from ..inspection import Inspection, look
 from .aside import aside
 from .data.batch import move
 from .data.sampling import END
+from .data.share import EMPTY
 from .replica import Replica
 from .step.step import TrainingStep
 
@@ -28,6 +29,9 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
         batch: a batch; None for the one at hand, "next" for the one to come.
         tokenizer: to show texts with.
         loss: to ask for the losses of single samples.
+
+    Raises:
+        StateError: a rank has no sample of that batch, or cannot know the one to come.
     """
     loop, update = replica.loop, replica.loop.update
     step = loop.passes["train"].step
@@ -38,6 +42,8 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
         times: dict[str, float] = {}
         if (isinstance(batch, str) and batch == "next") or (batch is None and loop.batch is None):
             batch = _next(replica, times)
+        if batch is EMPTY or (batch is None and loop.batch is EMPTY):
+            raise StateError("this rank has no sample of that batch, which is smaller than there are ranks")
         there = move(loop.batch if batch is None else batch, step.device)
         parts = _timed(replica, step, there)
         if sum(parts.values()) < _QUICK:  # the first time pays for what is made once

@@ -51,7 +51,7 @@ _LAST_STEP = 10.0
 """Seconds that the interpreter's end waits for a background step."""
 
 
-class Learner(Shown, Debugging, OnSets, OnRanks):
+class Learner(OnRanks, Shown, Debugging, OnSets):
     """A model in training: run it, stop it anywhere, look at it, go back, go on.
 
     Build one with `LearnerBuilder`. Whatever stops training (a pause, an error, the end of a cell),

@@ -19,6 +19,15 @@ class OnRanks:
     def _drive(self, work: Callable[[], T]) -> T:
         raise NotImplementedError
 
+    def _on_rank(self, rank: int) -> Any:
+        """Where another rank is asked."""
+        ranks = self._replica.ranks
+        world = 1 if ranks is None else ranks.world
+        if not 0 < rank < world:
+            known = "there is one device, rank 0" if ranks is None else f"the last one is {world - 1}"
+            raise StateError(f"there is no rank {rank}; {known}")
+        return ranks
+
     @property
     def fleet(self) -> Any:
         """The processes of a training on several devices: rank, host, device, process, whether it is alive,

@@ -47,12 +47,13 @@ class RngPart:
     def lent(self) -> Iterator[None]:
         """For a run that leaves no trace: afterwards this stream and the live generators, which until the
         first run are the same, are what they were."""
-        live, aside = capture_rng(), self._aside
-        self.enter()
+        live, aside, running = capture_rng(), self._aside, self._running
+        if not running:
+            self.enter()
         try:
             yield
         finally:
-            self._running, self._aside = False, aside
+            self._running, self._aside = running, aside
             restore_rng(live)
 
     def begin_with(self, state: Rng) -> None:

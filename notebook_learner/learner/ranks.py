@@ -95,6 +95,13 @@ class Ranks(Protocol):
     def put_back(self, state: State) -> None:
         """Rank 0 stands at this state now."""
 
+    @property
+    def world(self) -> int:
+        """How many there are, this one included."""
+
+    def inspect(self, rank: int, batch: Any, tokenizer: Any) -> Any:
+        """What a step looks like on one of them."""
+
     def restart(self) -> None:
         """Start all of them anew, where rank 0 stands."""
 

@@ -20,6 +20,7 @@ from .options import (
     EXPORT,
     LEARNER,
     PLACE,
+    RANK,
     RUNNING,
     at_least_one,
     position_or_count,
@@ -148,11 +149,11 @@ class TrainingMagics(Magics):
 
     # Look and branch ---------------------------------------------------------------------------------
 
-    @magic("%inspect", LEARNER)
+    @magic("%inspect", RANK, LEARNER)
     def inspect(self, line: str) -> Any:
         """Look at the step in hand: its batch, every layer, gradients and updates. Changes nothing."""
-        learner = self._learner(read(self.inspect, line).learner)
-        return learner.inspect()
+        given = read(self.inspect, line)
+        return self._learner(given.learner).inspect(rank=given.rank)
 
     @magic("%fork", DIRECTORY, LEARNER)
     def fork(self, line: str) -> Any:

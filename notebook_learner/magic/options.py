@@ -46,6 +46,9 @@ PLACE: Arguments = (
         help="how many steps to take back, by default 1, or where to go back to; and the learner's name",
     ),
 )
+RANK: Arguments = (
+    argument("--rank", type=int, default=0, metavar="N", help="on several devices, of which rank"),
+)
 DIRECTORY: Arguments = (argument("directory", metavar="DIR", help="the folder of the new run"),)
 
 

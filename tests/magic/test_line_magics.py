@@ -103,6 +103,12 @@ def test_pause_resume_and_stop_steer_the_background(notebook):
     assert notebook.try_("%stop").shown == f"stopped at {notebook.learner.position}\n"
 
 
+def test_another_rank_is_looked_at_by_its_number(notebook):
+    notebook.run(STEP)
+    assert str(notebook.try_("%inspect --rank 1").error) == "there is no rank 1; there is one device, rank 0"
+    assert notebook.run("%inspect --rank 0").loss is not None
+
+
 def test_inspecting_and_trying_leave_the_values_of_the_last_step(notebook):
     notebook.run(STEP)
     values = notebook.learner.locals

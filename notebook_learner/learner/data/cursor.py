@@ -108,8 +108,8 @@ class Cursor:
         return Several(islice(iterator, self.each)) or END
 
     def fetch_one(self) -> Any:
-        """The next batch, to be looked at: of several, the first device's."""
-        batch = self.fetch()
+        """The next batch, to be looked at: this device's part of it, or of several, its own."""
+        batch = self.fetch_share()
         return batch[0] if type(batch) is Several else batch
 
     def fetch_share(self) -> Any:
