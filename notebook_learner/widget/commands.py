@@ -92,8 +92,7 @@ class Commands:
             case "breakpoint":
                 return switch(learner, args["name"], args["on"])
             case "inspect":
-                learner.inspect()
-                return f"inspected at {learner.position}"
+                return f"inspected at {learner.inspect(rank=args['rank']).place}"
             case "save":
                 return f"saved as {learner.save()}"
             case "restore":

@@ -13,7 +13,7 @@ from ..renderer.text import one_line
 from .steering import Hit, Look, Steering, Switch
 from .wire import Json
 
-NOTHING: Json = {"breakpoints": [], "inspection": [], "reach": None}
+NOTHING: Json = {"breakpoints": [], "inspection": [], "inspected": None, "reach": None}
 """Where there is no learner: in the panel of files."""
 
 
@@ -47,6 +47,7 @@ class Debugger:
         return {
             "breakpoints": [_switch(each, self._hit) for each in breakpoints],
             "inspection": self._sections,
+            "inspected": None if seen is None else seen.rank,
             "reach": {"from": min(learner.reach.iteration, trained), "to": trained},
         }
 

@@ -45,6 +45,10 @@ class Hit(Protocol):
 class Look(Protocol):
     """What a step looks like."""
 
+    @property
+    def place(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
     def sections(self) -> Sequence[Mapping[str, object]]: ...
 
 
@@ -97,7 +101,7 @@ class Steering(Protocol):
         """What `inspect()` last gave, while the learner stands where it was asked."""
         ...
 
-    def inspect(self) -> Look: ...
+    def inspect(self, *, rank: int = 0) -> Look: ...
     @property
     def reach(self) -> Place:
         """The earliest place that it can be rewound to."""

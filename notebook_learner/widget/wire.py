@@ -15,7 +15,7 @@ Json = dict[str, Any]
 MOST_STEPS = 1_000_000
 """A page asks for no more at once."""
 _LONGEST = 200
-_LAST_PLACE = 2**53 - 1
+_LAST = 2**53 - 1
 """A page counts no further: its numbers are floats."""
 
 
@@ -72,8 +72,8 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 1 <= value <= MOST_STEPS
 
 
-def _is_place(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _LAST_PLACE
+def _is_whole(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _LAST
 
 
 def _is_name(value: object) -> bool:
@@ -98,7 +98,7 @@ _ARGUMENTS: dict[str, dict[str, Callable[[object], bool]]] = {
     "restore": {"label": _is_name},
     "epochs": {"n": _is_count},
     "breakpoint": {"name": _is_name, "on": _is_flag},
-    "inspect": {},
-    "rewind_to": {"step": _is_place},
+    "inspect": {"rank": _is_whole},
+    "rewind_to": {"step": _is_whole},
 }
 """Every request with its arguments and what each of them may be."""

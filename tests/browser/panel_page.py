@@ -31,6 +31,8 @@ class PanelPage:
         self.checkpoints = self.region.locator("[data-part=checkpoints]")
         self.breakpoints = self.region.locator("[data-part=breakpoints]")
         self.inspection = self.region.locator("[data-part=inspection]")
+        self.ranks = self.inspection.get_by_role("combobox", name="Inspect rank", exact=True)
+        self.hint = self.region.locator("[data-part=hint]")
         self.why = self.region.locator("[data-part=reason]")
         self.slider = self.region.get_by_role("slider", name="Rewind to a step")
 

@@ -258,7 +258,7 @@ def test_each_state_is_readable_in_both_themes_and_has_room_at_both_widths(page,
 # focus, and whether that can be seen.
 NUMBER_CONTROLS = """
 (panel) => {
-    const controls = [...panel.querySelectorAll("button, input, summary, [tabindex]")]
+    const controls = [...panel.querySelectorAll("button, input, select, summary, [tabindex]")]
         .filter((one) => one.tabIndex >= 0 && one.checkVisibility());
     window.focused = () => {
         const active = document.activeElement;

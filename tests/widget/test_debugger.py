@@ -138,7 +138,7 @@ def test_inspect_fills_the_section_changes_nothing_and_goes_with_the_next_step(t
     page.ask("hello")
     assert page.board["inspection"] == []
     before = bits(learner)
-    assert page.answer("inspect") == (True, "inspected at epoch 1, train, step 4 of 10")
+    assert page.answer("inspect", rank=0) == (True, "inspected at epoch 1, train, step 4 of 10")
     assert same(before, bits(learner))
     sections = {section["title"]: section for section in page.board["inspection"]}
     assert {"Step", "Batch", "Worst samples", "Layers"} <= set(sections)
@@ -164,7 +164,7 @@ def test_a_click_right_after_the_stop_waits_until_the_learner_can_be_moved(tmp_p
     thread = threading.Thread(target=learner._driver.here, args=(finish,))
     thread.start()
     assert entered.wait(SOON)
-    page.ask("inspect", 50)
+    page.ask("inspect", 50, rank=0)
     threading.Timer(0.2, leave.set).start()
     page.until(lambda: 50 in page.answers)
     thread.join(SOON)
@@ -192,7 +192,7 @@ def test_an_inspection_does_not_outlive_the_first_step_of_a_run(
     page.until(lambda: page.board["status"] == "running")
     assert page.board["inspection"] == []
     assert page.board["controls"]["inspect"] == "it is running; pause it first"
-    ok, text = page.answer("inspect")
+    ok, text = page.answer("inspect", rank=0)
     assert not ok and "already under way" in text
     gate.set()
     page.until(lambda: 100 in page.answers)
@@ -288,11 +288,12 @@ def test_a_panel_of_files_has_none_of_it(tmp_path: Path) -> None:
     page.ask("hello")
     page.until(lambda: page.board["status"] == "paused" and len(page.board["metrics"]) == 3)
     assert (page.board["breakpoints"], page.board["inspection"], page.board["reach"]) == ([], [], None)
+    assert page.board["inspected"] is None
     assert page.board["controls"] == {}
     assert page.board["metrics"][-1]["name"] == "size"
     assert len(page.curves["size", "train"][0]) == 24
     for cmd, args in (
-        ("inspect", {}),
+        ("inspect", {"rank": 0}),
         ("rewind_to", {"step": 1}),
         ("breakpoint", {"name": "AtStep(25)", "on": False}),
     ):

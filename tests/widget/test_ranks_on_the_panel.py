@@ -9,7 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from page_of_messages import learner_in, page_of
+import torch
+from page_of_messages import Page, learner_in, page_of
 
 from notebook_learner import RankDied
 from notebook_learner.widget.board import ranks
@@ -85,6 +86,60 @@ def test_the_table_follows_the_ranks_until_one_dies(tmp_path: Path) -> None:
         learner.step(2)
     page.ask("resync")
     assert [each["alive"] for each in page.board["ranks"]] == [True, False]
+
+
+def batch_on(page: Page) -> list[list[str]]:
+    """The rows that the panel shows of the batch."""
+    rows: list[list[str]] = next(
+        each["rows"] for each in page.board["inspection"] if each["title"] == "Batch"
+    )
+    return rows
+
+
+def test_a_page_looks_at_the_step_of_the_rank_it_chose(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, devices=["cpu", "cpu"])
+    page = page_of(learner)
+    page.ask("hello")
+    learner.step(3)
+    assert page.board["inspected"] is None
+    position = "epoch 1, train, step 3 of 10"
+    seen = []
+    for rank, place in ((0, position), (1, f"{position}, rank 1")):
+        assert page.answer("inspect", rank=rank) == (True, f"inspected at {place}")
+        page.until(lambda rank=rank: page.board["inspected"] == rank)
+        page.until(lambda place=place: page.board["log"][-1].endswith(f"inspected at {place}"))
+        seen.append(batch_on(page))
+        assert seen[-1] == dict((each["title"], each) for each in learner.seen.sections())["Batch"]["rows"]
+    assert seen[0] != seen[1], "each has its own part"
+    learner.step(1)
+    page.until(lambda: page.board["inspected"] is None and page.board["inspection"] == [])
+
+
+def test_a_rank_that_cannot_tell_says_why_and_is_no_error_of_the_training(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, devices=["cpu", "cpu"])
+    batch = torch.ones(4, 4), torch.zeros(4, dtype=torch.int64)
+    learner._supplies.use(learner, "train", (batch for _ in range(3)))
+    page = page_of(learner)
+    page.ask("hello")
+    ok, text = page.answer("inspect", rank=1)
+    assert not ok and "another rank does not know the one to come" in text
+    assert page.answer("inspect", rank=2) == (False, "there is no rank 2; the last one is 1")
+    assert (page.board["error"], page.board["inspected"]) == (None, None)
+    assert learner.status == "ready"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills as POSIX does")
+def test_a_rank_that_died_is_told_of_where_it_is_chosen(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, devices=["cpu", "cpu"])
+    page = page_of(learner)
+    page.ask("hello")
+    learner.step(2)
+    os.kill(learner.fleet[1].pid, signal.SIGKILL)
+    ok, text = page.answer("inspect", rank=1)
+    assert not ok and text.startswith("rank 1 ")
+    page.until(lambda: [each["alive"] for each in page.board["ranks"]] == [True, False])
+    assert page.answer("inspect", rank=0)[0], "the others can be looked at"
+    page.until(lambda: page.board["inspected"] == 0)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="stops as POSIX does")

@@ -76,6 +76,7 @@ const ready = {
     { name: "GradNorm(above=100)", text: "once only", on: false, hit: false },
   ],
   inspection: [],
+  inspected: null,
   log: [],
   marks: [],
   controls: { ...usable, ...off("nothing is running", "pause", "stop"), ...off("no step was taken yet", "rewind", "rewind_to"), ...off("there is no checkpoint yet", "restore") },
@@ -149,6 +150,7 @@ const paused = {
   left: "",
   position: "epoch 5, train, step 117 of 240",
   marks: [...going.marks, { x: 1077, kind: "breakpoint", text: "NonFinite: fc1.weight" }],
+  inspected: 1,
   // As a real step with a planted NaN gave them.
   inspection: [
     {"title": "Step", "rows": [["loss", "NaN"], ["not finite", "input: 1 of 384 values of the batch[0] are not finite, before any module has run"]], "grid": null},
@@ -265,6 +267,7 @@ export class FakeModel {
       clearInterval(this.#timer);
       this.#change({ status: cmd === "pause" ? "paused" : "stopped", controls: paused.controls, rate: "" });
     } else if (cmd === "step") this.#steps(args.n);
+    else if (cmd === "inspect") this.#change({ inspected: args.rank, inspection: paused.inspection });
     answer(`${cmd}: done`);
   }
 

@@ -8,7 +8,8 @@ export class Controls {
   #signal;
   #buttons = [];
 
-  constructor(ask, refuse, signal) {
+  /** `rank()` is the one to inspect. */
+  constructor(ask, refuse, rank, signal) {
     this.#ask = ask;
     this.#refuse = refuse;
     this.#signal = signal;
@@ -27,7 +28,7 @@ export class Controls {
         this.#button("step_epoch", "Step epoch", "epoch"),
       ),
       h("div", { class: "nl-group" }, h("div", { class: "nl-joined" }, this.#button("rewind", "Rewind", "rewind", () => ({ n: count(this.back) })), this.back)),
-      h("div", { class: "nl-group" }, this.#button("inspect", "Inspect", "inspect"), this.#button("save", "Save", "save")),
+      h("div", { class: "nl-group" }, this.#button("inspect", "Inspect", "inspect", () => ({ rank: rank() })), this.#button("save", "Save", "save")),
       h("label", { class: "nl-group nl-epochs" }, h("span", {}, "Epochs"), this.epochs),
     );
     this.#onEpochs();
@@ -97,7 +98,7 @@ export class Controls {
   }
 }
 
-function setReason(button, element, reason) {
+export function setReason(button, element, reason) {
   const usable = reason === "";
   setAttribute(button, "aria-disabled", usable ? null : "true");
   setAttribute(button, "title", usable ? null : reason);

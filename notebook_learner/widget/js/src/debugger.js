@@ -1,5 +1,6 @@
 // Breakpoints, and what a step looks like where the training stands.
 
+import { Chooser } from "./chooser.js";
 import { Listing, fill, freshId, h, icon, section, setAttribute, setText, show } from "./dom.js";
 
 /** What a row of the inspection says of values that nobody wants, so that the eye finds it. */
@@ -46,14 +47,25 @@ export class Breakpoints extends Listing {
 
 /** What a paused step looks like. */
 export class Inspection {
-  constructor() {
+  constructor(ask, refuse, signal) {
     this.list = h("div", { class: "nl-cards" });
+    this.chooser = new Chooser(ask, refuse, signal);
     this.element = section("Inspection", "inspection", this.list);
+    this.heading = this.element.firstElementChild;
+    this.element.prepend(h("div", { class: "nl-top" }, this.heading, this.chooser.element));
   }
 
-  update(board) {
+  /** The one to look at: that of the chooser. */
+  get rank() {
+    return this.chooser.rank;
+  }
+
+  update(board, store) {
     const items = board.inspection ?? [];
-    show(this.element, items.length > 0);
+    const several = (board.ranks ?? []).length > 1;
+    this.chooser.update(board, store);
+    setText(this.heading, items.length > 0 && (several || board.inspected > 0) ? `Inspection of rank ${board.inspected}` : "Inspection");
+    show(this.element, items.length > 0 || several);
     fill(this.list, items, makeCard, (card, item) => {
       const [title, pairs, frame, more] = card.children;
       setText(title, item.title);

@@ -144,7 +144,7 @@ export class Store {
     const request = this.pending.get(content.to);
     if (request === undefined) return;
     this.pending.delete(content.to);
-    this.#tell("answer", { cmd: request.cmd, ok: content.ok === true, text: String(content.text ?? "") });
+    this.#tell("answer", { seq: content.to, cmd: request.cmd, ok: content.ok === true, text: String(content.text ?? "") });
   }
 
   #resync() {

@@ -37,10 +37,10 @@ export class View {
     this.progress = new Progress();
     this.curves = new Curves(this.panel, signal, () => this.schedule());
     const refuse = (text) => this.#note(false, text);
-    this.controls = new Controls(ask, refuse, signal);
+    this.controls = new Controls(ask, refuse, () => this.inspection.rank, signal);
     this.rewinder = new Rewinder(ask, refuse, (step) => this.curves.aim(step), signal);
     this.checkpoints = new Checkpoints(ask, signal);
-    this.inspection = new Inspection();
+    this.inspection = new Inspection(ask, refuse, signal);
     this.breakpoints = new Breakpoints(ask, signal);
     this.setup = new Setup();
     this.parts = [
@@ -134,7 +134,10 @@ export class View {
   }
 
   #heard(what, detail) {
-    if (what === "answer") this.#note(detail.ok, detail.text);
+    if (what === "answer") {
+      this.inspection.chooser.answered(detail);
+      this.#note(detail.ok, detail.text);
+    }
     this.schedule();
   }
 
@@ -190,7 +193,8 @@ export class View {
     }
     setText(this.hint, text);
     setAttribute(this.hint, "data-kind", kind);
-    setAttribute(this.hint, "title", board.connection ? `connection: ${board.connection.mode}` : null);
+    // What a rank died of takes more than the two lines that there are.
+    setAttribute(this.hint, "title", kind === "refused" ? text : board.connection ? `connection: ${board.connection.mode}` : null);
     this.controls.wait(this.#store.pending, board.status === "running");
   }
 

@@ -139,7 +139,7 @@ test("an answer is told with the request it belongs to, and another page's is no
   assert.equal(store.pending.size, 1);
   store.receive({ type: "answer", to: seq, ok: false, text: "no data" });
   store.receive({ type: "answer", to: 999, ok: true, text: "not ours" });
-  assert.deepEqual(heard, [{ cmd: "step", ok: false, text: "no data" }]);
+  assert.deepEqual(heard, [{ seq, cmd: "step", ok: false, text: "no data" }]);
   assert.equal(store.pending.size, 0);
 });
 
