@@ -128,10 +128,7 @@ class Panel:
                 self._blocks.append(event)
             else:
                 self._fold(event)
-            if not self._looked_at:
-                self._current = False
-                self._curves.forget()
-            elif _is_one_of_many(event):
+            if _is_one_of_many(event):
                 self._tell_steps()
             else:
                 self._tell_soon()
@@ -159,8 +156,7 @@ class Panel:
         with self._lock:
             self._blocking = blocking
             self._events_changed = True
-            if self._looked_at:
-                self._tell_soon()
+            self._tell_soon()
 
     def _fold_blocks(self) -> None:
         blocks, self._blocks = self._blocks, []
@@ -228,13 +224,18 @@ class Panel:
 
     def _tell_steps(self) -> None:
         """If it is time. They need no thread that waits: others follow, or the end of the run does."""
-        if time.monotonic() >= self._sent + max(INTERVAL, self._rest):
+        now = time.monotonic()
+        if not self._looked_at:
+            self._miss()
+        elif now >= self._sent + max(INTERVAL, self._rest):
             self._tell()
 
     def _tell_soon(self) -> None:
-        """Now, or once the interval is over: what came last is always told."""
+        """Now, or once the interval is over: what came last is always told, to who looks later, too."""
         left = self._sent + INTERVAL - time.monotonic()
-        if left <= 0:
+        if not self._looked_at:
+            self._miss()
+        elif left <= 0:
             self._tell()
         elif self._later is None:
             self._later = threading.Timer(left, self._tell_late)
@@ -244,8 +245,12 @@ class Panel:
     def _tell_late(self) -> None:
         with self._lock:
             self._later = None
-            if self._looked_at:
-                self._tell()
+            self._tell_soon()
+
+    def _miss(self) -> None:
+        """Nobody looks, so nobody is told; whoever looks next is told everything."""
+        self._current = False
+        self._curves.forget()
 
     def _tell(self) -> None:
         began = time.monotonic()
@@ -334,8 +339,7 @@ class Panel:
         with self._lock:
             if files != self._files:
                 self._files, self._events_changed = files, True
-                if self._looked_at:
-                    self._tell_soon()
+                self._tell_soon()
 
     def _connection(self) -> Json:
         mode = "background" if self._servant is None or not self._blocking else self._servant.mode
@@ -404,15 +408,13 @@ class Panel:
         with self._lock:
             self._board.failed(title, text)
             self._events_changed = True
-            if self._looked_at:
-                self._tell_soon()
+            self._tell_soon()
 
     def _answer(self, seq: int, ok: bool, text: str) -> None:
         with self._lock:
             self._events_changed = True
             self.wire.send(Message({"type": "answer", "to": seq, "ok": ok, "text": text}))
-            if self._looked_at:
-                self._tell_soon()
+            self._tell_soon()
 
 
 def _is_one_of_many(event: Event) -> bool:

@@ -107,6 +107,57 @@ def test_what_came_last_is_told_once_the_interval_is_over(
     page.until(lambda: page.curves == series_of(learner) and page.board["status"] == "paused")
 
 
+def test_what_waited_to_be_told_when_the_page_looked_away_is_told_when_it_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page is scrolled away for a moment, the run is paused meanwhile, and nothing else happens."""
+    learner = learner_in(tmp_path)
+    panel = panel_of(learner)
+    page = panel.wire
+    assert isinstance(page, Page)
+    page.ask("hello")
+    learner.step(1)
+    monkeypatch.setattr(panels, "INTERVAL", 0.2)
+    for _ in range(7):
+        learner.step(1)
+    assert panel._later is not None, "the last news wait"
+    page.ask("look", visible=False)
+    panel._later.join()
+    assert page.curves != series_of(learner), "told to nobody"
+    page.ask("look", visible=True)
+    assert page.curves == series_of(learner)
+    assert (page.board["status"], page.board["position"]) == ("paused", "epoch 1, train, step 8 of 10")
+
+
+@pytest.mark.parametrize("news", ["an error of a button", "files", "another connection"])
+def test_so_is_all_else_that_came_meanwhile(
+    tmp_path: Path, news: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learner_in(tmp_path)
+    panel = panel_of(learner)
+    page = panel.wire
+    assert isinstance(page, Page)
+    page.ask("hello")
+    panel._read_files()
+    page.ask("look", visible=False)
+    match news:
+        case "an error of a button":
+            panel._failed("ValueError: no", "Traceback of it")
+        case "files":
+            monkeypatch.setattr(panels.boards, "checkpoints", lambda saved, best: [{"label": "1-1"}])
+            panel._read_files()
+        case _:
+            panel._connected(blocking=True)
+    known = len(page.messages)
+    page.ask("look", visible=True)
+    assert len(page.messages) > known and page.messages[-1].content["type"] == "snapshot"
+    match news:
+        case "an error of a button":
+            assert page.board["error"] == {"title": "ValueError: no", "text": "Traceback of it"}
+        case "files":
+            assert page.board["checkpoints"] == [{"label": "1-1"}]
+
+
 def test_the_buttons_do_what_they_say(tmp_path: Path) -> None:
     learner = learner_in(tmp_path)
     page = page_of(learner)
