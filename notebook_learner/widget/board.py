@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import PurePath
@@ -284,8 +285,9 @@ class Board:
 
     def _mark(self, kind: str, text: str, x: float | None = None) -> None:
         mark = Mark(float(self.trained if x is None else x), kind, one_line(text))
-        if not self.marks or self.marks[-1] != mark:
-            self.marks.append(mark)
+        with suppress(ValueError):  # an epoch ends again after the run has gone back into it
+            self.marks.remove(mark)
+        self.marks.append(mark)
 
     def _place(self, event: CheckpointSaved) -> float:
         """A checkpoint is told of when it is on the disk; training may be further on by then."""

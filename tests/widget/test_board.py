@@ -131,6 +131,14 @@ def test_going_back_takes_marks_along_and_leaves_one() -> None:
     assert board.moving()["position"].startswith("epoch 1, train, step 2")
 
 
+def test_an_epoch_that_ends_again_has_one_mark() -> None:
+    record = (SplitRecord(1, "train", (block(1, 1, [4.0, 3.0, 2.0, 1.0], 4),)),)
+    into_validation = Rewound(1, "valid", 0, record, 0, 2)
+    board = board_of([*FIRST, into_validation, EpochEnded(1, 3)])
+    assert [mark.kind for mark in board.marks] == ["checkpoint", "rewind", "epoch"]
+    assert {mark.x for mark in board.marks} == {4.0}
+
+
 def test_an_error_stays_until_it_runs_again() -> None:
     board = board_of([*FIRST, StatusChanged("failed", 2, "train", 1, 4, "RuntimeError: boom")])
     assert board.error == {"title": "RuntimeError: boom", "text": ""}

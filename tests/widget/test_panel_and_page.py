@@ -208,6 +208,18 @@ def test_the_training_waits_for_no_disk_because_of_a_panel(tmp_path: Path) -> No
     assert learner.position.step == 3
 
 
+def test_going_back_into_a_validation_leaves_one_mark_of_each_epoch(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    page = page_of(learner)
+    page.ask("hello")
+    learner.step(13)
+    learner.rewind(to=(1, "valid", 1))
+    learner.fit()
+    page.until(lambda: page.board["status"] == "finished")
+    marks = [mark["x"] for mark in page.board["marks"] if mark["kind"] == "epoch"]
+    assert marks == [10.0, 20.0, 30.0]
+
+
 def test_the_best_checkpoint_is_marked(tmp_path: Path) -> None:
     learner = learner_in(tmp_path)
     page = page_of(learner)
