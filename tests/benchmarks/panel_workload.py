@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,13 +21,15 @@ from notebook_learner.event import MetricBlock
 from notebook_learner.learner.step.output import LossOutput
 from notebook_learner.logger import InMemoryMetricLogger
 from notebook_learner.metric import Loss
-from notebook_learner.widget import panel as panels
 
-BLOCK = 0.1
-"""Seconds of a block of steps."""
-RUN, BEGIN = 4.0, 0.5
-"""Seconds of a run, and of its beginning, which is told apart: the pages hear of it at once and again after
-the panel's interval, all buttons change, and the browser draws for a tenth of a second each time."""
+BLOCKS, LED_IN = 12, 2
+"""Blocks of steps, of a tenth of a second, that are of one kind, and how many of them are not counted. What a
+message costs after it was sent ends within these, so that as much of it leaves the window as enters it."""
+TURNS = 60
+"""How often each kind has its turn in one process."""
+KINDS = ("panel", "silent", "control")
+"""The control is as silent as the silent one: what the two differ by is what such a measurement does not
+tell."""
 WIDTHS = (4, 64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 3072)
 
 
@@ -54,67 +59,75 @@ class ByHand(Net):
         return TrainOutput(self, {"layer.weight": weight}, LossOutput(out.square().mean()))
 
 
-def learners_of(width: int, steps: int, *renderers: str) -> dict[str, Learner]:
-    """They train one model with the same batches: two models lie elsewhere in memory, and the steps of one
-    may take a tenth longer than those of the other, as long as the process lives."""
+def learner_of(width: int, steps: int, renderer: str) -> Learner:
     torch.manual_seed(0)
     net = ByHand(width) if width < 10 else Net(width)
-    batches = [torch.randn(32, width)] * steps
-    learners = {}
-    for renderer in renderers:
-        builder = LearnerBuilder(tempfile.mkdtemp()).metrics(Loss()).num_epochs(1).renderer(renderer)
-        builder = builder.metric_logger(InMemoryMetricLogger()).with_application_logger(False)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-        learners[renderer] = builder.build(net, optimizer, None, batches)
-    return learners
+    builder = LearnerBuilder(tempfile.mkdtemp()).metrics(Loss()).num_epochs(1).renderer(renderer)
+    builder = builder.metric_logger(InMemoryMetricLogger()).with_application_logger(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    return builder.build(net, optimizer, None, [torch.randn(32, width)] * steps)
 
 
-class Spent:
-    """CPU seconds in a display's hands, and of all threads but this one; and where blocks of steps met."""
+class Gate:
+    """Lets a learner's display hear of the steps in some turns and of nothing in others: what it does, it
+    does in its calls, and in what these have the pages and the kernel's other threads do."""
 
-    def __init__(self, learner: Learner) -> None:
-        self.handling = 0.0
-        self.boundaries: list[tuple[float, int, bool]] = []
-        """CPU seconds of the process, steps taken, and whether a message was sent just after."""
-        self._blocks = 0
+    def __init__(self, learner: Learner, turns: int) -> None:
+        self._kinds = [kind for _ in range(turns) for kind in random.sample(KINDS, len(KINDS))]
+        self._kind, self._blocks, self._closed_at = "panel", -10 * BLOCKS, 0.0  # it warms up
+        self._at: tuple[float, float, int] | None = None
+        self.figures: dict[str, list[float]] = {f"{kind}{of}": [] for kind in KINDS for of in ("", "'s own")}
         display: Any = learner._display
-        if display is not None:
-            self._panel = display._panel
-            self._handle, display.handle = display.handle, self.handle
+        self._panel, self._handle, self._blocking = display._panel, display.handle, display.blocking
+        self.messages, self._in_calls = 0, 0.0
+        self._learner = learner
+        display.handle, display.blocking = self.handle, self.blocking
 
     def handle(self, event: Any) -> None:
         if isinstance(event, MetricBlock):
-            self._choose_when()
-        before, began, told = time.process_time(), time.thread_time(), self._panel._seq
-        self._handle(event)
-        if isinstance(event, MetricBlock):  # not the picture at the end of a run, which is short here
-            self.handling += time.thread_time() - began
-            self.boundaries.append((before, event.last, self._panel._seq > told))
+            self._turn(event.last)
+        if self._kind == "panel" or not isinstance(event, MetricBlock):
+            began, told = time.thread_time(), self._panel._seq
+            self._handle(event)
+            self._in_calls += time.thread_time() - began
+            self.messages += self._panel._seq - told
 
-    def _choose_when(self) -> None:
-        """A message after the fewest blocks that the clock could let pass, told from what the last one took:
-        sooner than by the clock, never later. By the clock itself it is slow blocks that are followed by one,
-        and what it costs would be held against them."""
+    @contextmanager
+    def blocking(self) -> Iterator[Callable[[], None]]:
+        with self._blocking() as serve:
+            yield lambda: serve() if self._kind == "panel" else None
+
+    def _turn(self, steps: int) -> None:
+        if self._kind == "over":
+            return
         self._blocks += 1
-        due = self._blocks >= max(panels.INTERVAL, self._panel._rest) / BLOCK
-        self._panel._sent, self._blocks = (-math.inf, 0) if due else (time.monotonic(), self._blocks)
+        if self._blocks == LED_IN:
+            self._at = self._spent(steps)
+        if self._blocks in (BLOCKS, 0):
+            self._count(steps)
+            self._blocks = 0
+            self._change(self._kinds.pop() if self._kinds else "over")
 
-    def around_messages(self) -> tuple[list[float], float]:
-        """How much more CPU time of the process the steps after a message took, the message included, than
-        those of the blocks before and after; and how many of the blocks began with a message."""
-        cpu, steps, told = (np.array(each) for each in zip(*self.boundaries, strict=True))
-        self.boundaries.clear()
-        spent, taken, told = np.diff(cpu), np.diff(steps), told[:-1]
-        alone = [at for at in range(1, len(told) - 1) if told[at - 1 : at + 2].tolist() == [0, 1, 0]]
-        more = [
-            spent[at] / taken[at] * (taken[at - 1] + taken[at + 1]) / (spent[at - 1] + spent[at + 1]) - 1
-            for at in alone
-        ]
-        return more, float(told.mean())
+    def _count(self, steps: int) -> None:
+        if self._at is not None:
+            cpu, own, taken = (now - then for now, then in zip(self._spent(steps), self._at, strict=True))
+            self.figures[self._kind].append(cpu / taken)
+            self.figures[f"{self._kind}'s own"].append(own / cpu)
+        if not self._kinds:
+            self._learner.stop()
 
-    @staticmethod
-    def beside() -> float:
-        return time.process_time() - time.thread_time()
+    def _spent(self, steps: int) -> tuple[float, float, int]:
+        """CPU seconds of the process, those in the display's hands and of all threads but this one, steps."""
+        cpu = time.process_time()
+        return cpu, self._in_calls + cpu - time.thread_time(), steps
+
+    def _change(self, kind: str) -> None:
+        now = time.monotonic()
+        if self._kind == "panel":
+            self._closed_at = now
+        elif kind == "panel":  # its clock stood still: it tells as often as it would if it always heard
+            self._panel._sent += now - self._closed_at
+        self._kind = kind
 
 
 def keep_to(cores: set[int]) -> None:
@@ -123,47 +136,28 @@ def keep_to(cores: set[int]) -> None:
         os.sched_setaffinity(int(thread), cores)
 
 
-def width_for(seconds: float) -> tuple[int, int]:
-    """The width of the model whose step takes about so long on this machine, and the steps of a run."""
+def width_for(seconds: float) -> tuple[int, float]:
+    """The width of the model whose step takes about so long on this machine, and how long."""
     found = []
     for width in WIDTHS:
-        learner = learners_of(width, 50, "silent")["silent"]
+        learner = learner_of(width, 50, "silent")
         for _ in range(3):
             learner.model.cpu.clear()
             learner.fit(epochs=1)
         taken = float(np.median(np.diff(learner.model.cpu)))
-        found.append((abs(math.log(taken / seconds)), width, round(RUN / taken)))
+        found.append((abs(math.log(taken / seconds)), width, taken))
         if taken > 2 * seconds:
             break
     return min(found)[1:]
 
 
-def measured(seconds: float, rounds: int) -> None:
-    """CPU seconds a step of each round, of the beginning, and of a panel's own calls and the kernel's other
-    threads, as a share. A browser on the same machine slows the steps themselves: the share tells the
-    panel's part of that."""
+def measured(seconds: float) -> None:
+    """CPU seconds a step of each turn, and the share of what is not the steps themselves: a panel's own calls
+    and the kernel's other threads."""
     torch.set_num_threads(1)
     keep_to({0})  # the browser has the other cores
-    width, steps = width_for(seconds)
-    learners = learners_of(width, steps, "silent", "panel")
-    spent = {name: Spent(learner) for name, learner in learners.items()}
-    figures: dict[str, list[Any]] = {f"{name}'s {what}": [] for name in learners for what in ("own", "begin")}
-    figures |= {name: [] for name in (*learners, "more", "often")}
-    first = int(steps * BEGIN / RUN)
-    for number in range(rounds + 1):
-        for name in sorted(learners, reverse=bool(number % 2)):
-            cpu = learners[name].model.cpu
-            cpu.clear()
-            handling, beside, began = spent[name].handling, Spent.beside(), time.process_time()
-            learners[name].fit(epochs=1)
-            ended = time.process_time()
-            more, often = spent[name].around_messages() if name == "panel" else ([], math.nan)
-            if number == 0:
-                continue  # it warms up
-            own = spent[name].handling - handling + Spent.beside() - beside
-            figures[f"{name}'s own"].append(own / (ended - began))
-            figures[f"{name}'s begin"].append(cpu[first] - began)
-            figures[name].append((cpu[-1] - cpu[first]) / (len(cpu) - 1 - first))
-            figures["more"] += more
-            figures["often"].append(often)
-    print("FIGURES" + json.dumps(figures))
+    width, taken = width_for(seconds)
+    learner = learner_of(width, round(2 * 0.1 * BLOCKS * len(KINDS) * (TURNS + 4) / taken), "panel")
+    gate = Gate(learner, TURNS)
+    learner.fit(epochs=1)
+    print("FIGURES" + json.dumps(gate.figures | {"messages": [gate.messages]}))
