@@ -2,7 +2,8 @@
 `storing`, `blocking` or `logging`: what checkpoints and logs cost; with `panel`: what a live panel does; with
 `metrics`: what the standard pair adds to computing it by hand, what metrics of classes and of sequences take,
 and what `evaluate` adds to a loop; with `peers`: other trainers at the same work; with `growth`: memory of a
-long run, and opening its directory; with `ranks`: several devices beside torch's DistributedDataParallel.
+long run, and opening its directory; with `ranks`: several devices beside torch's DistributedDataParallel;
+with `startup`: imports. `--workload` (W1 ... W9) takes the one that each belongs to.
 
 The machine's speed drifts, so one round runs both, in turn, and what counts is the median over rounds
 of the difference and of the ratio within a round.
@@ -16,6 +17,7 @@ import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ sys.path[:0] = [str(HERE), str(HERE / "peers")]
 import blocking  # noqa: E402  # test folders are no packages
 import debugging  # noqa: E402
 import growth  # noqa: E402
+import import_cost  # noqa: E402
 import logging_cost  # noqa: E402
 import metrics  # noqa: E402
 import panel_cost  # noqa: E402
@@ -74,21 +77,12 @@ def main() -> None:
         "what",
         nargs="?",
         default="steps",
-        choices=(
-            "steps",
-            "storing",
-            "blocking",
-            "logging",
-            "panel",
-            "debugging",
-            "metrics",
-            "peers",
-            "growth",
-            "ranks",
-        ),
+        choices=MEASUREMENTS,
         help="steps (the Learner against a loop), or what storing, or a panel, costs",
     )
-    parser.add_argument("--workload", choices=[*sorted(WORKLOADS), *KINDS], nargs="+", metavar="NAME")
+    parser.add_argument(
+        "--workload", choices=[*sorted(WORKLOADS), *KINDS, *ELSEWHERE], nargs="+", metavar="NAME"
+    )
     parser.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="with peers: only these")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument(
@@ -102,31 +96,21 @@ def main() -> None:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    if options.what == "peers":
-        workloads = options.workload or [name for name in KINDS if name != "W2b"]
-        return peer_race.main(
-            workloads, options.peers, options.rounds, options.steps, options.json, options.plot
-        )
-    if options.what == "growth":
-        return growth.main(options.steps or 1_000_000, options.directory)
-    if options.what == "storing":
-        return storing.main(options.rounds)
-    if options.what == "blocking":
-        return blocking.main()
-    if options.what == "logging":
-        return logging_cost.main()
-    if options.what == "metrics":
-        return metrics.main(options.rounds)
-    if options.what == "panel":
-        return panel_cost.main(options.rounds)
-    if options.what == "ranks":
-        return ranks.main(options.rounds)
-    if options.what == "debugging":
-        return debugging.main(options.rounds)
-    return _steps(options, options.steps or 1000)
+    chosen = options.workload or []
+    if options.what != "steps" or not any(name in (*KINDS, *ELSEWHERE) for name in chosen):
+        return MEASUREMENTS[options.what](options)
+    for what in dict.fromkeys(ELSEWHERE.get(name, "peers") for name in chosen):
+        options.workload = [name for name in chosen if name in KINDS]
+        MEASUREMENTS[what](options)
 
 
-def _steps(options: argparse.Namespace, steps: int) -> None:
+def _peers(options: argparse.Namespace) -> None:
+    workloads = options.workload or [name for name in KINDS if name != "W2b"]
+    peer_race.main(workloads, options.peers, options.rounds, options.steps, options.json, options.plot)
+
+
+def _steps(options: argparse.Namespace) -> None:
+    steps = options.steps or 1000
     print(
         f"torch {torch.__version__}, Python {platform.python_version()}, one thread; medians of "
         f"{options.rounds} interleaved rounds of 4 x {steps} steps"
@@ -145,6 +129,23 @@ def _steps(options: argparse.Namespace, steps: int) -> None:
         print("".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True)), flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1))
+
+
+MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "steps": _steps,
+    "storing": lambda options: storing.main(options.rounds),
+    "blocking": lambda options: blocking.main(),
+    "logging": lambda options: logging_cost.main(),
+    "panel": lambda options: panel_cost.main(options.rounds),
+    "debugging": lambda options: debugging.main(options.rounds),
+    "metrics": lambda options: metrics.main(options.rounds),
+    "peers": _peers,
+    "growth": lambda options: growth.main(options.steps or 1_000_000, options.directory),
+    "ranks": lambda options: ranks.main(options.rounds),
+    "startup": lambda options: import_cost.main(options.rounds),
+}
+ELSEWHERE = {"W5": "panel", "W6": "storing", "W7": "startup", "W8": "growth", "W9": "growth"}
+"""Workloads that are no training beside others'; W1 to W4 are."""
 
 
 if __name__ == "__main__":

@@ -38,11 +38,8 @@ def timed(line: str) -> tuple[float, float]:
     return wall, cpu
 
 
-def main() -> None:
+def main(rounds: int) -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
     for line in LINES:  # once for the files of bytecode, and for the page cache
         timed(line)
     measured = [[timed(line) for line in LINES] for _ in range(rounds)]
@@ -54,4 +51,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    main(parser.parse_args().rounds)
