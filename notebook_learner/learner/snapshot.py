@@ -12,7 +12,7 @@ then on this learner's copies are made at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from ..store.workers import hand_over
 from .copy_memory import CopyMemory
-from .state import copied
+from .state import Copy, copied
 
 LARGE = 32 << 20
 """Bytes from which a thread is worth it: copying less takes under 4 ms."""
@@ -43,12 +43,12 @@ class Snapshots:
         self._copying: _Copying | None = None
         self._hook: Any = None
 
-    def begin(self) -> Callable[[Tensor], Tensor]:
-        """A function that gives each tensor's copy, to be filled by `go`."""
+    def begin(self) -> Copy:
+        """A function that gives tensors' copies, to be filled by `go`."""
         self.settle()
         self._memory.open()
         self._copying = _Copying(self._memory)
-        return self._copying.take
+        return self._copying.take_all
 
     def go(self) -> Pending:
         """All tensors were named: copy them, at once or while training goes on."""
@@ -109,7 +109,10 @@ class _Copying:
         self._known: dict[int, Tensor] = {}
         self._work_done: Future[None] | None = None
 
-    def take(self, tensor: Tensor) -> Tensor:
+    def take_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [self._take(tensor) for tensor in tensors]
+
+    def _take(self, tensor: Tensor) -> Tensor:
         if not tensor.is_cpu:
             return copied(tensor)
         known = self._known.get(id(tensor))

@@ -7,7 +7,7 @@ what-if that leaves nothing behind.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -31,8 +31,8 @@ class Part(Protocol):
         """Make the live one equal to a captured value."""
 
 
-Copy = Callable[[Tensor], Tensor]
-"""How a tensor is copied to the host: at once, or by the time that somebody needs it."""
+Copy = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""How tensors are copied to the host: at once, or by the time that somebody needs them."""
 
 
 class Large(ABC):
@@ -107,12 +107,24 @@ def copied(tensor: Tensor) -> Tensor:
     return alone.clone() if alone.is_cpu else alone.to("cpu", copy=True)
 
 
-def clone(tree: Any, copy: Copy = copied) -> Any:
+def all_copied(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Their copies on the host. One call for all takes half as long as one for each where they are small."""
+    if _clone_all is None or not tensors or not all([tensor.is_cpu for tensor in tensors]):
+        return [copied(tensor) for tensor in tensors]
+    with torch.no_grad():
+        return _clone_all(tensors)
+
+
+_clone_all: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = getattr(torch, "_foreach_clone", None)
+"""Older versions of torch have none."""
+
+
+def clone(tree: Any, copy: Callable[[Tensor], Tensor] = copied) -> Any:
     """A copy on the host that shares nothing with the original; other objects are deep-copied."""
-    if isinstance(tree, Tensor):
-        return copy(tree)
     if type(tree) in _PLAIN:
         return tree
+    if isinstance(tree, Tensor):
+        return copy(tree)
     if isinstance(tree, dict):
         return {key: clone(value, copy) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
@@ -149,9 +161,9 @@ class ModelPart(Large):
         parameters, buffers, _ = self._looked_through()
         return {**parameters, **buffers}
 
-    def capture(self, copy: Copy = copied, /) -> dict[str, Any]:
+    def capture(self, copy: Copy = all_copied, /) -> dict[str, Any]:
         parameters, buffers, extra = self._looked_through()
-        tensors = {**_copied_once(parameters, copy), **_copied_once(buffers, copied)}
+        tensors = {**_copied_once(parameters, copy), **_copied_once(buffers, all_copied)}
         told = {path: clone(module.get_extra_state()) for path, module in extra}
         return {"tensors": tensors, "extra": told}
 
@@ -171,20 +183,30 @@ class ModelPart(Large):
         """Parameters and buffers under all of their names, and the modules with more to say, once each: in
         one walk, where torch's functions take one for each, a millisecond for a thousand modules."""
         parameters, buffers, extra = dict[str, Tensor](), dict[str, Tensor](), dict[nn.Module, str]()
-        for path, module in self.model.named_modules(remove_duplicate=False):
-            start = f"{path}." if path else ""
+        for start, module in _below(self.model, ""):
             for found, members in ((parameters, module._parameters), (buffers, module._buffers)):
                 for name, tensor in members.items():
                     if tensor is not None:
                         found[start + name] = tensor
             if type(module).get_extra_state is not nn.Module.get_extra_state:
-                extra.setdefault(module, path)
+                extra.setdefault(module, start[:-1])
         return parameters, buffers, [(path, module) for module, path in extra.items()]
+
+
+def _below(module: nn.Module, start: str) -> list[tuple[str, nn.Module]]:
+    """A module and all below it, each under all of its names, with how the names of its tensors begin; as
+    `named_modules` tells, in a third of the time."""
+    found = [(start, module)]
+    for name, child in module._modules.items():
+        if child is not None:
+            found += _below(child, f"{start}{name}.")
+    return found
 
 
 def _copied_once(live: Mapping[str, Tensor], copy: Copy) -> dict[str, Tensor]:
     """Each tensor's copy, under all of its names."""
-    copies = {id(tensor): copy(tensor) for tensor in {id(t): t for t in live.values()}.values()}
+    known = {id(tensor): tensor for tensor in live.values()}
+    copies = dict(zip(known, copy([*known.values()]), strict=True))
     return {name: copies[id(tensor)] for name, tensor in live.items()}
 
 
@@ -215,17 +237,20 @@ class OptimizerPart(Large):
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def capture(self, copy: Copy = copied, /) -> dict[str, Any]:
+    def capture(self, copy: Copy = all_copied, /) -> dict[str, Any]:
         if self._asked:
             return {"own": clone(self.optimizer.state_dict())}
         state = self.optimizer.state
+        held = [state.get(p) for p in self._parameters()]
+        tensors = [value for each in held if each for value in each.values() if isinstance(value, Tensor)]
+        copies = iter(copy(tensors))
         return {
             "groups": [
                 {key: clone(value) for key, value in group.items() if key != "params"}
                 for group in self.optimizer.param_groups
             ],
             "sizes": [len(group["params"]) for group in self.optimizer.param_groups],
-            "state": [_take_moments(state[p], copy) if p in state else None for p in self._parameters()],
+            "state": [None if each is None else _take_moments(each, copies, copy) for each in held],
             "shared": {key: clone(value) for key, value in state.items() if not isinstance(key, Tensor)},
         }
 
@@ -264,11 +289,18 @@ class OptimizerPart(Large):
         live.update(deepcopy(state["shared"]))
 
 
-def _take_moments(live: dict[str, Any], copy: Copy) -> dict[str, Any]:
-    """A parameter's optimizer state, and which of it lives on the host beside an accelerator's
-    parameter: step counters do, unless the optimizer is `capturable` or `fused`."""
-    host = [key for key, value in live.items() if isinstance(value, Tensor) and value.is_cpu]
-    return {"values": clone(live, copy), "host": host}
+def _take_moments(live: dict[str, Any], copies: Iterator[Tensor], copy: Copy) -> dict[str, Any]:
+    """A parameter's optimizer state, given the copies of its tensors, and which of it lives on the host
+    beside an accelerator's parameter: step counters do, unless the optimizer is `capturable` or `fused`."""
+    values, host = {}, []
+    for key, value in live.items():
+        if isinstance(value, Tensor):
+            values[key] = next(copies)
+            if value.is_cpu:
+                host.append(key)
+        else:
+            values[key] = clone(value, lambda tensor: copy([tensor])[0])
+    return {"values": values, "host": host}
 
 
 def _put_moments(saved: dict[str, Any], live: dict[str, Any], device: torch.device) -> dict[str, Any]:

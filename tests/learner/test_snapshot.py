@@ -192,7 +192,7 @@ def test_an_optimizer_waits_for_the_copy_and_forgets_the_hook_afterwards(monkeyp
     before = model.weight.detach().clone()
     model(torch.ones(2, 300)).sum().backward()
 
-    copy = snapshots.begin()(model.weight)
+    (copy,) = snapshots.begin()([model.weight])
     pending = snapshots.go()
     optimizer.step()
 
@@ -207,7 +207,7 @@ def test_a_copy_is_of_the_memory_that_a_parameter_had(monkeypatch):
     model = nn.Linear(300, 300)
     before = model.weight.detach().clone()
     snapshots = Snapshots(torch.optim.SGD(model.parameters(), lr=1.0))
-    copy = snapshots.begin()(model.weight)
+    (copy,) = snapshots.begin()([model.weight])
     pending = snapshots.go()
     changed = before.clone()
     changed[7, 7] += 1  # where no sample is taken
@@ -220,7 +220,7 @@ def test_a_copy_that_failed_is_void(monkeypatch):
     monkeypatch.setattr(torch, "_foreach_copy_", lambda copies, lives: 1 / 0)
     model = nn.Linear(300, 300)
     snapshots = Snapshots(torch.optim.SGD(model.parameters(), lr=1.0))
-    snapshots.begin()(model.weight)
+    snapshots.begin()([model.weight])
     pending = snapshots.go()
     snapshots.settle()
     assert not pending.wait()

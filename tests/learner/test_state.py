@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from notebook_learner import StateError
+from notebook_learner.learner import state as states
 from notebook_learner.learner.state import ModelPart, OptimizerPart
 from notebook_learner.learner.step.schedule import Torch
 
@@ -189,6 +190,55 @@ def test_a_model_is_captured_under_the_names_that_torch_gives() -> None:
     assert list(state["tensors"]) == [*parameters, *buffers]
     assert {"0.two.weight", "3.one.weight", "3.hidden", "2.running_mean"} < set(state["tensors"])
     assert list(state["extra"]) == ["0"]
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["in one call", "as an older torch does"])
+def test_copies_are_like_clones_of_whatever_a_model_or_an_optimizer_holds(
+    at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert states._clone_all is not None, "this torch has a call for all of them"
+    if not at_once:
+        monkeypatch.setattr(states, "_clone_all", None)
+    held = [
+        nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)),
+        torch.randn(3, 5).t(),
+        torch.ones(3, 1).expand(3, 4),
+        torch.tensor([float("nan"), -0.0, float("inf")]),
+        torch.randn(3, dtype=torch.complex64).conj(),
+        torch.randn(4).to(torch.bfloat16),
+        torch.tensor(3),
+        torch.zeros(0),
+        torch.eye(3).to_sparse(),
+    ]
+    copies = states.all_copied(held)
+    for live, copy in zip(held, copies, strict=True):
+        like = live.detach().clone()
+        assert (type(copy), copy.dtype, copy.layout, copy.is_conj()) == (
+            torch.Tensor,
+            like.dtype,
+            like.layout,
+            like.is_conj(),
+        )
+        assert not copy.requires_grad and copy.grad_fn is None
+        if copy.layout is torch.strided:
+            assert copy.stride() == like.stride()
+            assert copy.untyped_storage().data_ptr() != live.untyped_storage().data_ptr() or not live.numel()
+        torch.testing.assert_close(copy, like, rtol=0, atol=0, equal_nan=True)
+    assert torch.signbit(copies[3][1])
+
+
+def test_the_states_of_an_epoch_share_what_its_order_was_drawn_from(tmp_path: Path) -> None:
+    learner = Setup(seed=None, window=2).learner(tmp_path)
+    learner.step(1)
+    first = learner.capture()
+    learner.step(1)
+    second = learner.capture()
+    learner.step_epoch()
+    learner.step(1)
+    later = learner.capture()
+    starts = [state.parts["data train"]["start"] for state in (first, second, later)]
+    assert starts[0] is starts[1] is not None
+    assert starts[2] is not starts[0]
 
 
 def test_a_state_shares_no_memory_with_the_training(tmp_path: Path) -> None:

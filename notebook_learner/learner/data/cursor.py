@@ -12,8 +12,10 @@ where the run stopped matters. Without it the cursor draws nothing that a hand-w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -119,7 +121,7 @@ class Cursor:
 
     def start(self) -> dict[str, Any]:
         """What the order of the epoch that begins now will be drawn from."""
-        return _Start(capture_rng(), self._generator_states(), self.walk.warm).plain()
+        return dict(_Start(capture_rng(), self._generator_states(), self.walk.warm).plain)
 
     def begin_as(self, epoch: int, start: Mapping[str, Any]) -> None:
         """Stand before the first batch of an epoch that another rank has begun, in the same order. The random
@@ -147,7 +149,7 @@ class Cursor:
         self.epoch = other.epoch
         stream = other._stream_now()
         if other._start is not None:
-            self._start = other._start._replace(generators=self._generator_states(), warm=False)
+            self._start = replace(other._start, generators=self._generator_states(), warm=False)
         elif step:
             self._start = _Start(capture_rng(), self._generator_states(), False)
         self.stand_at(step)
@@ -180,7 +182,7 @@ class Cursor:
             "epoch": self.epoch,
             "step": step,
             "devices": self.devices,
-            "start": self._start.plain() if inside and self._start is not None else None,
+            "start": self._start.plain if inside and self._start is not None else None,
             "stream": stream.plain() if stream is not None else None,
             "warm": self.walk.warm,
             "generators": self._generator_states(),
@@ -279,20 +281,23 @@ def _batches(devices: int) -> str:
     return "one batch" if devices == 1 else f"{devices} batches, one for each device"
 
 
-class _Start(NamedTuple):
+@dataclass(frozen=True)
+class _Start:
     """What an epoch's order was drawn from."""
 
     rng: Rng
     generators: tuple[torch.Tensor, ...]
     warm: bool
 
-    def plain(self) -> dict[str, Any]:
-        """As a dict of what a checkpoint can hold."""
+    @cached_property
+    def plain(self) -> Mapping[str, Any]:
+        """As a dict of what a checkpoint can hold. Every state inside the epoch has it: made once, it takes
+        nothing of a keyframe's time, and of its memory once for all of them."""
         return {"rng": self.rng.plain(), "generators": self.generators, "warm": self.warm}
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> _Start:
-        """From `plain()`."""
+        """From `plain`."""
         return _Start(Rng.of(state["rng"]), tuple(state["generators"]), state["warm"])
 
 
