@@ -52,7 +52,7 @@ TABLE = """
     WORDS                       | errors WORDS
     .ranks                      | errors metric WORDS .data .state
     .data                       | errors .rng
-    .step                       | errors event WORDS .epoch_value .data
+    .step                       | errors event WORDS .epoch_value .data .rng
     PARTS             | errors event metric checkpoint.info store.layout store.workers WORDS PARTS .data .step
 
     .loop                       | errors event metric WORDS PARTS .data .step .ranks
@@ -88,7 +88,7 @@ TABLE = """
     .wiring.compiling    | errors
     .wiring.settings     | errors cluster event metric WORDS PARTS .data .step checkpoint
     .wiring.autosave     | PARTS
-    .wiring.checks       | errors cluster event metric breakpoint store checkpoint PARTS WIRING
+    .wiring.checks       | errors cluster event metric breakpoint store checkpoint PARTS .step WIRING
     .wiring.making       | errors event metric WORDS PARTS .step .wiring.settings
     .wiring.opening      | errors event metric WORDS PARTS .step .wiring.settings
     .wiring.loaders      | errors event metric WORDS PARTS .data .step WIRING .loop .replica .predicting

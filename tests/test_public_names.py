@@ -40,7 +40,7 @@ PUBLIC = {
 BUILDER_VERBS = """
     metric_train metric_valid metric_train_numeric metric_valid_numeric metrics
     metric_logger renderer with_application_logger
-    num_epochs with_batch_size grads_accumulation devices precision clip_gradients compile ema seed
+    num_epochs with_batch_size grads_accumulation devices precision clip_gradients compile graph ema seed
     loss train_step valid_step step_scheduler early_stopping keyframes checkpoint build
     with_file_checkpointer with_checkpointing_strategy autosave remote_control break_on
 """

@@ -334,6 +334,10 @@ class Debugging:
             )
         if loop.quiet:
             return
+        notes = loop.current.step.notes
+        if notes is not None:
+            notes.append((name, value))
+            return
         group = loop.current.metrics
         if name not in group.logged:
             _require_file_of_its_own(name, [metric.name for metric in group.metrics])

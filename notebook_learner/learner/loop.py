@@ -333,7 +333,7 @@ class Loop:
         self.current.cursor.drop_if_broken(self.done)
         self._open = False
         for each in self.passes.values():
-            each.step.moves = True
+            each.step.look_again()
 
     # State -------------------------------------------------------------------------------------------
 

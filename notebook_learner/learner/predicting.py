@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StepError, a_kind
+from .data.batch import mapped
 from .evaluating import Tour
 from .step.output import LossOutput
 from .step.step import ValidationStep
@@ -105,7 +106,7 @@ class Gathered:
 
     def add(self, output: Any) -> None:
         """Take a batch's output. On an accelerator nothing waits for it."""
-        self._outputs.append(_mapped(output, self._copied))
+        self._outputs.append(mapped(output, self._copied))
         if self._block.bytes >= BLOCK:
             self._before.land()
             self._block.left()
@@ -116,7 +117,7 @@ class Gathered:
         self._before.land()
         self._block.left()
         self._block.land()
-        outputs, self._outputs = [_mapped(each, _landed) for each in self._outputs], []
+        outputs, self._outputs = [mapped(each, _landed, _Copy) for each in self._outputs], []
         return _join(outputs)
 
     def _copied(self, tensor: Tensor) -> Any:
@@ -170,24 +171,6 @@ class _Copies:
 
 def _landed(leaf: Any) -> Any:
     return leaf.tensor if isinstance(leaf, _Copy) else leaf
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with its tensors changed; containers are copied and keep their type."""
-    if isinstance(value, (Tensor, _Copy)):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(each, change) for each in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(each, change) for each in value)
-    if isinstance(value, Mapping):
-        return {key: _mapped(each, change) for key, each in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
-        other = copy.copy(value)
-        for each in fields(value):
-            object.__setattr__(other, each.name, _mapped(getattr(value, each.name), change))
-        return other
-    return value
 
 
 def _join(batches: Sequence[Any]) -> Any:

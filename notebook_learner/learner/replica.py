@@ -254,6 +254,7 @@ class Replica:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+        self._tell_of_steps()
         self.saving.check()
         self.snapshots.tidy()
         save, keyframe = self.saving.due(position), self.timeline.due(position)
@@ -266,6 +267,12 @@ class Replica:
             if keyframe:
                 self._keep(state, seconds)
         self.watch.refresh()  # after the keyframe: how closely it looks depends on the way back
+
+    def _tell_of_steps(self) -> None:
+        for each in self.loop.passes.values():
+            notice, each.step.notice = each.step.notice, ""
+            if notice:
+                self.emit(Notice(notice, "warning"))
 
     def allowance(self, position: Position) -> int:
         """How far the loop may go before it asks again."""

@@ -278,6 +278,8 @@ class OptimizerPart(Large):
                 del live[key]
             for key, value in saved.items():
                 live[key] = put(value, live.get(key), _device_of(live.get(key)))
+            if live.get("capturable") and any(parameter.is_cpu for parameter in live["params"]):
+                live["capturable"] = False  # of a run with CUDA graphs; on the host torch refuses it
 
     def _restore_state(self, state: Any) -> None:
         live = self.optimizer.state

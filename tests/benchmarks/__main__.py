@@ -3,7 +3,8 @@
 `metrics`: what the standard pair adds to computing it by hand, what metrics of classes and of sequences take,
 and what `evaluate` adds to a loop; with `peers`: other trainers at the same work; with `growth`: memory of a
 long run, and opening its directory; with `ranks`: several devices beside torch's DistributedDataParallel;
-with `startup`: imports. `--workload` (W1 ... W9) takes the one that each belongs to.
+with `startup`: imports; with `graphs`: small models on a GPU, with CUDA graphs and without. `--workload`
+(W1 ... W9, G1 to G3) takes the one that each belongs to.
 
 The machine's speed drifts, so one round runs both, in turn, and what counts is the median over rounds
 of the difference and of the ratio within a round.
@@ -28,6 +29,7 @@ sys.path[:0] = [str(HERE), str(HERE / "peers")]
 
 import blocking  # noqa: E402  # test folders are no packages
 import debugging  # noqa: E402
+import graphs  # noqa: E402
 import growth  # noqa: E402
 import import_cost  # noqa: E402
 import logging_cost  # noqa: E402
@@ -143,8 +145,10 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "growth": lambda options: growth.main(options.steps or 1_000_000, options.directory),
     "ranks": lambda options: ranks.main(options.rounds),
     "startup": lambda options: import_cost.main(options.rounds),
+    "graphs": lambda options: graphs.main(options.rounds),
 }
 ELSEWHERE = {"W5": "panel", "W6": "storing", "W7": "startup", "W8": "growth", "W9": "growth"}
+ELSEWHERE |= dict.fromkeys(("G1", "G2", "G3"), "graphs")
 """Workloads that are no training beside others'; W1 to W4 are."""
 
 

@@ -192,6 +192,18 @@ def test_a_model_is_captured_under_the_names_that_torch_gives() -> None:
     assert list(state["extra"]) == ["0"]
 
 
+def test_a_state_of_an_optimizer_for_cuda_graphs_goes_on_on_the_host() -> None:
+    held = parameters()
+    adam = torch.optim.Adam(held, lr=0.1)
+    trained(held, adam, 2)
+    state = OptimizerPart(adam).capture()
+    (group,) = state["groups"]
+    group["capturable"], group["lr"] = True, torch.tensor(0.1)
+    OptimizerPart(adam).restore(state)
+    trained(held, adam, 1)
+    assert all(bool(parameter.isfinite().all()) for parameter in held)
+
+
 @pytest.mark.parametrize("at_once", [True, False], ids=["in one call", "as an older torch does"])
 def test_copies_are_like_clones_of_whatever_a_model_or_an_optimizer_holds(
     at_once: bool, monkeypatch: pytest.MonkeyPatch

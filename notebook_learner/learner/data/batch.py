@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -57,6 +57,29 @@ def _moved_record(batch: Any, device: torch.device) -> Any:
 
 def _is_record(value: Any) -> bool:
     return is_dataclass(value) and not isinstance(value, type)
+
+
+def mapped(value: Any, change: Callable[[Any], Any], leaf: type = Tensor) -> Any:
+    """The value with its tensors, or other leaves, changed; containers are copied and keep their type, but
+    mappings become dicts.
+
+    >>> mapped({"x": [torch.ones(2)], "name": "a"}, lambda tensor: tensor.tolist())
+    {'x': [[1.0, 1.0]], 'name': 'a'}
+    """
+    if isinstance(value, leaf):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(each, change, leaf) for each in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(each, change, leaf) for each in value)
+    if isinstance(value, Mapping):
+        return {key: mapped(each, change, leaf) for key, each in value.items()}
+    if _is_record(value):
+        other = copy.copy(value)
+        for each in fields(value):
+            object.__setattr__(other, each.name, mapped(getattr(value, each.name), change, leaf))
+        return other
+    return value
 
 
 def is_on(batch: Any, device: torch.device) -> bool:

@@ -60,6 +60,14 @@ class _Runner:
         self.autocast = None if precision is None else torch.autocast(device.type, precision)
         self.moves = True
         """Whether batches have to be moved: asked at the first one of a run, not at each."""
+        self.notes: list[tuple[str, Any]] | None = None
+        """What a step logs by name while it is only recorded."""
+        self.notice = ""
+        """What somebody should be told of at the next boundary."""
+
+    def look_again(self) -> None:
+        """A run begins: a person may have changed anything."""
+        self.moves = True
 
     def _forward(self, batch: Any) -> Any:
         __tracebackhide__ = True

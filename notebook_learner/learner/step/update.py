@@ -98,8 +98,8 @@ class Update:
         self.count = 0
         """Micro-batches in the open window; 0 between windows."""
         self.norm: Tensor | None = None
-        self.rates = self._rates_now()
-        """The rates that the open window will be applied with, or the last one was."""
+        self.rates: list[Any] = []
+        self.note_rates()
         self._first: Tensor | float = 1.0
         self._total: Tensor | float = 0.0
         self._skipped = 0
@@ -125,7 +125,7 @@ class Update:
         person at a boundary can still look at them."""
         if self.count == 0:
             if self.watch_rates:
-                self.rates = self._rates_now()
+                self.note_rates()
             clear(self.optimizer)
         elif self._hidden is not None:
             self._unhide()
@@ -175,20 +175,28 @@ class Update:
 
     def apply(self) -> None:
         """Close the window: one optimizer step."""
-        stepped = True
+        stepped = self.move()
+        self.count = 0
+        if stepped:
+            self.moved()
+
+    def move(self) -> bool:
+        """Have the optimizer move the parameters; False where it left the step out."""
         if self.plain and not self.watch_norm:
             if self.look is not None:
                 self.look()
             step(self.optimizer)
-        else:
-            self._prepare()
-            stepped = self._step()
-        self.count = 0
-        if stepped:
-            if self.average is not None:
-                self.average.update_parameters(self.model)
-            if self.schedule.when == "step":
-                self.schedule.after_update()
+            return True
+        self._prepare()
+        stepped = self._step()
+        return stepped
+
+    def moved(self) -> None:
+        """Have follow what goes by the number of steps: the average and the schedule."""
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        if self.schedule.when == "step":
+            self.schedule.after_update()
 
     def _prepare(self) -> None:
         self._unhide()
@@ -221,10 +229,11 @@ class Update:
             self._groups = len(groups)
         return self._moved
 
-    def _rates_now(self) -> list[Any]:
+    def note_rates(self) -> None:
+        """The rates that the open window will be applied with, or the last one was."""
         # A tensor rate is written into when the schedule moves, so whoever keeps it needs a copy.
         rates = [group.get("lr") for group in self.optimizer.param_groups]
-        return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
+        self.rates = [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
 
     def _step(self) -> bool:
         if self.scaler is None:

@@ -36,6 +36,8 @@ from ..parts import RngPart, ScalerPart, WindowPart
 from ..replica import Replica
 from ..rng import seeded_rng
 from ..state import ModelPart, OptimizerPart, Part, State
+from ..step.recorded import Log, RecordedStep
+from ..step.recorder import RECORDERS
 from ..step.schedule import Schedule, Torch
 from ..step.step import TrainingStep, ValidationStep
 from ..step.supervised import supervised
@@ -185,7 +187,7 @@ class _Wiring:
             self.settings, self.model, self.registered, self.device, self.optimizer, self.schedule
         )
         replica = self._replica(update, groups, opened.metrics)
-        make_step = partial(self._step, update)
+        make_step = partial(self._step, update, groups["train"].log)
         origin = Origin(self.settings, self.model, self.optimizer, scheduler)
         loaders = Loaders(self.settings, self.model, replica, groups, make_step, self._rules(), origin.fork)
         shown = self.schedule.scheduler if isinstance(self.schedule, Torch) else scheduler
@@ -312,9 +314,12 @@ class _Wiring:
             parts["early_stopping"] = self.watch
         return parts
 
-    def _step(self, update: Update, split: Split) -> TrainingStep | ValidationStep:
+    def _step(self, update: Update, log: Log, split: Split) -> TrainingStep | ValidationStep:
         if split == "train":
             function = _step_function(self.settings, split, self.model)
+            if self.settings.graph:
+                make = RECORDERS[self.device.type]
+                return RecordedStep(function, self.device, self.precision, update, make, log)
             return TrainingStep(function, self.device, self.precision, update)
         return ValidationStep(
             _step_function(self.settings, split, self.validated), self.device, self.precision

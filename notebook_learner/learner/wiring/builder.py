@@ -191,6 +191,23 @@ class LearnerBuilder:
         self._settings.compile = options
         return self
 
+    def graph(self) -> Self:
+        """Record the kernels of a whole training step (forward, backward, clipping, optimizer) as a CUDA
+        graph and play them, without any Python in between: for models so small that Python takes longer to
+        start kernels than the device to run them.
+
+        Steps are recorded for batches of one shape; others, such as a shorter last batch, are taken one by
+        one. Pausing, stepping, rewinding and resuming stay what they are. Where a step cannot be recorded
+        (it reads a value from the device, or draws from a generator of the host), a warning says why, and
+        training goes on without. Python in a step runs only while it is recorded: what it prints or counts
+        is not repeated, but for `learner.log`.
+
+        Adam and its like become `capturable`, with their rate as a tensor: their last bits then differ from
+        those without `graph()`.
+        """
+        self._settings.graph = True
+        return self
+
     def ema(self, decay: float = 0.999, *, validate: bool = True) -> Self:
         """Keep a moving average of the weights (`learner.ema_model`); validation uses it unless told
         otherwise."""

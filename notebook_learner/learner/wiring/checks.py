@@ -24,6 +24,7 @@ from ...metric.base import Metric, TextMetric
 from ...metric.rows import says_how_to_merge
 from ...store import check_metric_name, same_file
 from ..checkpointer import Checkpointer
+from ..step.recorder import RECORDERS
 from .autosave import seconds_of
 from .cells import cells_may_come
 from .settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
@@ -52,6 +53,8 @@ def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
     yield from _functions(settings)
     yield from _breakpoints(settings)
     yield from _compile(settings.compile)
+    if settings.graph:
+        yield from _graph(settings, model)
     yield from _model(settings, model)
 
 
@@ -430,6 +433,36 @@ def _compile(options: dict[str, Any] | None) -> Iterator[str]:
 
 def _nothing() -> None:
     """Stand in for a model."""
+
+
+def _graph(settings: Settings, model: Any) -> Iterator[str]:
+    """What a recorded step cannot hold."""
+    if settings.cluster is not None or len(settings.devices or ()) > 1:
+        yield "graph() records the step of one device; leave it out, or the other devices"
+    else:
+        kind = _kind_of_device(settings, model)
+        if kind is not None and kind not in RECORDERS:
+            yield f"graph() records CUDA graphs, and this training is on {kind}; leave it out there"
+    if settings.window != 1:
+        yield (
+            f"graph() records a step with its update, and grads_accumulation({settings.window}) makes one "
+            "update of several batches; leave one of the two out"
+        )
+    if PRECISIONS.get(settings.precision) is torch.float16:
+        yield "graph() cannot leave a step out, as fp16's loss scaling has to; use precision('bf16')"
+    mode = (settings.compile or {}).get("mode")
+    if mode in ("reduce-overhead", "max-autotune"):
+        yield f"compile(mode={mode!r}) records CUDA graphs of its own; leave out mode=, or graph()"
+
+
+def _kind_of_device(settings: Settings, model: Any) -> str | None:
+    """None where that is a mistake of its own."""
+    try:
+        if settings.devices is not None:
+            return torch.device(settings.devices[0]).type
+        return str(next(model.parameters()).device.type)
+    except Exception:
+        return None
 
 
 def _written(options: dict[str, Any]) -> str:

@@ -64,6 +64,8 @@ def _options(settings: Settings) -> Mapping[str, str]:
         words["average"] = f"EMA {settings.ema_decay:g}"
     if settings.compile is not None:
         words["compiled"] = ", ".join(f"{k}={v}" for k, v in settings.compile.items()) or "yes"
+    if settings.graph:
+        words["steps"] = "recorded"
     if settings.early_stopping is not None:
         rule = settings.early_stopping
         words["early stopping"] = f"{rule.split} {rule.metric}, patience {rule.patience}"

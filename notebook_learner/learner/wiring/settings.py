@@ -91,6 +91,8 @@ class Settings:
     clip_norm: float | None = None
     clip_value: float | None = None
     compile: dict[str, Any] | None = None
+    graph: bool = False
+    """Whether training steps are recorded and played."""
     ema_decay: float | None = None
     ema_validates: bool = True
     seed: int | None = None
