@@ -11,6 +11,7 @@
         ├── BusyError             two drivers at once, or a question only a paused learner answers
         ├── LoggerError           a metric logger failed; what it could not write is kept
         ├── RankDied              one of several devices' processes is gone; the others stand and wait
+        ├── DetachError           a run could not be handed to a process of its own; it stands where it stood
         ├── RemoteError           a run cannot be steered from here: none is alive, or it is another user's
         └── StoreError            a file of the artifact directory
             ├── CheckpointError   a checkpoint cannot be written; training goes on from where it stands
@@ -112,6 +113,11 @@ class RankDied(NotebookLearnerError):
             f"rank {rank} (host {host}, process {pid}) {reason} in the step after {where}; {others} alive"
             f"{kept}. learner.restart() starts the ranks anew, and fit() then goes on"
         )
+
+
+class DetachError(NotebookLearnerError):
+    """A run could not be handed over to a process of its own: it did not begin there. The learner stands
+    where it stood, and can train on."""
 
 
 class RemoteError(NotebookLearnerError):

@@ -46,7 +46,7 @@ TABLE = """
     inspection                  | errors renderer
     widget                      | errors event renderer
     remote                      | errors event
-    artifacts                   | errors event store logger checkpoint renderer widget
+    artifacts                   | errors event store logger checkpoint renderer widget remote.detached
     command                     | errors artifacts remote renderer store
 
     WORDS                       | errors WORDS
@@ -61,6 +61,7 @@ TABLE = """
     .holding                    | breakpoint WORDS PARTS .data .step .loop .aside
     .watch                      | breakpoint event metric WORDS PARTS .step .loop
     .on_ranks                   | errors .replica
+    .on_detach                  | .control .driver .premises PARTS
     .replica       | errors event logger metric WORDS PARTS STOPPING .loop .failure .ranks checkpoint.info
     .filing                     | errors event store checkpoint artifacts WORDS PARTS
 
@@ -98,6 +99,7 @@ TABLE = """
     .wiring.forking      | errors event PARTS .step .learner WIRING
     .wiring.assembly     | errors event metric breakpoint store logger renderer remote learner
     fleet                | errors cluster event metric learner
+    detach               | errors event metric breakpoint checkpoint logger remote fleet learner
 
     .evaluator | errors event metric logger artifacts store renderer WORDS PARTS .data .step .driver EVALUATOR
 
@@ -108,7 +110,7 @@ TABLE = """
 
 WORDS = (".position", ".until", ".control")
 STOPPING = (".aside", ".holding", ".watch")
-SHOWN = (".shown", ".debugging", ".on_sets", ".on_ranks")
+SHOWN = (".shown", ".debugging", ".on_sets", ".on_ranks", ".on_detach")
 TURNING = (".loop", ".replica", ".driver")
 BUILT = ("checkpoint", "breakpoint")
 WIRING = (".wiring.checks", ".wiring.settings", ".wiring.compiling", ".wiring.autosave", ".wiring.cells")
@@ -134,6 +136,7 @@ LAZY = {
     ("learner.shown", "widget.face"): "a panel for a learner that has another display, where a page asks",
     ("metric.confusion_matrix", "renderer.matrix"): "matplotlib is loaded for whoever draws",
     ("learner.on_ranks", "fleet.table"): "for whoever looks",
+    ("learner.on_detach", "detach.handing"): "what packs and starts is for whoever leaves",
     ("learner.wiring.assembly", "fleet.leader"): "processes and their sums, for several devices",
     ("learner.wiring.assembly", "fleet.recipe"): "what other ranks are built from, for several devices",
     (

@@ -94,7 +94,7 @@ def test_the_tutorial_learns_digits_and_draws_its_curves(tmp_path):
 
 def test_the_examples_run_and_do_what_their_comments_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    example, rewinding, resuming, hunting, reading = blocks("python")
+    example, rewinding, resuming, leaving, hunting, reading = blocks("python")
     scope = {}
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -116,6 +116,11 @@ def test_the_examples_run_and_do_what_their_comments_say(tmp_path, monkeypatch):
     assert torch.equal(weights(learner), trained)
     run_block(reading, scope)
     assert len(scope["run"].series("Loss", "train").value) == 160
+
+    run_block(leaving, scope)
+    assert 160 < learner.position.iteration <= 192
+    learner.fit()
+    assert (learner.status, learner.position.iteration) == ("finished", 192)
 
 
 def run_block(block, scope):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..checkpoint.info import LABEL, PARTS
 from ..errors import StoreError
+from ..remote import detached
 from ..store import files
 from ..store.layout import SPLITS, TEST, RunLayout, log_files, names_if_folder
 from .live import FILE
@@ -106,7 +107,7 @@ def own_files(directory: Path) -> Iterator[Path]:
 
 
 def _lies_at_the_top(name: str) -> bool:
-    return name in (FILE, "experiment.log") or _INDEX_PIECE.fullmatch(name) is not None
+    return name in (FILE, "experiment.log", *detached.FILES) or _INDEX_PIECE.fullmatch(name) is not None
 
 
 def _of_checkpoints(folder: Path) -> Iterator[Path]:

@@ -64,6 +64,13 @@ class FanOut:
         if failures:
             raise _logger_error(failures) from failures[0][1]
 
+    def take_in(self, recorders: Sequence[Sink], events: Sequence[Event]) -> None:
+        """These hear of everything from here on, and first of what brings them here."""
+        self.recorders = (*self.recorders, *recorders)
+        failures = [failure for each in events for failure in self._record(each, recorders)]
+        if failures:
+            raise _logger_error(failures) from failures[0][1]
+
     def let_go(self, recorders: Sequence[Sink]) -> None:
         """These hear nothing more: what they write to is another run's now."""
         self.recorders = tuple(each for each in self.recorders if each not in recorders)

@@ -186,11 +186,16 @@ def release(crew: Crew, whole: bool) -> None:
         _spare.pop(0).close()
 
 
+def release_spare() -> None:
+    """No learner to come needs one: its devices are another process's now."""
+    while _spare:
+        _spare.pop().close()
+
+
 def _end() -> None:
     global _ending
     _ending = True
-    while _spare:
-        _spare.pop().close()
+    release_spare()
 
 
 class Watch:

@@ -32,7 +32,7 @@ from .engines import Known, end_processes, family_of
 from .mirror import fingerprint, own_of, take
 from .reduction import Reducer, Severed
 from .rendezvous import Rendezvous, process_group
-from .shipping import names_of, pack, unpack
+from .shipping import Here, names_of, pack, unpack
 from .steps import Clock, from_rank_0, ranked
 from .versions import versions
 
@@ -183,7 +183,7 @@ class Follower:
         from ..learner.wiring.assembly import assemble  # which knows of fleets
 
         self._see(path, folder)
-        made: Recipe = unpack(recipe, {"the learner": _Here(self)})
+        made: Recipe = unpack(recipe, {"the learner": Here(self)})
         if self.learner is not None:
             self.learner._driver.belongs_to_nobody()
             self.learner._replica.let_go()
@@ -192,7 +192,7 @@ class Follower:
             torch.cuda.set_device(made.settings.devices[0])
         self.learner = assemble(made.settings, made.model, made.optimizer, made.scheduler, None, None)
         self.learner._driver.belongs_to_this_thread()
-        self._meant = names_of(self.learner.model, learner=_Here(self))[1]
+        self._meant = names_of(self.learner.model, learner=Here(self))[1]
         loop = self._replica.loop
         loop.control = Control()
         self._fed = {}
@@ -391,18 +391,6 @@ class Fed:
 
 class _NoWalk:
     cuts = False
-
-
-class _Here:
-    """In the place of a learner that a step mentions: this process's own, once there is one."""
-
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or self._follower.learner is None:
-            raise AttributeError(name)
-        return getattr(self._follower.learner, name)
 
 
 def _report_steps(optimizer: Any) -> None:

@@ -12,9 +12,11 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 Names = Mapping[int, str]
 """By the id of an object: what it is called on both sides."""
@@ -28,14 +30,19 @@ def names_of(model: nn.Module, **others: Any) -> tuple[Names, dict[str, Any]]:
     return {id(each): name for name, each in meant.items()}, meant
 
 
-def pack(value: Any, names: Names | None = None) -> bytes:
+def pack(value: Any, names: Names | None = None, *, stays: bool = False) -> bytes:
     """The value as bytes; tensors of accelerators travel by way of the host.
+
+    Args:
+        value: what is sent.
+        names: what is sent by name.
+        stays: tensors lie on the same device again at the other end, which has the same ones.
 
     Raises:
         Exception: whatever pickle raises for what cannot be sent.
     """
     buffer = io.BytesIO()
-    _Packer(buffer, names or {}).dump(value)
+    _Packer(buffer, names or {}, stays).dump(value)
     return buffer.getvalue()
 
 
@@ -62,9 +69,10 @@ _Pickler: Any = _cloudpickle.Pickler
 
 
 class _Packer(_Pickler):  # type: ignore[misc]
-    def __init__(self, file: io.BytesIO, names: Names) -> None:
+    def __init__(self, file: io.BytesIO, names: Names, stays: bool) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._names = names
+        self._stays = stays
 
     def persistent_id(self, value: Any) -> str | None:
         return self._names.get(id(value))
@@ -72,7 +80,10 @@ class _Packer(_Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta"):
             kind = nn.Parameter if isinstance(value, nn.Parameter) else None
-            return _rebuilt, (value.detach().cpu(), kind, value.requires_grad)
+            where = value.device if self._stays else None
+            return _rebuilt, (value.detach().cpu(), kind, value.requires_grad, where)
+        if isinstance(value, DataLoader) and getattr(value, "_iterator", None) is not None:
+            return _without_workers(value)
         if _is_odd_module(value):
             return import_module, (value.__name__,)
         return super().reducer_override(value)
@@ -95,10 +106,40 @@ class _Unpacker(pickle.Unpickler):
         return self._meant[name]
 
 
-def _rebuilt(tensor: Tensor, kind: type[nn.Parameter] | None, requires_grad: bool) -> Tensor:
+def _without_workers(loader: DataLoader[Any]) -> Any:
+    """One whose worker processes wait for the next epoch: they stay where they are."""
+    reduced: Any = loader.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    make, arguments, state, *rest = reduced
+    return make, arguments, {**state, "_iterator": None}, *rest
+
+
+def _rebuilt(
+    tensor: Tensor, kind: type[nn.Parameter] | None, requires_grad: bool, where: torch.device | None
+) -> Tensor:
+    if where is not None:
+        tensor = tensor.to(where)
     if kind is not None:
         return kind(tensor, requires_grad)
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+
+
+class Having(Protocol):
+    """Who will have a learner."""
+
+    learner: Any
+    """None until then."""
+
+
+class Here:
+    """In the place of a learner that a step mentions: this process's own, once there is one."""
+
+    def __init__(self, owner: Having) -> None:
+        self._owner = owner
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or self._owner.learner is None:
+            raise AttributeError(name)
+        return getattr(self._owner.learner, name)
 
 
 def on_host(tree: Any) -> Any:

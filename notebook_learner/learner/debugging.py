@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
@@ -57,6 +57,13 @@ class Supplies(SetSupplies, Protocol):
 
     def fork(self, learner: Any, state: State, directory: str | os.PathLike[str], /) -> Any:
         """A sibling of a learner, in this state."""
+
+    def given(self) -> Mapping[Split, Any]:
+        """The data of each split, as it was given."""
+
+    @property
+    def origin(self) -> Any:
+        """What the learner was built from: settings, model, optimizer, scheduler."""
 
     @property
     def loss(self) -> Callable[..., Any] | None:

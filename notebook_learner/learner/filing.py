@@ -63,6 +63,14 @@ class FileCheckpointer:
         then lies ahead finds its values only here."""
         self._logged_from = 1
         """The first epoch whose logs may have changed since the last save."""
+        self._stood_by = False
+        """Whether another process went on with the run: what it measured is in the logs alone."""
+
+    def stand_by(self) -> None:
+        """Another process saves checkpoints now, and lets go of them."""
+        self._stood_by = True
+        self._stands_at = self._last = None
+        self._records = {}
 
     def forget(self) -> None:
         """The run that was looked at is not gone on with: this one is another."""
@@ -192,7 +200,7 @@ class FileCheckpointer:
             ) from None
         for file, part in OWN_FILE.items():
             parts[part] = self.folder.read(info, file)
-        known = self._records.get(info.label) or self.known()
+        known = self._records.get(info.label) or (() if self._stood_by else self.known())
         self.logged = () if known else self._logs()
         self.run_id = commit["run_id"]
         self._stands_at = position.key

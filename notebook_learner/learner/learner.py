@@ -20,6 +20,7 @@ from .debugging import Debugging, Supplies
 from .driver import Driver
 from .early_stopping import why_ended
 from .loop import Why
+from .on_detach import OnDetach
 from .on_ranks import OnRanks
 from .on_sets import OnSets
 from .parting import Parting
@@ -51,7 +52,7 @@ _LAST_STEP = 10.0
 """Seconds that the interpreter's end waits for a background step."""
 
 
-class Learner(OnRanks, Shown, Debugging, OnSets):
+class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
     """A model in training: run it, stop it anywhere, look at it, go back, go on.
 
     Build one with `LearnerBuilder`. Whatever stops training (a pause, an error, the end of a cell),
@@ -184,7 +185,7 @@ class Learner(OnRanks, Shown, Debugging, OnSets):
 
         Called by a step or a metric it returns at once, and the pause comes after that step.
         """
-        self._driver.ask("pause")
+        self._ask("pause")
 
     def resume(self) -> None:
         """Go on after a pause, in the background."""
@@ -195,7 +196,7 @@ class Learner(OnRanks, Shown, Debugging, OnSets):
 
         `fit()` can go on from there all the same.
         """
-        if self._driver.ask("stop"):
+        if self._ask("stop"):
             return
         with self._driver.held():
             if self._status in ("paused", "failed"):
@@ -345,6 +346,7 @@ class Learner(OnRanks, Shown, Debugging, OnSets):
     @num_epochs.setter
     def num_epochs(self, number: int) -> None:
         with self._driver.held():
+            self._premises.require_mine()
             loop = self._replica.loop
             if number < loop.epoch - (loop.done == 0):
                 raise ValueError(f"num_epochs = {number}: the learner stands at {self.position} already")

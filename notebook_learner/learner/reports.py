@@ -77,5 +77,43 @@ class RewindReport:
     __repr__ = __str__
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class HandedOver:
+    """What `detach` did: the process that the run goes on in, from where, and what it prints.
+
+    >>> HandedOver(4242, Position(1, "train", 3, total=5), "runs/digits/detached.log")
+    goes on in process 4242 from epoch 1, train, step 3 of 5; learner.take_back() takes it back
+    """
+
+    pid: int
+    position: Position
+    log: str
+
+    def __str__(self) -> str:
+        return f"goes on in process {self.pid} from {self.position}; learner.take_back() takes it back"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TakenBack:
+    """What `take_back` did: from which process, where the learner stands now, and `told`, what had become of
+    the process where it was not stopped for this.
+
+    >>> TakenBack(4242, Position(2, "train", 1, total=5))
+    taken back from process 4242, now at epoch 2, train, step 1 of 5
+    """
+
+    pid: int
+    position: Position
+    told: str = ""
+
+    def __str__(self) -> str:
+        head = f"taken back from process {self.pid}"
+        return f"{head}, {self.told + '; ' if self.told else ''}now at {self.position}"
+
+    __repr__ = __str__
+
+
 def _steps(count: int) -> str:
     return f"{count:,} step" + ("" if count == 1 else "s")

@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from ..event.join import text_runs
 from ..event.values import (
@@ -93,6 +94,10 @@ class FileMetricLogger:
         finally:
             _close(self._files.values())
             _close(file for _, file in self._ended)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it opens its files anew."""
+        return FileMetricLogger, (self.layout.directory,)
 
     def __repr__(self) -> str:
         return f"FileMetricLogger({os.fspath(self.layout.directory)!r})"

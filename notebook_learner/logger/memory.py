@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..event.values import Event
 from .history import History
 
@@ -25,6 +27,10 @@ class InMemoryMetricLogger:
         """Take one event."""
         self.events.append(event)
         self.history.handle(event)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it begins empty: there it hears of all that was measured, as any logger does."""
+        return InMemoryMetricLogger, ()
 
     def __repr__(self) -> str:
         return f"InMemoryMetricLogger({len(self.events)} events, {self.history!r})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 from . import files
 
@@ -30,6 +31,10 @@ class Descriptor:
         number, self.number = self.number, None
         if number is not None:
             files.close(number)
+
+    def __reduce__(self) -> Any:
+        """Its number is another file in another process."""
+        raise TypeError("an open file cannot be sent to another process")
 
     def __del__(self) -> None:
         with suppress(OSError):  # nobody is left to be told, and what has to last was synced before

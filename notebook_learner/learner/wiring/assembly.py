@@ -21,6 +21,7 @@ from ...logger import History
 from ...metric import GradNorm, LearningRate, MetricGroup
 from ...metric.base import AnyMetric
 from ...metric.copies import own_copy
+from ...remote.detached import detached_in, end_detached
 from ...remote.server import RemoteControl
 from ...renderer import resolve
 from ..checkpointer import Which
@@ -87,9 +88,16 @@ def assemble(
             learner.restore(state)
         elif settings.checkpoint is not None:
             _go_on(learner, settings.checkpoint, f"checkpoint({settings.checkpoint!r})")
-        elif settings.resume and settings.files_asked and learner.look_for_checkpoints():
-            _go_on(learner, "latest", "resume()")
+        elif settings.resume and (settings.files_asked or settings.takes_back):
+            _resume(learner, settings)
         return learner
+
+
+def _resume(learner: Learner, settings: Settings) -> None:
+    if settings.takes_back:  # now that nothing else stands in the way of going on here
+        end_detached(settings.directory)
+    if found := learner.look_for_checkpoints():
+        _go_on(learner, "latest" if settings.files_asked else found[-1].label, "resume()")
 
 
 def _go_on(learner: Learner, which: Which, said: str) -> None:
@@ -116,6 +124,8 @@ def _checkpoint(found: list[str], settings: Settings) -> State | None:
     which, keeper = settings.checkpoint, settings.checkpointer
     if keeper is None or settings.files_asked or found:
         return None
+    if settings.takes_back and detached_in(settings.directory):
+        return None  # it knows better, and keeps states in the directory
     state: State | None = None
     if which is not None:
         state = _noted(found, lambda: keeper.load(which), StateError)
@@ -189,7 +199,7 @@ class _Wiring:
         replica = self._replica(update, groups, opened.metrics)
         make_step = partial(self._step, update, groups["train"].log)
         origin = Origin(self.settings, self.model, self.optimizer, scheduler)
-        loaders = Loaders(self.settings, self.model, replica, groups, make_step, self._rules(), origin.fork)
+        loaders = Loaders(self.settings, self.model, replica, groups, make_step, self._rules(), origin)
         shown = self.schedule.scheduler if isinstance(self.schedule, Torch) else scheduler
         driver = Driver(replica.loop.control)
         driver.saves_its_end = replica.saving.autosave.on_pause
@@ -201,6 +211,7 @@ class _Wiring:
             driver,
             replica.sinks,
             _nothing if remote is None else remote.close,
+            remote or _unsteered,
         )
         learner = Learner(replica, driver, opened, loaders, shown, tenancy, remote or _unsteered)
         if self.settings.share is not None and self.settings.share.rank == 0:

@@ -343,12 +343,17 @@ class LearnerBuilder:
         self._settings.checkpoint = _whole(which)
         return self
 
-    def resume(self) -> Self:
+    def resume(self, *, take_back: bool = False) -> Self:
         """Go on from the newest checkpoint in the directory; where there is none, start anew.
 
         A cell that says so can be run for ever: also the first time, and after the kernel died.
+
+        Args:
+            take_back: where the run was handed to a process of its own (`learner.detach()`) that still
+                trains, `build` has it save exactly where it stands, and end; the learner goes on from
+                there. Otherwise such a run is left alone, and an error says who has it.
         """
-        self._settings.resume = True
+        self._settings.resume, self._settings.takes_back = True, take_back
         return self
 
     def overwrite(self) -> Self:

@@ -333,7 +333,8 @@ def _going_on(settings: Settings) -> Iterator[str]:
             f"both {said[0]} and resume() say where to go on from; keep one of them (resume() is "
             'checkpoint("latest") that starts anew where there is none)'
         )
-    if settings.resume and settings.checkpointer is None and not settings.files_asked:
+    saves = settings.files_asked or settings.takes_back  # as a process that it was handed to did
+    if settings.resume and settings.checkpointer is None and not saves:
         yield (
             "resume() goes on from a checkpoint, and nothing saves any; add with_file_checkpointer() or "
             "with_checkpointer(...)"

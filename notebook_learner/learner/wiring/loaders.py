@@ -30,7 +30,6 @@ from .cells import cells_may_come
 from .checks import metric_mistakes
 from .settings import Registered, Settings
 
-Fork = Callable[[State, Any, Mapping[Split, Any]], Any]
 MakeStep = Callable[[Split], TrainingStep | ValidationStep]
 
 
@@ -61,7 +60,7 @@ class Loaders:
         groups: Mapping[Split, MetricGroup],
         make_step: MakeStep,
         rules: Mapping[str, Source],
-        fork: Fork,
+        origin: Any,
     ) -> None:
         self.settings = settings
         self.model = model
@@ -70,7 +69,8 @@ class Loaders:
         self.make_step = make_step
         self.rules = rules
         """What goes by an epoch's value, by name: early stopping, ReduceLROnPlateau."""
-        self._fork = fork
+        self.origin = origin
+        """What the learner was built from: settings, model, optimizer, scheduler."""
         self._given: dict[Split, Any] = {}
         self._told = False
         self._waits: Cursor | None = None
@@ -172,7 +172,7 @@ class Loaders:
 
     def fork(self, learner: Any, state: State, directory: str | os.PathLike[str]) -> Any:
         """A sibling of the learner, in this state."""
-        sibling = self._fork(state, directory, self._given)
+        sibling = self.origin.fork(state, directory, self._given)
         sibling.num_epochs = learner.num_epochs
         sibling.breakpoints.become(learner.breakpoints)
         return sibling

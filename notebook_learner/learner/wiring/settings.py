@@ -78,7 +78,11 @@ class Settings:
     checkpointer: Checkpointer | None = None
     checkpoint: Which | None = None
     resume: bool = False
+    takes_back: bool = False
+    """Whether a process that goes on with the run is asked to stop first."""
     overwrite: bool = False
+    detached: bool = False
+    """Whether this is that process: the directory is all that it shares with whoever takes the run back."""
     goes_on: bool = False
     """Whether a checkpointer of the user's own gave a state to go on from."""
     files_asked: bool = False
@@ -137,7 +141,7 @@ class Settings:
     @property
     def keeps_files(self) -> bool:
         """Whether the run writes anything to its directory."""
-        return not self.loggers or self.files_asked or self.application_log is True
+        return self.detached or not self.loggers or self.files_asked or self.application_log is True
 
     def of_one_learner(self) -> Settings:
         """A copy that later calls on the builder, or another `build`, leave alone."""

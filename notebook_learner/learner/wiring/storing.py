@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ class Storing:
         return [*self.settings.loggers, *own]
 
     def _writers(self) -> list[Sink]:
-        found: list[Sink] = [] if self.settings.loggers else [FileMetricLogger(self.layout.directory)]
+        elsewhere = self.settings.loggers and not self.settings.detached
+        found: list[Sink] = [] if elsewhere else [FileMetricLogger(self.layout.directory)]
         if self.settings.application_log is True:
             found.append(ApplicationLogger(self.layout.experiment_log))
         return found if self.index is None else [*found, self.index]
@@ -61,9 +63,12 @@ class Storing:
     def saving(self) -> Saving:
         """When states are kept, and where."""
         settings, store = self.settings, self.store
+        autosave = autosave_of(settings.autosave)
+        if settings.detached:  # nobody else knows where it stands
+            autosave = replace(autosave, on_pause=True)
         if not settings.files_asked:
-            return Saving(settings.checkpointer, store)
-        return Saving(store, store, autosave_of(settings.autosave))
+            return Saving(settings.checkpointer, store, autosave if settings.detached else None)
+        return Saving(store, store, autosave)
 
     def finish(self) -> None:
         """Wait until everything that was handed over is on the disk, and let go of open files. What a disk
@@ -84,6 +89,19 @@ class Storing:
         if place is not None:
             self.layout.directory = place
             self.keeper.folder.path = self.layout.checkpoint
+
+    def lend(self) -> None:
+        """Another process goes on with the run: here nothing is written, nor known any more."""
+        self.finish()
+        self.keeper.forget()
+        self.store.stand_by()
+
+    def take_back(self) -> list[Sink]:
+        """It does so no more. What writes in the directory is made anew: what it knew of the files is old."""
+        self.index = self._index()
+        self.writers = self._writers()
+        self.keeper.open()
+        return self.writers
 
     def _keeper(self) -> Keeper:
         strategy = self.settings.strategy or DEFAULT

@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from ...artifacts.earlier import drop, holds_run, keep_beside, own_files, put_together
 from ...errors import BusyError, StoreError
-from ...event import FanOut, Notice
+from ...event import Event, FanOut, Notice, Sink
+from ...remote.detached import Detached, detached_in
 from ...remote.listening import clear_socket, other_process_in
 from ...store import files
 from ..driver import Driver
@@ -42,6 +43,7 @@ class Tenancy:
         driver: who drives the learner.
         sinks: where its recorders listen.
         close: takes away what else the learner has in the directory: its socket.
+        open: brings that again; gives what speaks against it.
     """
 
     def __init__(
@@ -52,15 +54,23 @@ class Tenancy:
         driver: Driver,
         sinks: FanOut,
         close: Callable[[], None],
+        open: Callable[[Any], str] = lambda learner: "",
     ) -> None:
         self.directory = storing.layout.directory
         self._storing, self._what, self._writes = storing, what, writes
-        self._driver, self._sinks, self._close = driver, sinks, close
+        self._driver, self._sinks, self._close, self._open = driver, sinks, close, open
         self._inside = False
         self._identity: Identity | None = None
         self._over = ""
         """Why the learner may not go on, once a newer one has begun."""
+        self._lent = ""
+        """Who goes on in the directory meanwhile, and how to have it back."""
         self._learner: Callable[[], Any] = _nobody
+
+    @property
+    def writers(self) -> Sequence[Sink]:
+        """Who writes in the directory."""
+        return self._storing.writers
 
     # For the learner ---------------------------------------------------------------------------------
 
@@ -71,7 +81,7 @@ class Tenancy:
             BusyError: somebody trains there right now.
             StoreError: a newer learner has begun there.
         """
-        self._require_mine()
+        self.require_mine()
         if self._inside:
             return
         with _entering, self._free() as before:
@@ -91,7 +101,7 @@ class Tenancy:
             BusyError: somebody trains there right now.
             StoreError: a newer learner has begun there; or an earlier run can be neither moved nor deleted.
         """
-        self._require_mine()
+        self.require_mine()
         if self._inside or not (self._writes or saves):
             return []
         with _entering, self._free() as before:
@@ -101,6 +111,37 @@ class Tenancy:
             if self._identity is not None:
                 _tenants[self._identity] = self
         return [Notice(told)] if told else []
+
+    def lend(self, why: str) -> None:
+        """Another process goes on in the directory, and this one writes nothing there any more."""
+        self._sinks.let_go(self._storing.writers)
+        self._storing.lend()
+        self._close()
+        self._lent = why
+
+    def take_back(self, learner: Any, stand: Callable[[], Sequence[Event]]) -> None:
+        """The other process is over, or never began: the learner writes there again.
+
+        Args:
+            learner: whose directory it is.
+            stand: puts the learner where the run stands; gives the events that bring the writers there.
+
+        Raises:
+            BusyError: somebody else trains there meanwhile.
+            StoreError: a newer learner has begun there, or the directory is another one now.
+        """
+        lent, self._lent = self._lent, ""
+        try:
+            self.require_mine()
+            with _entering, self._free():
+                put_together(self.directory)
+                events = stand()
+                self._sinks.take_in(self._storing.take_back(), events)
+                if told := self._open(learner):
+                    self._sinks.emit(Notice(told, "warning"))
+        except BaseException:
+            self._lent = lent
+            raise
 
     def _begin(self, before: Tenancy | None, what: What) -> str:
         if before is not None:
@@ -146,6 +187,9 @@ class Tenancy:
     def _free(self) -> Iterator[Tenancy | None]:
         """Nobody trains in the directory meanwhile; the learner of this process that wrote there last."""
         who = other_process_in(self.directory)
+        # After it: whoever hands a run over notes to whom before it stops listening.
+        if detached := detached_in(self.directory):
+            raise BusyError(_held_by(detached, self.directory))
         if who:
             raise BusyError(
                 f"{who} has the run in {str(self.directory)!r} open; end it first (`notebook-learner ctl "
@@ -190,11 +234,16 @@ class Tenancy:
         if learner is not None and place is not None:
             learner.moved_to(place)
 
-    def _require_mine(self) -> None:
-        """Also where it was another process, or a person, who put another directory in the place of ours.
-        One that has gone is told of by who writes there."""
+    def require_mine(self) -> None:
+        """Raise where this learner may not go on.
+
+        Also where it was another process, or a person, who put another directory in the place of ours.
+        One that has gone is told of by who writes there.
+        """
         if self._over:
             raise StoreError(self._over)
+        if self._lent:
+            raise BusyError(self._lent)
         if not self._inside:
             return
         there = _identity_of(self.directory)
@@ -204,6 +253,16 @@ class Tenancy:
                 "another one now. learner.fork('another directory') goes on from where it stands"
             )
         self._identity = there
+
+
+def _held_by(detached: Detached, directory: Path) -> str:
+    return (
+        f"the run in {str(directory)!r} goes on in process {detached.pid}, to which it was handed over "
+        f"(learner.detach()). `notebook-learner ctl {directory} status` tells how it stands, and "
+        f"`notebook-learner ctl {directory} stop` has it save exactly where it stands, and end. So does "
+        "learner.take_back() in the kernel that handed it over, and .resume(take_back=True) on the builder "
+        "in another one, and both go on from there. Or give this learner another directory"
+    )
 
 
 def _identity_of(directory: Path) -> Identity | None:

@@ -1,0 +1,106 @@
+"""What of a process, and not of a learner, the bits of a training depend on: carried over to another one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import multiprocessing
+
+Getter = Callable[[], Any]
+Setter = Callable[[Any], Any]
+
+
+def _attribute(owner: Any, name: str) -> tuple[Getter, Setter]:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+def _flushes() -> bool:
+    """Whether the CPU takes denormal numbers for zero: torch sets that, and tells nobody."""
+    return float(torch.tensor(5e-324, dtype=torch.float64, device="cpu") * 1) == 0.0
+
+
+def _set_flushes(wanted: bool) -> None:
+    if wanted:
+        torch.set_flush_denormal(True)
+
+
+def _set_device(device: str) -> None:
+    if device != "cpu":  # the default, which costs nothing where nobody sets it
+        torch.set_default_device(device)
+
+
+def _set_deterministic(wanted: tuple[bool, bool]) -> None:
+    on, warns = wanted
+    torch.use_deterministic_algorithms(on, warn_only=warns)
+
+
+def _set_interop(count: int) -> None:
+    with suppress(RuntimeError):  # it has begun to use them
+        torch.set_num_interop_threads(count)
+
+
+def _set_start(method: str | None) -> None:
+    if method is not None:
+        multiprocessing.set_start_method(method, force=True)
+
+
+_SETTINGS: dict[str, tuple[Getter, Setter]] = {
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "interop threads": (torch.get_num_interop_threads, _set_interop),
+    "dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "device": (lambda: str(torch.get_default_device()), _set_device),
+    "matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "deterministic": (
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        _set_deterministic,
+    ),
+    "filled memory": _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
+    "denormals": (_flushes, _set_flushes),
+    "cudnn": _attribute(torch.backends.cudnn, "enabled"),
+    "cudnn benchmark": _attribute(torch.backends.cudnn, "benchmark"),
+    "cudnn deterministic": _attribute(torch.backends.cudnn, "deterministic"),
+    "cudnn tf32": _attribute(torch.backends.cudnn, "allow_tf32"),
+    "cuda tf32": _attribute(torch.backends.cuda.matmul, "allow_tf32"),
+    "cuda fp16 sums": _attribute(torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    "cuda bf16 sums": _attribute(torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    "flash attention": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    "efficient attention": (
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+    ),
+    "cudnn attention": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    "plain attention": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    "anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    "workers start by": (lambda: multiprocessing.get_start_method(allow_none=True), _set_start),
+    "workers share by": (multiprocessing.get_sharing_strategy, multiprocessing.set_sharing_strategy),
+    "recursion": (sys.getrecursionlimit, sys.setrecursionlimit),
+}
+
+
+def ambient() -> dict[str, Any]:
+    """All of it as it is here.
+
+    >>> ambient()["dtype"]
+    torch.float32
+    """
+    found = {}
+    for name, (get, _) in _SETTINGS.items():
+        with suppress(Exception):  # a torch that lacks it, or has it in two ways that contradict each other
+            found[name] = get()
+    return found
+
+
+def surround(known: dict[str, Any]) -> None:
+    """Make it so here, where it is not: what nobody has set is left alone."""
+    for name, value in known.items():
+        get, put = _SETTINGS[name]
+        with suppress(Exception):
+            if get() != value:
+                put(value)

@@ -1,0 +1,113 @@
+"""What the tests of detached runs share: scripts that hand a run over and die, and a look at what goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from exactness import Setup, logs
+
+from notebook_learner import Learner
+from notebook_learner.remote import control
+from notebook_learner.remote.detached import LOG, Detached, noted_in
+
+SOON = 120.0
+LEARNER = Path(__file__).parents[1] / "learner"
+HERE = Path(__file__).parent
+
+HEAD = f"""
+import os, signal, sys, time
+from pathlib import Path
+sys.path[:0] = [{str(LEARNER)!r}, {str(HERE)!r}, {str(HERE.parent / "fleet")!r}]
+import torch
+torch.set_num_threads(1)
+"""
+
+
+def waits_for(what: Callable[[], Any]) -> Any:
+    until = time.monotonic() + SOON
+    while not (found := what()):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return found
+
+
+def runs_and_dies(text: str, **values: Any) -> int:
+    """A script that hands a run over and is killed for it: the number of the process that goes on."""
+    script = HEAD + textwrap.dedent(text).format(**{name: repr(value) for name, value in values.items()})
+    end = "\nprint('handed over to', report.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script + end], capture_output=True, text=True, timeout=SOON
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return int(done.stdout.split()[-1])
+
+
+def until_it_ends(directory: Path, pid: int | None = None) -> Detached:
+    """Waits for the process; what it noted of its end."""
+    noted = waits_for(lambda: noted_in(directory))
+    assert pid in (None, noted.pid)
+    waits_for(lambda: not noted.is_alive())
+    found = noted_in(directory)
+    assert found is not None
+    return found
+
+
+def values_in(directory: Path) -> dict[str, bytes]:
+    """The logs of the metrics, byte by byte."""
+    return {name: data for name, data in logs(directory).items() if name not in (LOG, "experiment.log")}
+
+
+def printed_in(directory: Path) -> str:
+    return (directory / LOG).read_text("utf-8")
+
+
+def resumed(setup: Setup, directory: Path) -> Learner:
+    """A new kernel's learner, where the run ended."""
+    return setup.learner(directory, "latest")
+
+
+def steered(directory: Path, *words: str) -> str:
+    answer = control(directory, *words)
+    assert answer.ok, answer.text
+    return answer.text
+
+
+def end(learner: Learner) -> None:
+    """Of a process that a test has left to itself."""
+    away: Any = learner._away
+    if away is not None:
+        with suppress(ProcessLookupError):
+            os.kill(away.noted.pid, signal.SIGKILL)
+        waits_for(lambda: not away.noted.is_alive())
+
+
+def waiting(gate: Path) -> Path:
+    """There while a step waits."""
+    return gate.with_suffix(".waits")
+
+
+class Gate:
+    """A step's loss waits at each step of a process other than this one until a file is there: so a test
+    finds a detached run in the middle. Sent by value it knows where it comes from."""
+
+    def __init__(self, path: Path, after: int = 0) -> None:
+        self.path, self.home, self.after, self.steps = path, os.getpid(), after, 0
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        from torch.nn import functional as F
+
+        if os.getpid() != self.home:
+            self.steps += 1
+            while self.steps > self.after and not self.path.exists():
+                waiting(self.path).touch()
+                time.sleep(0.01)
+        return F.cross_entropy(output, target)
