@@ -8,8 +8,10 @@ loader's workers, wait for ever.
 
 from __future__ import annotations
 
+import gc
 import signal
-from types import FrameType
+from collections.abc import Callable
+from types import CodeType, FrameType
 
 _LOCKING = (
     "threading",
@@ -30,6 +32,9 @@ _WAITING = {
 put things right when they are left."""
 _ENDING = {"__del__", "_shutdown_workers"}
 """Functions that clean up: an exception there is lost, and so is the rest of the cleaning."""
+_CALLED_BACK = {"weakref": None, "_weakrefset": None, "importlib._bootstrap": {"cb"}}
+"""Modules whose functions (or these of them) are called as something goes away: from there, too, an exception
+is lost."""
 
 
 class Breaking:
@@ -69,8 +74,20 @@ def _may_hold_a_lock(frame: FrameType | None) -> bool:
 
 
 def _cleans_up(frame: FrameType | None) -> bool:
+    collecting = {_code(callback) for callback in gc.callbacks}  # what these raise is lost as well
     while frame is not None:
-        if frame.f_code.co_name in _ENDING:
+        if frame.f_code.co_name in _ENDING or frame.f_code in collecting or _is_called_back(frame):
             return True
         frame = frame.f_back
     return False
+
+
+def _code(callback: Callable[..., object]) -> CodeType | None:
+    """Of a function, of a method, or of an object that can be called."""
+    function = callback if hasattr(callback, "__code__") else type(callback).__call__
+    return getattr(function, "__code__", None)
+
+
+def _is_called_back(frame: FrameType) -> bool:
+    module = frame.f_globals.get("__name__")
+    return module in _CALLED_BACK and frame.f_code.co_name in (_CALLED_BACK[module] or {frame.f_code.co_name})

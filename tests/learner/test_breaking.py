@@ -4,6 +4,7 @@ back, and somebody would wait for it for ever."""
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import select
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -122,6 +124,69 @@ def test_not_while_something_is_cleaned_up() -> None:
 
     Thing()
     assert not Breaking().is_harmless(frames[0])
+
+
+def test_not_while_something_that_went_away_is_forgotten() -> None:
+    """What is raised in the callback of a weak reference is printed, and lost."""
+    frames: list[FrameType] = []
+
+    class Key:
+        def __hash__(self) -> int:
+            frames.append(sys._getframe())
+            return 1
+
+    class Thing: ...
+
+    known = weakref.WeakValueDictionary[Key, Thing]()
+    thing = known[Key()] = Thing()
+    frames.clear()
+    del thing
+    (forgotten,) = frames
+    assert forgotten.f_back is not None and forgotten.f_back.f_code.co_name == "remove"
+    assert not Breaking().is_harmless(forgotten)
+
+
+class Collecting:
+    """Notes the frames in which Python tells of a garbage collection."""
+
+    def __init__(self) -> None:
+        self.frames: list[FrameType] = []
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        self.frames.append(sys._getframe())
+
+    def tell(self, phase: str, info: dict[str, int]) -> None:
+        (lambda: self.frames.append(sys._getframe()))()
+
+
+@pytest.mark.parametrize("as_a", ["method", "object"])
+def test_not_while_somebody_is_told_of_a_garbage_collection(as_a: str) -> None:
+    """Python prints what is raised there, and goes on."""
+    collecting = Collecting()
+    callback = collecting.tell if as_a == "method" else collecting
+    gc.callbacks.append(callback)
+    try:
+        gc.collect()
+        assert collecting.frames
+        assert not any(Breaking().is_harmless(frame) for frame in collecting.frames)
+    finally:
+        gc.callbacks.remove(callback)
+
+
+def test_not_while_an_import_forgets_its_lock() -> None:
+    """By the callback of a weak reference, once for each module."""
+    frames: list[FrameType] = []
+    sys.setprofile(
+        lambda frame, event, argument: frames.append(frame) if frame.f_code.co_name == "cb" else None
+    )
+    try:
+        importlib.import_module("a_module_that_is_not_there")
+    except ModuleNotFoundError:
+        pass
+    finally:
+        sys.setprofile(None)
+    assert {frame.f_globals["__name__"] for frame in frames} == {"importlib._bootstrap"}
+    assert not any(Breaking().is_harmless(frame) for frame in frames)
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="Windows blocks no signals")
