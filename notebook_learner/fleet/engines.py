@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 START = 180.0
 """Seconds that engines may take to come: they import torch, on a machine that may be busy."""
+_BEAT = 250
+"""Milliseconds between two beats of the controller's heart: it takes a new engine in at its second one, and
+would be asleep for three seconds between them. An answer costs an engine some 0.1 ms."""
+CONTROLLER = (f"--HeartMonitor.period={_BEAT}", f"--HeartMonitor.max_heartmonitor_misses={30_000 // _BEAT}")
+ENGINE = (f"--IPEngine.max_heartbeat_misses={175_000 // (_BEAT + 500)}",)
+"""Both give each other up after as many seconds as by themselves: a machine may be busy, or sleep."""
+BESIDE = (*ENGINE, "--IPEngine.timeout=60")
+"""An engine that begins together with its controller does not wait for five seconds alone until that takes it
+in: on a busy machine it needs longer to begin."""
 _SAME = 5.0
 """Seconds by which two processes may tell another one's start differently: they reckon from when the machine
 was started, which a clock that is set right moves."""
@@ -103,11 +112,13 @@ class OnThisMachine(Engines):
         self.place = ByFile(self.meeting.folder)
         self._cluster: Any = ipyparallel.Cluster(
             controller_ip="127.0.0.1",
+            controller_args=list(CONTROLLER),
             log_level=40,
             shutdown_atexit=False,
         )
         try:
-            self._cluster.start_cluster_sync(n=len(devices))
+            self._cluster.start_controller_sync()  # not start_cluster_sync, which sleeps for a second then
+            self._cluster.start_engines_sync(n=len(devices), engine_args=list(BESIDE))
             self._client = self._cluster.connect_client_sync()
             # No bar of its own in the cell: what a learner shows is the panel.
             self._client.wait_for_engines(len(devices), timeout=START, interactive=False)
@@ -160,14 +171,37 @@ def family_of(pid: int | None) -> list[Known]:
 def end_all_of(cluster: Any, helpers: Iterable[Known]) -> None:
     """End what a cluster has started on this machine, and take its file away."""
     engines = [each for pid in engine_pids(cluster) for each in family_of(pid)]
-    end_processes([*helpers, *family_of(pid_of(cluster)), *engines])
+    end_processes([*helpers, *family_of(pid_of(cluster))], at_once=engines)
     with suppress(Exception):
         cluster.remove_cluster_file()
 
 
-def end_processes(known: Iterable[Known]) -> None:
+def end_processes(known: Iterable[Known], at_once: Iterable[Known] = ()) -> None:
     """End processes. Not by ipyparallel's own `stop`, which needs an event loop: the end of an interpreter
-    has none any more."""
+    has none any more.
+
+    Args:
+        known: they may put things right before.
+        at_once: they may not. An engine would take twelve seconds, to take leave of a controller that is
+            gone as well.
+    """
+    import psutil
+
+    for process in _found(at_once):
+        with suppress(psutil.Error):
+            process.kill()
+    ending = _found(known)
+    for process in ending:
+        with suppress(psutil.Error):
+            process.terminate()
+    _, left = psutil.wait_procs(ending, timeout=3.0)
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def _found(known: Iterable[Known]) -> list[Any]:
+    """Those of them that are there."""
     import psutil
 
     found: list[psutil.Process] = []
@@ -176,13 +210,7 @@ def end_processes(known: Iterable[Known]) -> None:
             process = psutil.Process(pid)
             if abs(process.create_time() - since) < _SAME:
                 found.append(process)
-    for process in found:
-        with suppress(psutil.Error):
-            process.terminate()
-    _, left = psutil.wait_procs(found, timeout=3.0)
-    for process in left:
-        with suppress(psutil.Error):
-            process.kill()
+    return found
 
 
 def pid_of(cluster: Any) -> int | None:

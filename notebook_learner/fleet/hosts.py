@@ -17,7 +17,7 @@ import torch
 from ..cluster import Attached, Cluster, Hosts
 from ..errors import StateError
 from . import ssh
-from .engines import START, Engines, end_all_of, engine_pids, family_of, pid_of
+from .engines import BESIDE, CONTROLLER, ENGINE, START, Engines, end_all_of, engine_pids, family_of, pid_of
 from .guard import Guard
 from .link import Doors
 from .rendezvous import Opened, own_address_towards
@@ -121,7 +121,7 @@ class OnHosts(Engines):
         self._cluster = ipyparallel.Cluster(
             controller_ip=self._address,
             controller_location=self._address,
-            controller_args=["--IPController.enable_curve=True"],
+            controller_args=["--IPController.enable_curve=True", *CONTROLLER],
             log_level=40,
             shutdown_atexit=False,
         )
@@ -132,7 +132,7 @@ class OnHosts(Engines):
         if count:
             launchers = import_module("ipyparallel.cluster.launcher")
             self._cluster.engine_launcher_class = launchers.LocalEngineSetLauncher
-            self._cluster.start_engines_sync(n=count, environment={LABEL: ""})
+            self._cluster.start_engines_sync(n=count, environment={LABEL: ""}, engine_args=list(BESIDE))
         return [""] * count
 
     def _connect(self) -> None:
@@ -151,6 +151,7 @@ class OnHosts(Engines):
             n=count,
             engines={host: count},
             environment={LABEL: host},
+            engine_args=list(ENGINE),
             remote_python=python,
             ssh_args=list(options),
             scp_args=list(options),

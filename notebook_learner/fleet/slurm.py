@@ -19,7 +19,7 @@ import torch
 
 from ..cluster import SlurmJob
 from ..errors import StateError
-from .engines import START, Waiting
+from .engines import ENGINE, START, Waiting
 from .hosts import LABEL, OnHosts, nearest
 from .job import ENDED, Job, Told, outside, said_by
 from .rendezvous import own_address_towards
@@ -99,6 +99,7 @@ class OnSlurm(OnHosts):
                 submit_command=["sbatch", f"--job-name={name}", *_wishes(where)],
                 job_id_regexp=r"(?m)^\d+",
                 environment={LABEL: "slurm"},
+                engine_args=list(ENGINE),
             )
         launcher = self._cluster.engines[engines]
         self._job = Job(launcher.job_id, launcher.output_file)
