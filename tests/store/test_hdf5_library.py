@@ -1,0 +1,54 @@
+"""h5py is loaded by whoever needs it first, in any thread, and nobody is kept waiting by that."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+FORKED_MEANWHILE = """
+import os, signal, subprocess, sys, threading
+
+class Meanwhile(subprocess.Popen):
+    "A program that tells of its moment of weakness: the pipe is open, and the program not there yet."
+
+    def _execute_child(self, *arguments):
+        begun.set()
+        pipe = os.pipe  # as long as another thread may need until it forks, and then some
+        def opened():
+            ends = pipe()
+            forked.wait(1.0)
+            return ends
+        os.pipe = opened
+        try:
+            super()._execute_child(*arguments)
+        finally:
+            os.pipe = pipe
+
+subprocess.Popen = Meanwhile
+begun, forked = threading.Event(), threading.Event()
+from notebook_learner.store import hdf5_library
+
+loading = threading.Thread(target=hdf5_library.load, daemon=True)
+loading.start()
+assert begun.wait(60), "loading h5py runs no program any more: what holds forks off can go"
+child = os.fork()
+if not child:
+    signal.pause()  # as a worker that lives as long as its loader
+forked.set()
+loading.join(20)
+was_stuck = loading.is_alive()
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+sys.exit(was_stuck)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_worker_that_is_forked_while_it_is_loaded_does_not_hold_the_loading_up() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORKED_MEANWHILE], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
