@@ -23,7 +23,7 @@ PUBLIC = {
         CharErrorRate WordErrorRate BleuScore RougeLScore Perplexity Prediction SequenceMetric Counted
         Precision Recall FBetaScore AUROC AUCPR HammingScore ConfusionMatrix AccumulatedText TorchMetric
         MeanAbsoluteError MeanSquaredError RMSE R2 Dice PSNR SSIM MSSSIM
-        SamplesPerSecond CpuTemperature GpuReading
+        SamplesPerSecond CpuTemperature GpuReading DataWait
     """,
     "notebook_learner.checkpoint": """
         Hdf5Recorder CompactRecorder NamedMpkGzRecorder SafetensorsRecorder

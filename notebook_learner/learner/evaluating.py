@@ -107,7 +107,7 @@ class Tour:
 
     def _block(self, budget: int, take: Take) -> bool:
         __tracebackhide__ = True
-        fetch, control = self.cursor.fetch, self._control
+        fetch, control = self.pace.counting(self.cursor.fetch), self._control
         for _ in range(budget):
             batch = fetch()
             if batch is END:
@@ -160,6 +160,10 @@ class _SetContext:
     @property
     def steps_per_second(self) -> float:
         return self._pace.rate
+
+    @property
+    def data_wait(self) -> float:
+        return self._pace.data_wait
 
 
 def evaluate_set(

@@ -15,6 +15,7 @@ if _TYPE_CHECKING:
     from .confusion_matrix import ConfusionMatrix
     from .cpu import CpuMemory, CpuTemperature, CpuUse
     from .cuda import CudaMetric, GpuReading
+    from .data_wait import DataWait
     from .dice import Dice
     from .error_rates import CharErrorRate, WordErrorRate
     from .fbeta_score import FBetaScore
@@ -53,6 +54,7 @@ __all__ = [  # noqa: RUF022 - in plain order, as the test of public names wants 
     "CpuTemperature",
     "CpuUse",
     "CudaMetric",
+    "DataWait",
     "Dice",
     "FBetaScore",
     "GpuReading",
@@ -95,6 +97,7 @@ _HOMES = {
     "confusion_matrix": "ConfusionMatrix",
     "cpu": "CpuMemory CpuTemperature CpuUse",
     "cuda": "CudaMetric GpuReading",
+    "data_wait": "DataWait",
     "dice": "Dice",
     "error_rates": "CharErrorRate WordErrorRate",
     "fbeta_score": "FBetaScore",

@@ -40,6 +40,11 @@ class StepContext(Protocol):
         """The rate of the block that is being read."""
 
     @property
+    def data_wait(self) -> float:
+        """The percentage of that block's time in which it stood still for batches. Loops of a learner count
+        it where a `DataWait` asks."""
+
+    @property
     def output(self) -> Any:
         """What the last finished step returned; None where there is none."""
 

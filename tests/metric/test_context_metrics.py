@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from notebook_learner.errors import StepError
-from notebook_learner.metric import GradNorm, IterationSpeed, LearningRate, MetricGroup, SamplesPerSecond
+from notebook_learner.metric import (
+    DataWait,
+    GradNorm,
+    IterationSpeed,
+    LearningRate,
+    MetricGroup,
+    SamplesPerSecond,
+)
 
 
 @pytest.fixture
@@ -52,6 +59,17 @@ def test_the_speed_is_read_once_and_stands_for_the_block(group, context):
         assert column.weights is None
 
 
+def test_the_wait_for_data_is_read_once_and_stands_for_the_block(context):
+    group = MetricGroup([DataWait()])
+    group.attach(context)
+    for percent in (12.5, 80.0):
+        context.data_wait = percent
+        group.collect(object())
+        group.collect(object())
+        assert group.read()[0]["Data Wait"].values.tolist() == [percent, percent]
+    assert group.finals() == {}
+
+
 def test_each_parameter_group_has_a_rate_of_its_own(context):
     parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(3)]
     optimizer = torch.optim.SGD([{"params": [each]} for each in parameters], lr=1.0)
@@ -94,7 +112,7 @@ def test_samples_per_second_count_the_samples_that_there_were(context):
     assert group.finals() == {}
 
 
-@pytest.mark.parametrize("kind", [LearningRate, GradNorm, IterationSpeed, SamplesPerSecond])
+@pytest.mark.parametrize("kind", [DataWait, LearningRate, GradNorm, IterationSpeed, SamplesPerSecond])
 def test_a_metric_that_looks_at_no_output_takes_no_input_function(kind):
     with pytest.raises(TypeError, match="input"):
         kind(input=lambda item: item)

@@ -18,7 +18,7 @@ from ...breakpoint import Condition
 from ...errors import ConfigurationError, StateError, StoreError
 from ...event import Display, FanOut, MetricInfo, Sink, Split
 from ...logger import History
-from ...metric import GradNorm, LearningRate, MetricGroup
+from ...metric import DataWait, GradNorm, LearningRate, MetricGroup
 from ...metric.base import AnyMetric
 from ...metric.copies import own_copy
 from ...remote.detached import detached_in, end_detached
@@ -285,6 +285,7 @@ class _Wiring:
             num_epochs=settings.num_epochs,
             policies=() if watch is None else (watch,),
         )
+        loop.counts_waits = any(isinstance(r.metric, DataWait) for r in self.registered)
         for group in groups.values():
             group.attach(LoopContext(loop))
         rng = RngPart()
