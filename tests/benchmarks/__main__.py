@@ -3,8 +3,9 @@
 `metrics`: what the standard pair adds to computing it by hand, what metrics of classes and of sequences take,
 and what `evaluate` adds to a loop; with `peers`: other trainers at the same work; with `growth`: memory of a
 long run, and opening its directory; with `ranks`: several devices beside torch's DistributedDataParallel;
-with `startup`: imports; with `graphs`: small models on a GPU, with CUDA graphs and without. `--workload`
-(W1 ... W9, G1 to G3) takes the one that each belongs to.
+with `startup`: imports; with `graphs`: small models on a GPU, with CUDA graphs and without; with `data`: one
+that waits for its data, and with `--dry` the same for one round on the CPU, to see that it runs. `--workload`
+(W1 ... W9, G1 to G4) takes the one that each belongs to.
 
 The machine's speed drifts, so one round runs both, in turn, and what counts is the median over rounds
 of the difference and of the ratio within a round.
@@ -28,6 +29,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "peers")]
 
 import blocking  # noqa: E402  # test folders are no packages
+import data_bound  # noqa: E402
 import debugging  # noqa: E402
 import graphs  # noqa: E402
 import growth  # noqa: E402
@@ -93,6 +95,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--plot", type=Path, help="with peers: draw them here, as a PNG")
     parser.add_argument("--directory", type=Path, help="with growth: train here, or open what is there")
+    parser.add_argument("--dry", action="store_true", help="with data: one short round on the CPU")
     options = parser.parse_args()
     _measure(options)
 
@@ -146,8 +149,9 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "ranks": lambda options: ranks.main(options.rounds),
     "startup": lambda options: import_cost.main(options.rounds),
     "graphs": lambda options: graphs.main(options.rounds),
+    "data": lambda options: data_bound.main(options.rounds, dry=options.dry),
 }
-ELSEWHERE = {"W5": "panel", "W6": "storing", "W7": "startup", "W8": "growth", "W9": "growth"}
+ELSEWHERE = {"W5": "panel", "W6": "storing", "W7": "startup", "W8": "growth", "W9": "growth", "G4": "data"}
 ELSEWHERE |= dict.fromkeys(("G1", "G2", "G3"), "graphs")
 """Workloads that are no training beside others'; W1 to W4 are."""
 
