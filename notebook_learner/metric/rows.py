@@ -18,6 +18,9 @@ ABSENT = object()
 """What a metric that counts later keeps of a step in which this rank had no sample."""
 
 
+HOW_TO_MERGE = "define merge(self, state), which adds another one's state_dict() to its own"
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """What one rank measured in a block of steps, by metric."""
@@ -74,6 +77,11 @@ def accumulates(metric: AnyMetric) -> bool:
 def says_how_to_merge(metric: AnyMetric) -> bool:
     """Whether what it accumulated on several ranks can become one."""
     for kind in (Metric, AccumulatedText):
-        if isinstance(metric, kind) and accumulates(metric):
-            return type(metric).merge is not kind.merge
+        if isinstance(metric, kind) and not isinstance(metric, Counted) and _keeps(metric):
+            return accumulates(metric) and type(metric).merge is not kind.merge
     return True
+
+
+def _keeps(metric: Metric | AccumulatedText) -> bool:
+    """Whether it answers from a state of its own, told by `state_dict` or not."""
+    return accumulates(metric) or not isinstance(metric, Metric) or type(metric).compute is not Metric.compute

@@ -112,6 +112,19 @@ def test_a_metric_that_cannot_be_merged_is_refused_by_its_name(tmp_path):
         learner_on(TWO, tmp_path, configure=lambda b: b.metrics(Kept()))
 
 
+def test_so_is_one_that_answers_for_the_epoch_and_does_not_say_from_what(tmp_path):
+    class Last(Loss):
+        name = "Last"
+
+        def compute(self):
+            return 1.0
+
+    from notebook_learner.errors import ConfigurationError
+
+    with pytest.raises(ConfigurationError, match=r"Last keeps a state of its own .* define merge"):
+        learner_on(TWO, tmp_path, configure=lambda b: b.metrics(Last()))
+
+
 @pytest.mark.parametrize(("kind", "apart"), [(torch.float64, 1e-12), (torch.bfloat16, 0.05)])
 def test_weights_of_another_precision_are_summed_in_it(tmp_path, kind, apart):
     """In half precision the samples behind a sum are counted beside it: above 256 it would not hold them."""

@@ -21,7 +21,7 @@ from ...checkpoint.strategy import Strategy, best_rule
 from ...cluster import Cluster
 from ...event import Sink
 from ...metric.base import Metric, TextMetric
-from ...metric.rows import says_how_to_merge
+from ...metric.rows import HOW_TO_MERGE, says_how_to_merge
 from ...store import check_metric_name, same_file
 from ..checkpointer import Checkpointer
 from ..step.recorder import RECORDERS
@@ -240,8 +240,8 @@ def _merging(settings: Settings) -> Iterator[str]:
         metric = registered.metric
         if isinstance(metric, (Metric, TextMetric)) and not says_how_to_merge(metric):
             yield (
-                f"{type(metric).__name__} keeps a state of its own (state_dict), and several devices have "
-                "one each: define merge(self, state), which adds another one's to its own, or leave it out"
+                f"{type(metric).__name__} keeps a state of its own (state_dict or compute), and several "
+                f"devices have one each: {HOW_TO_MERGE}; or leave it out"
             )
 
 
