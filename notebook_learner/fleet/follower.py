@@ -130,7 +130,7 @@ class Follower:
                     return self._end()
                 if verb == "break":  # rank 0 gave up what is over here already
                     self._trying.close()
-                else:
+                elif verb not in ("batch", "empty", "over"):  # those are left of a block that failed here
                     self.channel.send_bytes(self._answer(verb, arguments))
         except Gone:
             self._vanish()
@@ -362,6 +362,8 @@ class Fed:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.loader: list[Any] = []
+        self.source = self._start = None
+        self.epoch = 1
         self.total: int | None = None
         self.walk = _NoWalk()
 
@@ -378,6 +380,10 @@ class Fed:
 
     def begin(self, epoch: int) -> None:
         """Nothing stands anywhere here."""
+        self.epoch = epoch
+
+    def _stream_now(self) -> None:
+        """Another loader that takes its place has no stream to go on with."""
 
     def drop(self) -> None:
         """Nothing is held."""
@@ -391,6 +397,7 @@ class Fed:
 
 class _NoWalk:
     cuts = False
+    generators = ()
 
 
 def _report_steps(optimizer: Any) -> None:

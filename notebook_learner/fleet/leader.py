@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -310,9 +311,8 @@ class Fleet:
         """What each has answered. The first that failed is raised, once all are heard."""
         found: list[Any] = []
         while self._waiting:
-            member = self._waiting[0]
+            member = self._waiting.pop(0)  # whatever comes of it, there is one answer
             answer = member.answer()
-            self._waiting.pop(0)
             if isinstance(answer, Failed):
                 raise Lost(member, answer)
             found.append(answer)
@@ -369,6 +369,7 @@ class Fleet:
 
     def _meet(self) -> None:
         """Make a group to sum in."""
+        self._reducer.sever()
         loop, crew = self.replica.loop, self._crew()
         crew.generation += 1
         place, generation = crew.engines.place, crew.generation
@@ -409,6 +410,9 @@ class Fleet:
             elif isinstance(answer, Rows):
                 rows.append(answer)
         self._rows = [each for each in rows if each is not None]
+        for member in () if self.crew is None else self.crew.members:
+            with suppress(Dead):  # who had answered before has not heard yet that it is over
+                member.send("break")
         if dead:
             self.dead = self._died(dead[0])
             return self.dead

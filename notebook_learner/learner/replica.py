@@ -488,8 +488,7 @@ class Replica:
         release_device_memory(error, step.device)
         keyframe = self.timeline.nearest(target) if loop.current.cursor.walks_again else None
         if keyframe is None:
-            stage = stage_of(error, step.stage)
-            self._stay(target, stage)
+            self._stay(target, stage := stage_of(error, step.stage))
             explain(error, target, what_moved(stage, loop.current.cursor.walks_again))
             return
         if isinstance(error, RankDied):  # there is nobody to take the steps again with
@@ -499,8 +498,9 @@ class Replica:
         try:
             replay = self._return_to(target, keyframe)
         except Exception as second:
+            cause = second if self.ranks is None else self.ranks.fault(second)
             self._fall_back(keyframe)
-            explain(error, keyframe.position, f"the way back to {target} failed too: {second!r}")
+            explain(error, keyframe.position, f"the way back to {target} failed too: {cause!r}")
             return
         loop.batch, loop.output = failed, None  # the batch at hand has no output yet
         loop.current.cursor.reopen(loop.done)
@@ -510,8 +510,7 @@ class Replica:
     def _settle(self, replay: Replay, reason: str = "after an error") -> None:
         """The record may hold more than was committed (a split whose end failed) or less (steps since
         the last block was handed on): make it hold just what was."""
-        reached = self.loop.position
-        known = self.history.snapshot()
+        reached, known = self.loop.position, self.history.snapshot()
         exact = _cut(known, reached)
         if _shape(exact) != _shape(known):
             self._rewrite(exact, reason)

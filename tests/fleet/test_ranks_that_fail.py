@@ -165,6 +165,40 @@ def test_an_exception_on_rank_0_leaves_all_ranks_before_the_step(tmp_path):
     assert learner.status == "finished"
 
 
+class Walked:
+    """Batches that only rank 0 can walk, and hands out."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def test_a_validation_that_rank_0_hands_out_may_fail_elsewhere(tmp_path):
+    """Parts that were on their way by then belong to nobody. Rank 0 has gone further meanwhile, so the way
+    back fails as well; then all can sum again, with other data."""
+    here = os.getpid()
+
+    def step(model, batch):
+        x, y = batch
+        if os.getpid() != here and not bool(torch.isfinite(x).all()):
+            raise ZeroDivisionError("of another rank")
+        return F.cross_entropy(model(x), y)
+
+    def configure(builder):
+        builder.valid_step(step).metrics()
+        builder._settings.metrics = []
+
+    x, y = torch.ones(4, 10), torch.zeros(4, dtype=torch.int64)
+    bad = torch.cat([x[:3], torch.full((1, 10), torch.nan)])
+    learner = learner_on(TWO, tmp_path, configure=configure)
+    with pytest.raises(ZeroDivisionError, match="of another rank"):
+        learner.fit(train_loader(), Walked([(bad if at == 2 else x, y) for at in range(200)]))
+    learner.fit(train_loader(), Walked([(x, y)] * 3))
+    assert learner.status == "finished"
+
+
 MAIN = os.getpid()
 
 ORPHANS = """
