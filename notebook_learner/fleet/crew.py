@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import pickle
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ from .channel import Channel, Gone
 from .code import Files
 from .engines import Engines, OnThisMachine, Waiting, is_alive
 from .reduction import Severed
-from .shipping import unpack
+from .shipping import pack, unpack
 from .versions import versions
 
 _COME = 180.0
@@ -51,8 +52,15 @@ class Member:
 
     def send(self, verb: str, *arguments: Any) -> None:
         """Tell it something."""
+        self._send(pickle.dumps((verb, arguments), pickle.HIGHEST_PROTOCOL))
+
+    def hand(self, part: Any) -> None:
+        """Give it its part of a batch."""
+        self._send(pack(("batch", (part,)), parts=True))
+
+    def _send(self, message: bytes) -> None:
         try:
-            self.channel.send((verb, arguments))
+            self.channel.send_bytes(message)
         except Gone as error:
             self.gone = True
             raise Dead(f"rank {self.rank} is gone") from error

@@ -248,7 +248,7 @@ class Fleet:
                 return END
             for member, share in zip(members, shares[1:], strict=True):
                 part = share.of_batch(batch)
-                member.send("empty") if part is EMPTY else member.send("batch", part)
+                member.send("empty") if part is EMPTY else member.hand(part)
             return shares[0].of_batch(batch)
 
         return fetch

@@ -30,19 +30,20 @@ def names_of(model: nn.Module, **others: Any) -> tuple[Names, dict[str, Any]]:
     return {id(each): name for name, each in meant.items()}, meant
 
 
-def pack(value: Any, names: Names | None = None, *, stays: bool = False) -> bytes:
+def pack(value: Any, names: Names | None = None, *, stays: bool = False, parts: bool = False) -> bytes:
     """The value as bytes; tensors of accelerators travel by way of the host.
 
     Args:
         value: what is sent.
         names: what is sent by name.
         stays: tensors lie on the same device again at the other end, which has the same ones.
+        parts: a tensor that is a part of a larger one travels without the rest.
 
     Raises:
         Exception: whatever pickle raises for what cannot be sent.
     """
     buffer = io.BytesIO()
-    _Packer(buffer, names or {}, stays).dump(value)
+    _Packer(buffer, names or {}, stays, parts).dump(value)
     return buffer.getvalue()
 
 
@@ -69,10 +70,11 @@ _Pickler: Any = _cloudpickle.Pickler
 
 
 class _Packer(_Pickler):  # type: ignore[misc]
-    def __init__(self, file: io.BytesIO, names: Names, stays: bool) -> None:
+    def __init__(self, file: io.BytesIO, names: Names, stays: bool, parts: bool) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._names = names
         self._stays = stays
+        self._parts = parts
 
     def persistent_id(self, value: Any) -> str | None:
         return self._names.get(id(value))
@@ -82,11 +84,18 @@ class _Packer(_Pickler):  # type: ignore[misc]
             kind = nn.Parameter if isinstance(value, nn.Parameter) else None
             where = value.device if self._stays else None
             return _rebuilt, (value.detach().cpu(), kind, value.requires_grad, where)
+        if self._parts and isinstance(value, Tensor) and _is_a_part(value):
+            return _rebuilt, (value.detach().clone(), None, value.requires_grad, None)
         if isinstance(value, DataLoader) and getattr(value, "_iterator", None) is not None:
             return _without_workers(value)
         if _is_odd_module(value):
             return import_module, (value.__name__,)
         return super().reducer_override(value)
+
+
+def _is_a_part(tensor: Tensor) -> bool:
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return plain and tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 def _is_odd_module(value: Any) -> bool:
