@@ -75,10 +75,10 @@ TABLE = """
     .trial                      | errors WORDS .replica .changes .excursion .step
     .lr_find              | event.values renderer.numbers WORDS .step .replica .changes .excursion
     .inspecting                 | errors inspection WORDS PARTS .data .step .replica .aside
-    .evaluating                 | errors event metric logger WORDS PARTS .data .step .loop .failure
-    .predicting                 | errors .evaluating .step
+    .evaluating                 | errors event metric logger WORDS PARTS .data .step .loop .failure .ranks
+    .predicting                 | errors PARTS .data .evaluating .step .ranks
     .beside                     | errors PARTS .data .replica .aside
-    .on_sets          | event metric artifacts store WORDS .data .step TURNING .evaluating .predicting .beside
+    .on_sets | event metric artifacts store WORDS .data .step .ranks TURNING .evaluating .predicting .beside
     .shown                      | event logger WORDS PARTS TURNING
     .debugging                  | errors event breakpoint WORDS PARTS TURNING STOPPING .step store .on_sets
     .learner                    | errors event logger WORDS PARTS TURNING SHOWN artifacts .parting

@@ -18,12 +18,16 @@ from typing import Any
 import torch
 
 from ..errors import StateError
+from ..learner.beside import beside
 from ..learner.changes import Changes, changed
 from ..learner.control import Control
 from ..learner.data.sampling import END
 from ..learner.debugging import OfOneLearner
+from ..learner.evaluating import Measuring
 from ..learner.learner import Learner
+from ..learner.loop import Pace
 from ..learner.parts import CursorPart
+from ..learner.predicting import Asking
 from ..learner.ranks import Place
 from ..learner.step.schedule import set_rates
 from ..learner.wiring.settings import Settings
@@ -96,7 +100,9 @@ class Follower:
         self._fed: dict[str, Fed] = {}
         self._entered = False
         self._trying = ExitStack()
-        """Steps are taken with changes until it is closed."""
+        """Steps are taken with changes, or a set is gone through, until it is closed."""
+        self._on_tour: Any = None
+        """How batches of that set are fetched, and what takes them."""
         self._failing: tuple[Place, Any] | None = None
         """Where a step failed, and its batch: the steps before may be taken again meanwhile."""
         self._verbs: dict[str, Callable[..., Any]] = {
@@ -115,6 +121,8 @@ class Follower:
             "own": lambda: own_of(self._replica),
             "memory": self._memory,
             "inspect": self._inspect,
+            "tour": self._tour,
+            "batches": self._batches,
         }
 
     def serve(self, threads: int) -> None:
@@ -188,8 +196,9 @@ class Follower:
             self.learner._driver.belongs_to_nobody()
             self.learner._replica.let_go()
         _report_steps(made.optimizer)
-        if made.settings.devices[0].type == "cuda":
-            torch.cuda.set_device(made.settings.devices[0])
+        self._device = torch.device(made.settings.devices[0])
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
         self.learner = assemble(made.settings, made.model, made.optimizer, made.scheduler, None, None)
         self.learner._driver.belongs_to_this_thread()
         self._meant = names_of(self.learner.model, learner=Here(self))[1]
@@ -241,8 +250,7 @@ class Follower:
 
     def _meet(self, place: Rendezvous, generation: int, world: int, reference: float) -> None:
         self._reducer.sever()
-        device = self._replica.loop.passes["train"].step.device
-        group = process_group(device, place, generation, self.rank, world)
+        group = process_group(self._device, place, generation, self.rank, world)
         self._reducer = Reducer(group, reference)
         self._replica.loop.update.join(self._reducer)
 
@@ -277,6 +285,7 @@ class Follower:
 
     def _leave(self) -> None:
         self._trying.close()
+        self._on_tour = None
         self._entered = False
         if self._failing is not None and self._failing[0] != self._replica.loop.place:
             self._failing = None
@@ -316,6 +325,37 @@ class Follower:
     def _close(self, finals: Mapping[str, float]) -> None:
         self._replica.loop.finish_split(finals)
 
+    # Other data --------------------------------------------------------------------------------------
+
+    def _tour(self, packed: bytes, epoch: int, start: Mapping[str, Any] | None) -> None:
+        """Stand before the first batch of a set. Whatever happens to this rank there is taken back."""
+        assert self.learner is not None
+        supplies: Any = self.learner._supplies
+        task, split = unpack(packed, self._meant)
+        loader = task.loader if split is None else supplies.given()[split]
+        cursor: Any = Fed(self.channel) if start is None else supplies.cursor_for(loader, task.what, "share")
+        work: Measuring | Asking
+        if task.metrics is None:
+            forward, function = self._own(task.forward), self._own(task.function)
+            work = Asking(supplies.prediction_step(forward), function)
+        else:
+            work = Measuring(supplies.validation_step(task.what), task.metrics, Pace())
+        self._trying.close()
+        self._trying.enter_context(beside(self._replica, cursor, task.what))
+        if start is not None:
+            cursor.begin_as(epoch, start)
+        self._on_tour = cursor.fetch if start is None else cursor.fetch_share, work
+        buffers_of_rank_0(self._replica.loop, self._reducer)
+
+    def _batches(self, count: int) -> Any:
+        fetch, work = self._on_tour
+        for _ in range(count):
+            batch = fetch()
+            if batch is END:
+                break
+            work.take(batch)
+        return work.told()
+
     def _require_at(self, place: Place) -> None:
         here = self._replica.loop.place
         if here != place:
@@ -341,7 +381,7 @@ class Follower:
         import psutil
 
         found = {"host": psutil.Process().memory_info().rss, "step": self._replica.loop.iteration}
-        device = self._replica.loop.passes["train"].step.device
+        device = self._device
         if device.type == "cuda":
             found["device"] = torch.cuda.memory_allocated(device)
         return found
@@ -349,8 +389,13 @@ class Follower:
 
 def share_for(loop: Any, reducer: Reducer) -> None:
     """Where a validation begins: the buffers of the model that validates are rank 0's."""
-    buffers = list(loop.modes.validated.buffers())
-    if loop.split == "valid" and buffers:
+    if loop.split == "valid":
+        buffers_of_rank_0(loop, reducer)
+
+
+def buffers_of_rank_0(loop: Any, reducer: Reducer) -> None:
+    """The model that validates has them on all ranks."""
+    if buffers := list(loop.modes.validated.buffers()):
         reducer.share(buffers)
 
 

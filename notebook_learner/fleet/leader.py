@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..learner.changes import Changes
 from ..learner.data.cursor import Cursor
 from ..learner.data.sampling import END
 from ..learner.data.share import EMPTY, Share
-from ..learner.ranks import OWN, Asked, Hands, Place
+from ..learner.ranks import OWN, Asked, Hands, Place, Task
 from ..learner.replica import Replica
 from ..learner.state import State
 from ..learner.step.schedule import rates_of
@@ -31,6 +31,7 @@ from .rendezvous import process_group
 from .shipping import unpack
 from .steps import Clock, ranked
 from .table import Ranks, of_member, of_this_process
+from .touring import Touring, touring
 
 PATIENCE = 10.0
 """Seconds that a rank is given to come to an end, where a person has broken the step off."""
@@ -55,6 +56,8 @@ class Fleet:
         self.dead: RankDied | None = None
         self._lock = threading.RLock()
         self._reducer: Reducer = Reducer(None, 1.0)
+        self._sized = False
+        """Whether the batches were known when the ranks met."""
         self._stale = True
         """Whether the others stand elsewhere than rank 0."""
         self._own: list[Any] | None = None
@@ -125,6 +128,10 @@ class Fleet:
             self.enter()
             self.leave()
 
+    def tour(self, task: Task, cursors: Callable[..., Cursor]) -> AbstractContextManager[Touring]:
+        """Inside, the others go along through a set."""
+        return touring(self, task, cursors)
+
     def inspect(self, rank: int, batch: Any, tokenizer: Any) -> Any:
         """What a step looks like on another rank: with its part of the batch, or one that is given."""
         with self._lock:
@@ -193,8 +200,7 @@ class Fleet:
         self._current()
         start = None
         if place.done == 0 and cursor.walk.cuts:
-            start = cursor.start()
-            start["rng"] = {**start["rng"], "cuda": ()}  # an order is drawn on the host
+            start = cursor.start_on_host()
         self._tell("open", place, start, cursor.total)
         share_for(self.replica.loop, self._reducer)
         self._answers()
@@ -350,7 +356,7 @@ class Fleet:
 
     def _synchronise(self) -> None:
         """Have them stand where rank 0 stands. Rank 0 may have been changed by hand meanwhile."""
-        if self._reducer.group is None:
+        if self._reducer.group is None or (not self._sized and "train" in self.replica.loop.passes):
             self._meet()
         keeps = False
         if not self._stale:
@@ -373,7 +379,8 @@ class Fleet:
         loop, crew = self.replica.loop, self._crew()
         crew.generation += 1
         place, generation = crew.engines.place, crew.generation
-        reference = _reference(loop.passes["train"].cursor.loader, self.world)
+        self._sized = "train" in loop.passes
+        reference = _reference(loop.passes["train"].cursor.loader, self.world) if self._sized else 1.0
         self._tell("meet", place, generation, self.world, reference)
         group = process_group(self.devices[0], place, generation, 0, self.world)
         self._reducer = Reducer(group, reference)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +13,13 @@ import torch
 from ..errors import ConfigurationError, StateError
 from ..event import Event, Split
 from ..learner.changes import Changes
+from ..learner.data.cursor import Cursor
 from ..learner.data.share import Share
-from ..learner.ranks import Supplier
+from ..learner.ranks import Alone, Supplier, Task
 from ..learner.replica import Replica
 from ..learner.wiring.settings import Registered, Settings
 from ..metric.copies import own_copy
+from ..metric.rows import HOW_TO_MERGE, says_how_to_merge
 from .crew import Crew, Member
 from .follower import Failed, Recipe
 from .shipping import Names, names_of, pack, pack_by_value
@@ -111,6 +113,38 @@ class Source:
             raise StateError(
                 f"the batch or the tokenizer cannot be sent to the other devices' processes: {refused}"
             ) from refused
+
+    def packed_task(self, task: Task, cursors: Callable[..., Cursor]) -> tuple[bytes, Cursor, bool]:
+        """What is done with a set, as the others are told of it; how rank 0 walks it; whether it hands out
+        their parts. A loader whose order each rank can draw is walked by each, which loads only its part.
+
+        Raises:
+            Alone: they cannot do it.
+        """
+        whole, share = (cursors(task.loader, task.what, way) for way in ("whole", "share"))
+        if task.metrics is None and not whole.walks_again:
+            raise Alone("its loader can be walked only once")
+        if wrong := [each.name for each in task.metrics or () if not says_how_to_merge(each)]:
+            raise Alone(f"{wrong[0]} keeps a state of its own: {HOW_TO_MERGE}")
+        metrics = None if task.metrics is None else [own_copy(each) for each in task.metrics]
+        done = replace(task, loader=None, metrics=metrics)
+        fed = self._packed_task(done, None)
+        if not share.walk.cuts or isinstance(share.loader, Sequence):  # a list is not sent to all as a whole
+            return fed, whole, True
+        passes = self.replica.loop.passes
+        there = [split for split, given in self.given().items() if given is task.loader and split in passes]
+        if there and passes[there[0]].cursor.walk.cuts:
+            return self._packed_task(done, there[0]), share, False
+        try:
+            return self._packed_task(replace(done, loader=task.loader), None), share, False
+        except Alone:  # it is only the loader that cannot be sent
+            return fed, whole, True
+
+    def _packed_task(self, task: Task, split: Split | None) -> bytes:
+        try:
+            return pack((task, split), self._names())
+        except Exception as refused:
+            raise Alone(f"it cannot be sent to the other devices' processes: {refused}") from refused
 
     def _names(self) -> Names:
         return names_of(self.replica.loop.update.model, learner=self.learner())[0]

@@ -16,18 +16,21 @@ from ..event.join import joined
 from ..metric import MetricGroup, TextMetric
 from ..metric.base import AnyMetric
 from ..metric.copies import own_copy
+from ..metric.rows import Rows
 from .ambient import ambient_kept_on_error
 from .control import Control
 from .data.batch import count_samples
 from .data.cursor import Cursor
 from .data.sampling import END
+from .data.share import EMPTY
 from .failure import release_device_memory
 from .loop import Pace
 from .position import Position
+from .ranks import Alone, Others
 from .step.step import ValidationStep
 
 Take = Callable[[Any], None]
-Read = Callable[[int, float], None]
+Read = Callable[[int, float, Sequence[Any]], None]
 
 
 class Tour:
@@ -40,6 +43,7 @@ class Tour:
         emit: told about ten times a second how far it came.
         device: that steps run on.
         epoch: of the training. Samplers and seeds that go by the epoch do as in a validation there.
+        others: the other ranks, where they go along. The cursor is theirs, too.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Tour:
         emit: Callable[[Event], None],
         device: torch.device,
         epoch: int = 1,
+        others: Others | None = None,
     ) -> None:
         self.what = what
         self.cursor = cursor
@@ -60,9 +65,11 @@ class Tour:
         self._control = control
         self._emit = emit
         self._epoch = epoch
+        self.others = others
 
-    def go(self, take: Take, read: Read = lambda count, seconds: None) -> None:
-        """Give every batch to `take`; tell `read` after each block how many there were, and their time.
+    def go(self, take: Take, read: Read = lambda count, seconds, others: None) -> None:
+        """Give every batch to `take`, or this rank's part of it; tell `read` after each block how many there
+        were, their time, and what other ranks found in them.
 
         Raises:
             Paused: somebody asked for a pause, or pressed Ctrl-C.
@@ -71,11 +78,16 @@ class Tour:
         __tracebackhide__ = True
         self.cursor.begin(self._epoch)
         try:
+            if self.others is not None:
+                self.others.open(self._epoch)
             self._blocks(take, read)
         except BaseException as error:
-            if not isinstance(error, Paused):
-                self._explain(error)
+            cause = error if self.others is None else self.others.fault(error)
+            if not isinstance(cause, (Paused, Alone)):
+                self._explain(cause)
             release_device_memory(error, self.device)
+            if cause is not error:
+                raise cause from error
             raise
         finally:
             self.cursor.close()
@@ -88,33 +100,37 @@ class Tour:
 
     def _blocks(self, take: Take, read: Read) -> None:
         __tracebackhide__ = True
-        ended = False
+        ended, others = False, self.others
         while not ended:
             self._tell()
             before, started = self.done, perf_counter()
             with ambient_kept_on_error(self.device.type):
                 self._control.interruptible = True
                 try:
+                    if others is not None:
+                        others.begin(self.pace.steps)
                     ended = self._block(self.pace.steps, take)
                 finally:
                     self._control.interruptible = False
             count, seconds = self.done - before, perf_counter() - started
             self.pace.took(count, seconds)
+            found = () if others is None else others.gather(count)
             if count:
-                read(count, seconds)
+                read(count, seconds, found)
             if not ended and self._control.take_at_once():
                 raise Paused(self.what, told=f"{self.what}: broken off {self._place}; {_AS_BEFORE}")
 
     def _block(self, budget: int, take: Take) -> bool:
         __tracebackhide__ = True
-        fetch, control = self.pace.counting(self.cursor.fetch), self._control
+        control, alone = self._control, self.others is None
+        fetch = self.pace.counting(self.cursor.fetch if self.others is None else self.others.fetch)
         for _ in range(budget):
             batch = fetch()
             if batch is END:
                 return True
             take(batch)
             self.done += 1
-            if control.wanted:
+            if control.wanted and alone:  # several ranks end a block together
                 break
         return False
 
@@ -166,6 +182,38 @@ class _SetContext:
         return self._pace.data_wait
 
 
+class Measuring:
+    """Measures batches of a set, or a rank's parts of them.
+
+    Args:
+        step: of the validation.
+        metrics: they stay as they are; copies of them measure.
+        pace: of the tour.
+    """
+
+    def __init__(self, step: ValidationStep, metrics: Iterable[AnyMetric], pace: Pace) -> None:
+        self.group = MetricGroup([own_copy(metric) for metric in metrics])
+        self._step = step
+        self._context = _SetContext(pace)
+        self.group.attach(self._context)
+        self.group.reset()
+
+    def take(self, batch: Any) -> None:
+        """Measure one."""
+        __tracebackhide__ = True
+        if batch is EMPTY:
+            self.group.skip()
+            return
+        context = self._context
+        context.batch = batch
+        context.output = output = self._step(batch, False)
+        self.group.collect(output)
+
+    def told(self) -> Rows:
+        """What was measured since the last time, for rank 0."""
+        return self.group.rows()
+
+
 def evaluate_set(
     name: str, tour: Tour, step: ValidationStep, metrics: Iterable[AnyMetric], at: Position
 ) -> Evaluated:
@@ -179,24 +227,16 @@ def evaluate_set(
         at: where the training stands.
     """
     __tracebackhide__ = True
-    group = MetricGroup([own_copy(metric) for metric in metrics])
-    context = _SetContext(tour.pace)
-    group.attach(context)
-    group.reset()
+    measuring = Measuring(step, metrics, tour.pace)
+    group = measuring.group
     blocks: list[MetricBlock] = []
 
-    def take(batch: Any) -> None:
-        __tracebackhide__ = True
-        context.batch = batch
-        context.output = output = step(batch, False)
-        group.collect(output)
-
-    def read(count: int, seconds: float) -> None:
-        columns, texts = group.read()
+    def read(count: int, seconds: float, others: Sequence[Rows]) -> None:
+        columns, texts = group.read(others)
         first = tour.done - count + 1
         blocks.append(MetricBlock(at.epoch, "valid", first, count, at.iteration, columns, texts, seconds))
 
-    tour.go(take, read)
+    tour.go(measuring.take, read)
     record = SplitRecord(at.epoch, "valid", tuple(joined(blocks)), group.finals())
     return Evaluated(name, at.epoch, at.split, at.step, record, _infos(group.metrics))
 

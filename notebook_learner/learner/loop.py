@@ -351,7 +351,8 @@ class Loop:
 
     def look_around(self) -> None:
         """Before a run: what people may have changed while the loop stood still."""
-        self.current.cursor.drop_if_broken(self.done)
+        if self.split in self.passes:  # a set may be measured before there is anything to train on
+            self.current.cursor.drop_if_broken(self.done)
         self._open = False
         for each in self.passes.values():
             each.step.look_again()

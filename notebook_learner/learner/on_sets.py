@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
 from ..artifacts.evaluations import Evaluation, Evaluations
-from ..event import Event
+from ..event import Event, Notice
 from ..metric.base import AnyMetric
 from ..store.layout import RunLayout
 from .beside import beside
@@ -15,6 +15,7 @@ from .data.cursor import Cursor
 from .driver import Driver
 from .evaluating import Tour, evaluate_set
 from .predicting import AfterBatch, Forward, as_batches, predict
+from .ranks import Alone, Others, Task
 from .replica import Replica
 from .step.step import ValidationStep
 
@@ -25,8 +26,8 @@ Metrics = Iterable[AnyMetric] | None
 class SetSupplies(Protocol):
     """What it takes to go through a set."""
 
-    def cursor_for(self, given: Any, what: str, /) -> Cursor:
-        """A way through a loader or dataset."""
+    def cursor_for(self, given: Any, what: str, /, way: Any = ...) -> Cursor:
+        """A way through a loader or dataset, for one rank or several."""
 
     def validation_step(self, what: str, /) -> ValidationStep:
         """The step that measures."""
@@ -72,6 +73,9 @@ class OnSets:
         The values are in the logs below `test/<name>`, in `history["test/<name>", "Loss"]`, in
         `artifacts.h5`, and on the panel. A set of the same name is replaced once the new one is complete.
 
+        On several devices every rank measures its part of each batch, and values are those of all samples.
+        Where a metric or a batch allows no parts, rank 0 does it alone, and a notice says why.
+
         >>> import torch
         >>> from torch.nn import functional as F
         >>> from notebook_learner import LearnerBuilder
@@ -99,6 +103,7 @@ class OnSets:
 
         Raises:
             Paused: somebody interrupted it. Nothing was recorded, nothing has changed.
+            RankDied: another rank's process is gone; `restart()` starts it anew.
             BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
         """
         __tracebackhide__ = True
@@ -129,6 +134,12 @@ class OnSets:
         dicts; where their lengths differ, a list of each batch's. Lists are put one after the other, and
         anything else becomes a list with an entry for each batch.
 
+        On several devices every rank is asked about its part of each batch, and `function` and `step` are
+        called there: what they change in the notebook is not seen. `function` is tried once on a batch that
+        is one sample shorter. Where what is kept has no entry for each sample (a mean of the batch), or a
+        function cannot be sent, or the loader can be walked only once, rank 0 does it alone, and a notice
+        says why.
+
         `learner.predict(loader, lambda output, batch: output.argmax(1))`
 
         Args:
@@ -139,6 +150,7 @@ class OnSets:
 
         Raises:
             Paused: somebody interrupted it. Nothing has changed.
+            RankDied: another rank's process is gone; `restart()` starts it anew.
             BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
         """
         __tracebackhide__ = True
@@ -150,22 +162,47 @@ class OnSets:
         what = f"evaluate {name}"
         chosen = self._supplies.metrics_for(metrics, what)
         step = self._supplies.validation_step(what)
-        tour = self._tour(loader, what, step)
+        cursor = self._supplies.cursor_for(loader, what)
         self._enter()
         self._announce()
-        with beside(self._replica, tour.cursor, what):
-            found = evaluate_set(name, tour, step, chosen, self._replica.shown_position)
+        found = self._through(
+            Task(what, loader, metrics=chosen),
+            cursor,
+            step,
+            lambda tour: evaluate_set(name, tour, step, chosen, self._replica.shown_position),
+        )
         self._emit(found)
         return Evaluation.of(found)
 
     def _predict(self, loader: Any, function: AfterBatch | None, forward: Forward | None) -> Any:
         __tracebackhide__ = True
         step = self._supplies.prediction_step(forward)
-        tour = self._tour(loader, "predict", step)
-        with beside(self._replica, tour.cursor, "predict"):
-            return predict(tour, step, function)
+        cursor = self._supplies.cursor_for(loader, "predict")
+        task = Task("predict", loader, forward=forward, function=function)
+        return self._through(task, cursor, step, lambda tour: predict(tour, step, function))
 
-    def _tour(self, loader: Any, what: str, step: ValidationStep) -> Tour:
+    def _through(self, task: Task, cursor: Cursor, step: ValidationStep, work: Callable[[Tour], T]) -> T:
+        """Go through a set on all ranks, or on this one."""
+        __tracebackhide__ = True
+        ranks = self._replica.ranks
+        if ranks is not None:
+            try:
+                with ranks.tour(task, self._supplies.cursor_for) as others:
+                    return self._beside(task, others.cursor, step, work, others)
+            except Alone as why:
+                self._replica.emit(Notice(f"{task.what}: on rank 0 alone, since {why}"))
+        return self._beside(task, cursor, step, work)
+
+    def _beside(
+        self,
+        task: Task,
+        cursor: Cursor,
+        step: ValidationStep,
+        work: Callable[[Tour], T],
+        others: Others | None = None,
+    ) -> T:
+        __tracebackhide__ = True
         loop = self._replica.loop
-        cursor = self._supplies.cursor_for(loader, what)
-        return Tour(what, cursor, loop.control, self._replica.emit, step.device, loop.epoch)
+        with beside(self._replica, cursor, task.what):
+            emit = self._replica.emit
+            return work(Tour(task.what, cursor, loop.control, emit, step.device, loop.epoch, others))

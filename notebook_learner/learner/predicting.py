@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import StepError, a_kind
-from .data.batch import mapped
+from .data.batch import count_samples, mapped
+from .data.share import EMPTY, first_of
 from .evaluating import Tour
+from .ranks import Alone
+from .rng import capture_rng, restore_rng
 from .step.output import LossOutput
 from .step.step import ValidationStep
 
@@ -31,22 +34,131 @@ def predict(tour: Tour, step: ValidationStep, function: AfterBatch | None) -> An
         tour: through the loader.
         step: gives the output of a batch.
         function: told each output, and the batch as the loader gave it.
+
+    Raises:
+        Alone: on several ranks, where parts of an output make no whole.
     """
     __tracebackhide__ = True
-    gathered = Gathered()
+    asking = Asking(step, function, tries=True)
+    if tour.others is None:
+        tour.go(asking.take_whole)
+        return asking.gathered.joined()
+    wholes: list[Any] = []
 
-    def take(batch: Any) -> None:
+    def read(count: int, seconds: float, others: Sequence[list[Part | None]]) -> None:
+        for batch in zip(asking.told(), *others, strict=True):
+            parts = [part for part in batch if part is not None]
+            if tour.cursor.each > 1:  # each is a batch of the loader's by itself
+                wholes.extend(part.output for part in parts)
+            else:
+                wholes.append(_whole(parts))
+
+    tour.go(asking.take, read)
+    return _join(wholes)
+
+
+class Part(NamedTuple):
+    """What one rank found in its part of a batch."""
+
+    samples: int
+    output: Any
+
+
+class Asking:
+    """Asks the model what it says to batches, or to a rank's parts of them.
+
+    Args:
+        step: gives the output of a batch.
+        function: told each output, and its batch.
+        tries: whether to find out if what the function makes of a part goes by its samples.
+    """
+
+    def __init__(self, step: ValidationStep, function: AfterBatch | None, *, tries: bool = False) -> None:
+        self.gathered = Gathered()
+        self._step = step
+        self._function = function
+        self._tries = tries and function is not None
+
+    def take_whole(self, batch: Any) -> None:
+        """Take a batch that nobody else has a part of."""
         __tracebackhide__ = True
-        output = step(batch, False)
-        if type(output) is LossOutput:  # what a step makes of a bare tensor, which here is the output itself
-            output = output.loss
-        if function is not None:
-            with torch.no_grad():
-                output = function(output, batch)
-        gathered.add(output)
+        self.gathered.add(self._made(self._output(batch), batch))
 
-    tour.go(take)
-    return gathered.joined()
+    def take(self, batch: Any) -> None:
+        """Take this rank's part of a batch, if it has one."""
+        __tracebackhide__ = True
+        if batch is EMPTY:
+            self.gathered.add(None)
+            return
+        output = self._output(batch)
+        part = Part(count_samples(batch), self._made(output, batch))
+        self.gathered.add(part)
+        if self._tries:
+            self._tries = False
+            self._try(output, batch, part)
+
+    def told(self) -> list[Part | None]:
+        """The parts since the last time, for rank 0."""
+        return self.gathered.landed()
+
+    def _output(self, batch: Any) -> Any:
+        __tracebackhide__ = True
+        output = self._step(batch, False)
+        # What a step makes of a bare tensor, which here is the output itself.
+        return output.loss if type(output) is LossOutput else output
+
+    def _made(self, output: Any, batch: Any) -> Any:
+        __tracebackhide__ = True
+        if self._function is None:
+            return output
+        with torch.no_grad():
+            return self._function(output, batch)
+
+    def _try(self, output: Any, batch: Any, part: Part) -> None:
+        """Ask the function again, of one sample less. What it makes may be as long as a part by chance, such
+        as a table of as many classes: parts of that make no whole."""
+        less = part.samples - 1
+        if less < 1 or not _goes_by_samples(part.output, part.samples):
+            return
+        drawn = capture_rng()
+        try:
+            # A copy: the function may write to what it is given.
+            cut = copy.deepcopy((first_of(output, part.samples, less), first_of(batch, part.samples, less)))
+            shorter = self._made(*cut)
+        except Exception as refused:  # the user's own code runs there, with what the loader never gave
+            raise Alone(_NO_PARTS) from refused
+        finally:
+            restore_rng(drawn)
+        if not _goes_by_samples(shorter, less):
+            raise Alone(_NO_PARTS)
+
+
+# Parts of a batch ------------------------------------------------------------------------------------
+
+_NO_PARTS = "what is kept of a batch is not one entry for each of its samples"
+
+
+def _whole(parts: Sequence[Part]) -> Any:
+    """A batch's output, of its parts'. It is that of the whole batch where each has an entry for every
+    sample, and all are of one shape."""
+    if parts and all(_goes_by_samples(part.output, part.samples) for part in parts):
+        whole = _join([part.output for part in parts])
+        if _goes_by_samples(whole, sum(part.samples for part in parts)):
+            return whole
+    raise Alone(_NO_PARTS)
+
+
+def _goes_by_samples(value: Any, samples: int) -> bool:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return value.ndim > 0 and len(value) == samples
+    if isinstance(value, list) and not _holds_tensors(value):
+        return len(value) == samples
+    if is_dataclass(value):
+        return all(_goes_by_samples(getattr(value, each.name), samples) for each in fields(value))
+    inside = value.values() if isinstance(value, Mapping) else value
+    if isinstance(value, (Mapping, list, tuple)):
+        return all(_goes_by_samples(each, samples) for each in inside)
+    return False
 
 
 # What a model is called with -------------------------------------------------------------------------
@@ -114,11 +226,15 @@ class Gathered:
 
     def joined(self) -> Any:
         """All batches as one value."""
+        return _join(self.landed())
+
+    def landed(self) -> list[Any]:
+        """Each batch's by itself, of those since the last time."""
         self._before.land()
         self._block.left()
         self._block.land()
         outputs, self._outputs = [mapped(each, _landed, _Copy) for each in self._outputs], []
-        return _join(outputs)
+        return outputs
 
     def _copied(self, tensor: Tensor) -> Any:
         # A copy on the CPU, too: it may be a view of something larger, or of a buffer that is used again.

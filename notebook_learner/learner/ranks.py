@@ -7,11 +7,13 @@ With one device there are none, and nothing here is asked. With several, this pr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import Paused
 from ..metric import MetricGroup
+from ..metric.base import AnyMetric
 from ..metric.rows import Rows
 from .control import Control, Request
 from .data.cursor import Cursor
@@ -50,6 +52,48 @@ class Asked(Paused):
 
 Supplier = Callable[[], Mapping[Split, Any]]
 """The data of each split, as it was given."""
+
+
+class Alone(Exception):
+    """Rank 0 goes through a set by itself; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is done with each batch of a set."""
+
+    what: str
+    """For people: "evaluate test"."""
+    loader: Any
+    metrics: Sequence[AnyMetric] | None = None
+    """What measures; None where outputs are asked for."""
+    forward: Any = None
+    """`fn(model, batch)` that gives an output, where somebody said how."""
+    function: Any = None
+    """`fn(output, batch)`, whose value is kept in place of the output."""
+
+
+class Others(Protocol):
+    """Ranks 1 and up on the way through a set. Each takes its part of every batch, as rank 0 does."""
+
+    @property
+    def cursor(self) -> Cursor:
+        """The way of rank 0."""
+
+    def open(self, epoch: int) -> None:
+        """Rank 0 stands before the first batch."""
+
+    def fetch(self) -> Any:
+        """Rank 0's part of the next batch; EMPTY where it has none; or END."""
+
+    def begin(self, count: int) -> None:
+        """They begin with so many batches, as this rank does now."""
+
+    def gather(self, count: int) -> Sequence[Any]:
+        """What each of them found in the batches since the last time, of which there were so many."""
+
+    def fault(self, error: BaseException) -> BaseException:
+        """This rank goes no further: no other one waits for it. Gives what it all began with."""
 
 
 class Ranks(Protocol):
@@ -98,6 +142,13 @@ class Ranks(Protocol):
     @property
     def world(self) -> int:
         """How many there are, this one included."""
+
+    def tour(self, task: Task, cursors: Callable[..., Cursor]) -> AbstractContextManager[Others]:
+        """Inside, they go along through a set; afterwards they stand as they did, to the bit.
+
+        Raises:
+            Alone: they cannot.
+        """
 
     def inspect(self, rank: int, batch: Any, tokenizer: Any) -> Any:
         """What a step looks like on one of them."""

@@ -123,6 +123,11 @@ class Cursor:
         """What the order of the epoch that begins now will be drawn from."""
         return dict(_Start(capture_rng(), self._generator_states(), self.walk.warm).plain)
 
+    def start_on_host(self) -> dict[str, Any]:
+        """The same, for other processes: an order is drawn on the host."""
+        start = self.start()
+        return {**start, "rng": {**start["rng"], "cuda": ()}}
+
     def begin_as(self, epoch: int, start: Mapping[str, Any]) -> None:
         """Stand before the first batch of an epoch that another rank has begun, in the same order. The random
         stream of this process stays where it is."""

@@ -20,6 +20,10 @@ EMPTY = object()
 """In place of a batch, for a rank that has no sample of it."""
 
 
+class CannotBeCut(DataError):
+    """Nothing says how to cut a batch into a part for each device."""
+
+
 class Several(list[Any]):
     """The batches of one step, one for each rank: a loader's batch is then that of one device."""
 
@@ -50,15 +54,24 @@ class Share:
         Whatever is as long as the batch is cut, containers keep their type, and the rest is everybody's.
 
         Raises:
-            DataError: nothing says how to cut it.
+            CannotBeCut: nothing says how.
         """
         if type(batch) is Several:
             return batch[self.rank] if self.rank < len(batch) else EMPTY
         samples = count_samples(batch)
         if not _may_be_cut(batch):
-            raise DataError(_why_not(batch))
+            raise CannotBeCut(_why_not(batch))
         first, end = self.bounds(samples)
         return EMPTY if first == end else _cut(batch, samples, first, end)
+
+
+def first_of(value: Any, samples: int, count: int) -> Any:
+    """What there is of the first so many samples, in a batch or an output of so many.
+
+    >>> first_of({"text": ["a", "b", "c"], "scale": 2.0}, 3, 2)
+    {'text': ['a', 'b'], 'scale': 2.0}
+    """
+    return _cut(value, samples, 0, count)
 
 
 def _may_be_cut(batch: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -31,6 +31,7 @@ from .checks import metric_mistakes
 from .settings import Registered, Settings
 
 MakeStep = Callable[[Split], TrainingStep | ValidationStep]
+Way = Literal["alone", "whole", "share"]
 
 
 CANNOT_BEGIN = "the training cannot begin"
@@ -84,9 +85,7 @@ class Loaders:
             raise ConfigurationError(wrong, "this data cannot be used")
         seed = self.settings.seed
         loader, own = _loader(self.settings, split, given), None if seed is None else mix(seed, len(split))
-        share = self.settings.share
-        devices = share.world if share is not None and self.settings.batch == "per_device" else 1
-        cursor = Cursor(loader, own, self._tell, share, devices)
+        cursor = Cursor(loader, own, self._tell, self.settings.share, self._devices)
         state = None if split in self.replica.loop.passes else self._state_here(split)
         if state is not None:
             cursor.require(state.parts[f"data {split}"])
@@ -94,6 +93,12 @@ class Loaders:
         for told in _odd(self.settings, self._given, split):
             self._tell(told, "warning")
         self._put_in(split, cursor)
+
+    @property
+    def _devices(self) -> int:
+        """How many of a loader's batches a step takes."""
+        share = self.settings.share
+        return share.world if share is not None and self.settings.batch == "per_device" else 1
 
     def use_step(self, split: Split, function: StepFunction) -> None:
         """From the next step on, `function(model, batch)` is the step of this split."""
@@ -122,13 +127,22 @@ class Loaders:
 
     # Other data --------------------------------------------------------------------------------------
 
-    def cursor_for(self, given: Any, what: str) -> Cursor:
-        """A way through a loader, or a dataset, that nothing is trained on."""
+    def cursor_for(self, given: Any, what: str, way: Way = "alone") -> Cursor:
+        """A way through a loader, or a dataset, that nothing is trained on.
+
+        Args:
+            given: the loader or dataset.
+            what: is done there, for people.
+            way: for a rank "alone"; for one that gives the others their parts of the "whole" batches of all;
+                or one that walks its own "share" of them.
+        """
         if wrong := list(not_a_loader(self.settings, what, given)):
             raise ConfigurationError(wrong, "this data cannot be used")
         seed = self.settings.seed
-        loader = _loader(self.settings, "valid", given)
-        return Cursor(loader, None if seed is None else mix(seed, len("valid")), self._tell)
+        own = None if seed is None else mix(seed, len("valid"))
+        share = self.settings.share if way == "share" else None
+        devices = 1 if way == "alone" else self._devices
+        return Cursor(_loader(self.settings, "valid", given), own, self._tell, share, devices)
 
     def validation_step(self, what: str) -> ValidationStep:
         """The step that validates now."""
