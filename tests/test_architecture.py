@@ -60,7 +60,7 @@ TABLE = """
     .aside                      | WORDS PARTS .loop
     .holding                    | breakpoint WORDS PARTS .data .step .loop .aside
     .watch                      | breakpoint event metric WORDS PARTS .step .loop
-    .on_ranks                   | errors .replica
+    .on_ranks                   | errors .replica .driver .step
     .on_detach                  | .control .driver .premises PARTS
     .replica       | errors event logger metric WORDS PARTS STOPPING .loop .failure .ranks checkpoint.info
     .filing                     | errors event store checkpoint artifacts WORDS PARTS
@@ -89,6 +89,7 @@ TABLE = """
     .wiring.compiling    | errors
     .wiring.settings     | errors cluster event metric WORDS PARTS .data .step checkpoint
     .wiring.autosave     | PARTS
+    .wiring.dividing     | .wiring.settings
     .wiring.checks       | errors cluster event metric breakpoint store checkpoint PARTS .step WIRING
     .wiring.making       | errors event metric WORDS PARTS .step .wiring.settings
     .wiring.opening      | errors event metric WORDS PARTS .step .wiring.settings
@@ -98,7 +99,7 @@ TABLE = """
     .wiring.tenancy      | errors event store remote artifacts TURNING .wiring.storing
     .wiring.forking      | errors event PARTS .step .learner WIRING
     .wiring.assembly     | errors event metric breakpoint store logger renderer remote learner
-    fleet                | errors cluster event metric learner
+    fleet                | errors cluster event metric breakpoint learner
     detach               | errors event metric breakpoint checkpoint logger remote fleet learner
 
     .evaluator | errors event metric logger artifacts store renderer WORDS PARTS .data .step .driver EVALUATOR
@@ -113,7 +114,10 @@ STOPPING = (".aside", ".holding", ".watch")
 SHOWN = (".shown", ".debugging", ".on_sets", ".on_ranks", ".on_detach")
 TURNING = (".loop", ".replica", ".driver")
 BUILT = ("checkpoint", "breakpoint")
-WIRING = (".wiring.checks", ".wiring.settings", ".wiring.compiling", ".wiring.autosave", ".wiring.cells")
+WIRING = (
+    *(".wiring.checks", ".wiring.settings", ".wiring.compiling", ".wiring.autosave", ".wiring.cells"),
+    ".wiring.dividing",
+)
 
 # Read a row as: this module may import that one inside a function, because ...
 LAZY = {

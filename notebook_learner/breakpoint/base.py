@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..errors import StateError
 from ..event.values import Column, Floats, Split
 
 Run = Callable[[], Any]
@@ -47,6 +48,8 @@ class Moment:
     """Whether gradients carry a loss scale (fp16): then an overflow is a matter of course."""
     clipped: bool = False
     """Whether gradients are cut to a value before the optimizer gets them."""
+    in_parts: bool = False
+    """Whether this process has but a part of each."""
 
     @property
     def loss(self) -> Tensor:
@@ -57,6 +60,11 @@ class Moment:
     @property
     def gradients(self) -> list[Tensor]:
         """The gradients there are, of all parameters; before clipping."""
+        if self.in_parts:
+            raise StateError(
+                'with strategy("fsdp") no rank has whole gradients, so a condition cannot look at them; go '
+                'by the loss or a metric, or use strategy("ddp")'
+            )
         return [p.grad for p in self.parameters if p.grad is not None]
 
 
@@ -65,6 +73,9 @@ class Condition:
 
     `str()` of it is its name in lists, in the panel and in what is told when it hits.
     """
+
+    needs_whole: ClassVar[bool] = False
+    """Whether it looks at weights or gradients, of which a rank may have but a part."""
 
     def explain(self, batch: Any, run: Run, model: nn.Module) -> str:
         """More about a hit, from running the step once more; nothing where there is no more.

@@ -12,6 +12,7 @@ from .base import Measured, Moment, Stage
 class GradNorm(Measured):
     """Stop before an update whose gradients have a norm above a bound: all together, before clipping."""
 
+    needs_whole = True
     stage: ClassVar[Stage] = "update"
 
     def __init__(self, above: float) -> None:

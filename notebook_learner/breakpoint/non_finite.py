@@ -50,6 +50,8 @@ class NonFinite(Measured):
             (a mask), and this is what finds one that never reaches the loss.
     """
 
+    needs_whole = True
+
     def __init__(self, *, activations: bool = False, every_step: bool = False) -> None:
         self.activations = activations
         self.every_step = every_step

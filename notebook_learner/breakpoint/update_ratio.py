@@ -23,6 +23,7 @@ class UpdateRatio(Measured):
         below: nor be smaller than this.
     """
 
+    needs_whole = True
     stage: ClassVar[Stage] = "after"
 
     def __init__(self, above: float | None = None, *, below: float | None = None) -> None:

@@ -34,6 +34,7 @@ from ..learner.wiring.settings import Settings
 from .channel import Channel, Door, Gone, come_to
 from .engines import Known, end_processes, family_of
 from .mirror import fingerprint, own_of, take
+from .parts import InParts, Parts
 from .reduction import Reducer, Severed
 from .rendezvous import Rendezvous, process_group
 from .shipping import Here, names_of, pack, unpack
@@ -96,7 +97,9 @@ class Follower:
         self._helpers = helpers
         """Who is to end with this rank, where rank 0 is gone."""
         self._meant: dict[str, Any] = {}
-        self._reducer = Reducer(None, 1.0)
+        self._reducer: Reducer = Reducer(None, 1.0)
+        self._parts: Parts | None = None
+        """Where it has but a part of the weights."""
         self._fed: dict[str, Fed] = {}
         self._entered = False
         self._trying = ExitStack()
@@ -119,6 +122,8 @@ class Follower:
             "steps": self._steps,
             "close": self._close,
             "own": lambda: own_of(self._replica),
+            "pieces": self._pieces,
+            "hand over": self._hand_over,
             "memory": self._memory,
             "inspect": self._inspect,
             "tour": self._tour,
@@ -201,6 +206,10 @@ class Follower:
             torch.cuda.set_device(self._device)
         self.learner = assemble(made.settings, made.model, made.optimizer, made.scheduler, None, None)
         self.learner._driver.belongs_to_this_thread()
+        share = made.settings.share
+        self._parts = None
+        if made.settings.in_parts and share is not None:
+            self._parts = Parts(self._replica, share.rank, share.world)
         self._meant = names_of(self.learner.model, learner=Here(self))[1]
         loop = self._replica.loop
         loop.control = Control()
@@ -214,6 +223,8 @@ class Follower:
     def _classes(self, packed: bytes) -> None:
         """Layers, by name, run other code from here on."""
         assert self.learner is not None
+        if self._parts is not None:  # torch has made classes of its own of theirs
+            self._parts.make_whole()
         update = self._replica.loop.update
         for model in (update.model, *([] if update.average is None else [update.average.module])):
             layers = dict(model.named_modules())
@@ -251,16 +262,32 @@ class Follower:
     def _meet(self, place: Rendezvous, generation: int, world: int, reference: float) -> None:
         self._reducer.sever()
         group = process_group(self._device, place, generation, self.rank, world)
-        self._reducer = Reducer(group, reference)
+        if self._parts is not None:  # what is left of a step that was broken off; rank 0 knows better
+            self._parts.make_whole()
+        self._reducer = (Reducer if self._parts is None else InParts)(group, reference)
         self._replica.loop.update.join(self._reducer)
 
     def _take(self, parts: Mapping[str, Any], own: Mapping[str, Any] | None, seed: int, keeps: bool) -> None:
         stood = self._replica.loop.place
+        if self._parts is not None and not self._parts.divided:
+            assert isinstance(self._reducer, InParts)
+            self._parts.divide(self._reducer)
         if keeps and own_of(self._replica)["window"]["count"] == parts["window"]["count"]:
             own = own_of(self._replica)  # a person changed something at this boundary; what is its own stays
-        take(self._replica, parts, own, seed)
+        take(self._replica, parts, own, seed, divided=self._parts is not None)
         if self._replica.loop.place != stood:
             self._replica.loop.batch = None
+
+    def _pieces(self) -> tuple[int, int, dict[str, Any]]:
+        assert self._parts is not None and isinstance(self._reducer, InParts)
+        return self._reducer.begun, self._reducer.ended, self._parts.captured()
+
+    def _hand_over(self) -> tuple[int, int, dict[str, Any]]:
+        """The pieces, for a rank 0 that has all of it from then on; the samples of an open window, too."""
+        pieces = self._pieces()
+        update = self._replica.loop.update
+        update._total = update._total * 0
+        return pieces
 
     # A run -------------------------------------------------------------------------------------------
 

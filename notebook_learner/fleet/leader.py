@@ -16,7 +16,7 @@ from ..learner.changes import Changes
 from ..learner.data.cursor import Cursor
 from ..learner.data.sampling import END
 from ..learner.data.share import EMPTY, Share
-from ..learner.ranks import OWN, Asked, Hands, Place, Task
+from ..learner.ranks import OWN, Alone, Asked, Hands, Place, Task
 from ..learner.replica import Replica
 from ..learner.state import State
 from ..learner.step.schedule import rates_of
@@ -24,7 +24,8 @@ from ..metric.rows import Rows
 from .crew import Crew, Dead, Member, crew_for, release
 from .engines import Waiting
 from .follower import Failed, share_for
-from .mirror import fingerprint, joined, seed_of, told_by
+from .mirror import fingerprint, joined, nothing_of, seed_of, told_by
+from .parts import InParts
 from .recipe import Source
 from .reduction import Reducer, Severed
 from .rendezvous import process_group
@@ -32,6 +33,7 @@ from .shipping import unpack
 from .steps import Clock, ranked
 from .table import Ranks, of_member, of_this_process
 from .touring import Touring, touring
+from .whole import Whole
 
 PATIENCE = 10.0
 """Seconds that a rank is given to come to an end, where a person has broken the step off."""
@@ -56,6 +58,8 @@ class Fleet:
         self.dead: RankDied | None = None
         self._lock = threading.RLock()
         self._reducer: Reducer = Reducer(None, 1.0)
+        self._whole = Whole(self) if source.settings.in_parts else None
+        """Where the weights are in parts while the ranks train."""
         self._sized = False
         """Whether the batches were known when the ranks met."""
         self._stale = True
@@ -88,8 +92,11 @@ class Fleet:
         with self._lock:
             try:
                 self._heal()
+                self.whole()  # a run may have been broken off before it began
+                if self._whole is not None:
+                    self._whole.require(self.replica.watch.breakpoints)
                 crew = self._crew()
-                self.source.tell(crew)
+                self._stale = self.source.tell(crew) or self._stale
                 self._synchronise()
                 if self.devices[0].type == "cpu":
                     self._threads = torch.get_num_threads()
@@ -98,11 +105,14 @@ class Fleet:
                 self._entered = True
                 crew.watch.begin()
             except (Severed, Lost) as error:
-                raise self.fault(error) from error
+                cause = self.fault(error)
+                self.whole(at_last=True)
+                raise cause from error
 
     def leave(self) -> None:
         """The run is over."""
         self._changes = None
+        self.whole(at_last=True)
         if not self._entered:
             return
         if self.devices[0].type == "cpu":
@@ -129,11 +139,22 @@ class Fleet:
             self.leave()
 
     def tour(self, task: Task, cursors: Callable[..., Cursor]) -> AbstractContextManager[Touring]:
-        """Inside, the others go along through a set."""
+        """Inside, the others go along through a set.
+
+        Raises:
+            Alone: they cannot, as none of them has whole weights.
+        """
+        if self._whole is not None:
+            raise Alone('strategy("fsdp") leaves it all weights while the learner stands still')
         return touring(self, task, cursors)
 
     def inspect(self, rank: int, batch: Any, tokenizer: Any) -> Any:
         """What a step looks like on another rank: with its part of the batch, or one that is given."""
+        if self._whole is not None:
+            raise StateError(
+                f'inspect(rank={rank}): with strategy("fsdp") rank 0 alone has all weights while the learner '
+                "stands still; give the batch that is asked about: inspect(batch)"
+            )
         with self._lock:
             self.enter()
             try:
@@ -212,6 +233,7 @@ class Fleet:
 
     def steps(self, place: Place, count: int) -> None:
         """They begin with so many steps, as this rank does now."""
+        self._in_step()
         rates = None if self._changes is None else rates_of(self.replica.loop.update.optimizer)
         self._tell("steps", place, count, rates)
         self._clock = Clock(self._reducer)
@@ -243,7 +265,7 @@ class Fleet:
 
     def _feeding(self, cursor: Cursor) -> Callable[[], Any]:
         """Fetch for all ranks."""
-        shares = [Share(rank, self.world) for rank in range(self.world)]
+        shares = [Share(rank, self.world, self.in_parts) for rank in range(self.world)]
         members = self._members()
 
         def fetch() -> Any:
@@ -264,12 +286,52 @@ class Fleet:
     def capture(self, parts: dict[str, Any]) -> None:
         """Add to a captured state what they alone know."""
         own = self._own
-        if self.crew is not None and self.dead is None and not self._stale and not self._broken:
-            with self._lock:
+        with self._lock:
+            if self._whole is not None:
+                self._whole.complete(parts)
+            if self.crew is not None and self.dead is None and not self._stale and not self._broken:
                 own = [{"window": parts["window"]}, *self._ask("own")]
         if own is not None:
+            if self._whole is not None:  # it is rank 0's, wherever the state goes
+                own[1:] = [{**each, "window": nothing_of(parts["window"])} for each in own[1:]]
             parts["window"] = joined(parts["window"], own[1:])
             parts[OWN] = {"world": self.world, "each": own}
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether each of them has but its part of the weights while they train."""
+        return self._whole is not None
+
+    def whole(self, *, at_last: bool = False) -> None:
+        """Have all weights here, until the next step.
+
+        Args:
+            at_last: a run is over. Where that cannot be, it is told of by the next verb.
+
+        Raises:
+            StateError: not all parts are left.
+        """
+        if self._whole is None:
+            return
+        with self._lock:
+            try:
+                self._whole.bring()
+            except (Severed, Lost, StateError) as error:
+                cause = self.fault(error)
+                self._whole.lose()
+                if not at_last:
+                    raise cause from error
+
+    def look(self) -> None:
+        """The same for somebody who looks at them in a run, unless the others are in steps."""
+        if not self._waiting:
+            self.whole()
+
+    def lay_down(self) -> None:
+        """A whole state is about to be put here: whatever it held is of no use."""
+        if self._whole is not None:
+            self._whole.parts.make_whole()
+            self._whole.lost = ""
 
     def put_back(self, state: State) -> None:
         """Rank 0 stands at this state now."""
@@ -277,7 +339,8 @@ class Fleet:
         self._own = None
         if kept is not None and kept["world"] == self.world:
             self._own = list(kept["each"])
-            self.replica.parts["window"].restore(self._own[0]["window"])
+            if self._whole is None:
+                self.replica.parts["window"].restore(self._own[0]["window"])
         self._stale, self._agreed = True, state.position.iteration
 
     # One command at a time ---------------------------------------------------------------------------
@@ -346,6 +409,12 @@ class Fleet:
         if self._stale:
             self._synchronise()
             self._ask("enter", self._changes)
+        self._in_step()
+
+    def _in_step(self) -> None:
+        """They go on after a look, for which rank 0 had everything whole."""
+        if self._whole is not None and not self._whole.parts.divided:
+            self._synchronise()
 
     def _heal(self) -> None:
         """Whatever was broken off is over on all sides."""
@@ -360,18 +429,27 @@ class Fleet:
             self._meet()
         keeps = False
         if not self._stale:
-            mine = fingerprint(self.replica)
-            keeps = self._stale = any(each != mine for each in self._ask("print"))
+            keeps = self._stale = self._differ(self._ask("print"))
         if self._stale:
-            parts = told_by(self.replica)
+            told = told_by(self.replica)
             rng = self.replica.rng.capture()
             for member in self._members():
                 own = self._own[member.rank] if self._own is not None else None
+                parts = told if self._whole is None else self._whole.cut(told, member.rank)
                 member.send("take", parts, own, seed_of(rng, member.rank), keeps)
                 self._waiting.append(member)
             self._answers()
             self._own, self._stale = None, False
         self._agreed = self.replica.loop.iteration
+        if isinstance(self._reducer, InParts) and self._whole is not None:
+            self._whole.parts.divide(self._reducer)
+
+    def _differ(self, prints: Sequence[int]) -> bool:
+        """Whether a person has changed anything here meanwhile."""
+        if self._whole is not None:
+            return [self._whole.print(rank) for rank in range(1, self.world)] != prints
+        mine = fingerprint(self.replica)
+        return any(each != mine for each in prints)
 
     def _meet(self) -> None:
         """Make a group to sum in."""
@@ -383,7 +461,7 @@ class Fleet:
         reference = _reference(loop.passes["train"].cursor.loader, self.world) if self._sized else 1.0
         self._tell("meet", place, generation, self.world, reference)
         group = process_group(self.devices[0], place, generation, 0, self.world)
-        self._reducer = Reducer(group, reference)
+        self._reducer = (Reducer if self._whole is None else InParts)(group, reference)
         loop.update.join(self._reducer)
         self._answers()
 

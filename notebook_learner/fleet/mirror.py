@@ -6,7 +6,7 @@ open window.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ def take_own(replica: Replica, own: Mapping[str, Any] | None, seed: int, window:
     """Be this rank again; or be it for the first time, with a stream of its own and nothing of the window."""
     if own is None:
         replica.rng.restore(seeded_rng(seed).plain())
-        replica.parts["window"].restore(_nothing_of(window))
+        replica.parts["window"].restore(nothing_of(window))
     else:
         replica.rng.restore(own["rng"])
         replica.parts["window"].restore(own["window"])
@@ -74,7 +74,8 @@ def _summed(ours: list[Any] | None, theirs: list[Any] | None) -> list[Any] | Non
     ]
 
 
-def _nothing_of(window: Mapping[str, Any]) -> dict[str, Any]:
+def nothing_of(window: Mapping[str, Any]) -> dict[str, Any]:
+    """A rank's part of an open window that another rank has all of."""
     nothing = dict(window)
     if window["count"]:
         nothing["total"] = 0.0
@@ -91,8 +92,14 @@ def told_by(replica: Replica) -> dict[str, Any]:
     return {name: on_host(part.capture()) for name, part in replica.parts.items() if name != "rng"}
 
 
-def take(replica: Replica, parts: Mapping[str, Any], own: Mapping[str, Any] | None, seed: int) -> None:
-    """Stand where rank 0 stands."""
+def take(
+    replica: Replica,
+    parts: Mapping[str, Any],
+    own: Mapping[str, Any] | None,
+    seed: int,
+    divided: bool = False,
+) -> None:
+    """Stand where rank 0 stands. Where all is divided, so is the open window, which nobody has of his own."""
     for name, part in replica.parts.items():
         if name in _EACH:
             continue
@@ -105,18 +112,26 @@ def take(replica: Replica, parts: Mapping[str, Any], own: Mapping[str, Any] | No
         elif _walks(replica, name):
             stream = None if own is None else own["streams"].get(name)
             part.restore({**parts[name], "stream": stream or parts[name]["stream"]})
+    if divided and own is not None:
+        own = {**own, "window": parts["window"]}
     take_own(replica, own, seed, parts["window"])
+    if divided:
+        replica.parts["window"].restore(parts["window"])
 
 
-def fingerprint(replica: Replica) -> int:
+Cut = Callable[[Tensor, int], Tensor]
+"""What of a tensor that belongs to the weight of this number a rank has."""
+
+
+def fingerprint(replica: Replica, cut: Cut | None = None) -> int:
     """A number that differs where the state that all ranks share does.
 
     Buffers are rank 0's, and told at every step; nothing else may differ. It reads every weight once.
     """
     hashed = xxhash.xxh3_64()
     update = replica.loop.update
-    for tensor in _tensors(replica):
-        hashed.update(_bytes_of(tensor))
+    for tensor, number in _tensors(replica):
+        hashed.update(_bytes_of(tensor if cut is None else cut(tensor, number)))
     groups = [{k: v for k, v in group.items() if k != "params"} for group in update.optimizer.param_groups]
     _add(hashed, groups)
     for name in _SAME:
@@ -126,16 +141,17 @@ def fingerprint(replica: Replica) -> int:
     return hashed.intdigest()
 
 
-def _tensors(replica: Replica) -> Iterator[Tensor]:
+def _tensors(replica: Replica) -> Iterator[tuple[Tensor, int]]:
+    """Each with the number of the weight that it belongs to."""
     update = replica.loop.update
-    yield from update.parameters
-    if update.average is not None:
-        yield from update.average.parameters()
+    numbers = {id(parameter): number for number, parameter in enumerate(update.parameters)}
+    for each in (update.parameters, () if update.average is None else update.average.parameters()):
+        yield from ((tensor, number) for number, tensor in enumerate(each))
     for group in update.optimizer.param_groups:
         for parameter in group["params"]:
             for value in update.optimizer.state.get(parameter, {}).values():
                 if isinstance(value, Tensor):
-                    yield value
+                    yield value, numbers[id(parameter)]
 
 
 def _bytes_of(tensor: Tensor) -> Any:

@@ -44,8 +44,8 @@ class Source:
         """Nobody knows anything any more: send all of it."""
         self._sent = {}
 
-    def tell(self, crew: Crew) -> None:
-        """Send what they do not know yet."""
+    def tell(self, crew: Crew) -> bool:
+        """Send what they do not know yet; whether their layers run other code now."""
         crew.files.look()
         if "recipe" not in self._sent:
             for member in crew.members:
@@ -53,18 +53,19 @@ class Source:
             _heard(crew, "be built like rank 0")
             self._sent["recipe"] = True
             self._sent["classes"] = self._classes()
-        self._send_classes(crew)
+        other = self._send_classes(crew)
         passes = self.replica.loop.passes
         for split, loader in self.given().items():
             known = self._sent.get(f"data {split}")
             if split in passes and (known is None or known[0] is not loader):
                 self._send_data(crew, split, loader)
         self._send_functions(crew)
+        return other
 
     def _classes(self) -> dict[str, type]:
         return {name: type(module) for name, module in self.replica.loop.update.model.named_modules()}
 
-    def _send_classes(self, crew: Crew) -> None:
+    def _send_classes(self, crew: Crew) -> bool:
         """Of layers, where they are others; by value where they were defined anew, since their files were
         imported long ago."""
         known, now = self._sent["classes"], self._classes()
@@ -76,6 +77,7 @@ class Source:
                 member.send("classes", packed)
             _heard(crew, "take the new code")
             self._sent["classes"] = now
+        return bool(fresh)
 
     def _send_data(self, crew: Crew, split: Split, loader: Any) -> None:
         packed = None
@@ -179,7 +181,7 @@ class Source:
             remote_control=False,
             devices=[_as_seen(member.device)],
             cluster=None,
-            share=Share(member.rank, world),
+            share=Share(member.rank, world, self.settings.in_parts),
             checkpointer=None,
             checkpoint=None,
             resume=False,

@@ -106,6 +106,19 @@ class Reducer:
         self._take(tail, weight + (weight == 0) if mean else None)  # without a token there is no gradient
         return weight
 
+    def made(self) -> None:
+        """A backward pass is over; its gradients are summed once their window closes."""
+
+    def moved(self) -> None:
+        """The optimizer has moved the weights."""
+
+    def norm(self, norm: Tensor) -> Tensor:
+        """That of summed gradients, which all ranks have, is that of all."""
+        return norm
+
+    def adopt(self) -> None:
+        """A step has made its gradients itself: they are weighted when they are summed."""
+
     def share(self, tensors: list[Tensor]) -> None:
         """Make them what they are on rank 0."""
         options = dist.BroadcastOptions()

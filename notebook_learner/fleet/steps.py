@@ -9,10 +9,11 @@ from typing import Any
 from torch import nn
 
 from ..learner.control import Control
-from ..learner.data.share import EMPTY
+from ..learner.data.share import EMPTY, Idle
 from ..learner.ranks import Hands
 from ..learner.step.step import TrainingStep, ValidationStep
 from ..metric import MetricGroup
+from .parts import InParts
 from .reduction import Reducer
 
 STEADY = Control()
@@ -54,16 +55,31 @@ def ranked(
     """What a rank takes steps with: its part of each batch, or none."""
     buffers = list(model.buffers())
     train = step if isinstance(step, TrainingStep) else None
+    divided = reducer if isinstance(reducer, InParts) else None
 
     def take(batch: Any, last: bool) -> Any:
         __tracebackhide__ = True
         if train is not None and buffers:
             reducer.share(buffers)  # as torch's DistributedDataParallel: those of rank 0 hold
+        if divided is not None:
+            return in_parts(divided, batch, last)
         if batch is not EMPTY:
             return step(batch, last)
         if train is not None:
             train.without_samples(last)
         return EMPTY
+
+    def in_parts(divided: InParts, batch: Any, last: bool) -> Any:
+        __tracebackhide__ = True
+        idle = isinstance(batch, Idle)
+        with divided.step():
+            if train is not None and idle:
+                train.in_step(batch.batch, last)
+                return EMPTY
+            output = step(batch.batch if idle else batch, last)
+            if train is None:
+                divided.rest()
+            return EMPTY if idle else output
 
     def collect(output: Any) -> None:
         if output is EMPTY:

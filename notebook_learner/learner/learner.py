@@ -213,6 +213,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         """
         with self._driver.held():
             self._replica.settle()
+            self._replica.whole()
             yield self
 
     # Step --------------------------------------------------------------------------------------------
@@ -364,7 +365,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
     @property
     def model(self) -> nn.Module:
         """The model in training: the live one."""
-        return self._replica.loop.update.model
+        return self._at_hand().model
 
     @property
     def ema_model(self) -> nn.Module | None:
@@ -375,7 +376,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer in use."""
-        return self._replica.loop.update.optimizer
+        return self._at_hand().optimizer
 
     @property
     def batch(self) -> Any:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..errors import StateError
+from .driver import Driver
 from .replica import Replica
+from .step.update import Update
 
 T = TypeVar("T")
 
@@ -15,9 +17,17 @@ class OnRanks:
     """Verbs that every Learner has; a class of their own only because a file has one subject."""
 
     _replica: Replica
+    _driver: Driver
 
     def _drive(self, work: Callable[[], T]) -> T:
         raise NotImplementedError
+
+    def _at_hand(self) -> Update:
+        """Model and optimizer for somebody who looks: whole, where a run stands between two steps."""
+        ranks = self._replica.ranks
+        if ranks is not None and self._driver.inside:
+            ranks.look()
+        return self._replica.loop.update
 
     def _on_rank(self, rank: int) -> Any:
         """Where another rank is asked."""

@@ -136,6 +136,23 @@ class Ranks(Protocol):
     def capture(self, parts: dict[str, Any]) -> None:
         """Add to a captured state what they alone know."""
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether each of them has but its part of the weights while they train."""
+
+    def whole(self) -> None:
+        """Have all weights here, until the next step.
+
+        Raises:
+            StateError: not all parts are left.
+        """
+
+    def look(self) -> None:
+        """The same for somebody who looks at them in a run, unless the others are in steps."""
+
+    def lay_down(self) -> None:
+        """A whole state is about to be put here: whatever rank 0 held is of no use."""
+
     def put_back(self, state: State) -> None:
         """Rank 0 stands at this state now."""
 

@@ -117,6 +117,11 @@ class Replica:
             self.ranks.capture(parts)
         return State(self.loop.position, parts, self.history.snapshot())
 
+    def whole(self) -> None:
+        """Before anybody looks at the weights: they are here, and in no parts on several devices."""
+        if self.ranks is not None:
+            self.ranks.whole()
+
     def settle(self) -> None:
         """Before anybody touches the weights: the copy that is being made of them is whole, or void."""
         self.snapshots.settle()
@@ -290,7 +295,7 @@ class Replica:
     def _capture_soon(self) -> State:
         """As `capture`, but large tensors are copied while the next step computes. Whoever reads them
         asks `state.ready()` first."""
-        if self.saving.hurried:
+        if self.saving.hurried or (self.ranks is not None and self.ranks.in_parts):
             return self.capture()
         self.settle()
         copy = self.snapshots.begin()
@@ -374,6 +379,8 @@ class Replica:
     def put_back(self, state: State) -> None:
         """Make everything that a step can change what it was then; history and logs do not hear of it."""
         self.settle()
+        if self.ranks is not None:
+            self.ranks.lay_down()
         self._check_fit(state)
         for name, part in self.parts.items():
             part.restore(state.parts[name])
@@ -444,6 +451,7 @@ class Replica:
         if hit.moved:
             self._go_back_to(hit.position)
         for _ in range(_BLAMED):
+            self.whole()
             why = condition.blame(loop.update.model) if hit.before and loop.done else ""
             before = loop.position.at(loop.done - 1, loop.iteration - 1)
             if not why or not self._way_back(before):
@@ -451,6 +459,7 @@ class Replica:
             hit = replace(hit, position=before, text=why)
             self._go_back_to(before)
         if hit.before:
+            self.whole()
             more = hold(loop, self.parts, condition)
             hit = replace(hit, text="; ".join(part for part in (hit.text, more) if part))
         return self._stopped(hit)

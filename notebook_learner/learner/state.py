@@ -156,6 +156,8 @@ class ModelPart(Large):
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.stand_ins: Mapping[str, Tensor] = {}
+        """By name: what is captured and restored in the place of a parameter."""
 
     def _tensors(self) -> dict[str, Tensor]:
         parameters, buffers, _ = self._looked_through()
@@ -190,6 +192,7 @@ class ModelPart(Large):
                         found[start + name] = tensor
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 extra.setdefault(module, start[:-1])
+        parameters.update(self.stand_ins)
         return parameters, buffers, [(path, module) for module, path in extra.items()]
 
 

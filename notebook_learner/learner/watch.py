@@ -183,6 +183,7 @@ class Watch:
             parameters,
             scaled=update.scaler is not None,
             clipped=any(isinstance(clip, ClipByValue) for clip in update.clips),
+            in_parts=self.loop.ranks is not None and self.loop.ranks.in_parts,
         )
         self._moment = moment
         glances = not self.careful and self.way_back(self.loop.position)

@@ -101,6 +101,6 @@ def furthest(model: nn.Module, other: nn.Module) -> float:
 def bits(learner: Learner) -> list[bytes]:
     """Everything that a person would compare: weights and the optimizer's state, to the bit."""
     state = learner.capture().parts
-    moments = [each["values"] for each in state["optimizer"]["state"]]
+    moments = [each["values"] for each in state["optimizer"]["state"] if each]
     tensors = [*state["model"]["tensors"].values(), *(t for each in moments for t in each.values())]
     return [tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]

@@ -21,7 +21,7 @@ from notebook_learner.fleet import leader
 posix = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 
 
-def learner_that_hangs(directory: Path, where: str, seconds: float = 600.0) -> Learner:
+def learner_that_hangs(directory: Path, where: str, seconds: float = 600.0, strategy: str = "ddp") -> Learner:
     """On rank 1, at the fifth step of training or the second of validation, the first time."""
     here, flag = os.getpid(), directory / "hangs"
     directory.mkdir()
@@ -42,6 +42,7 @@ def learner_that_hangs(directory: Path, where: str, seconds: float = 600.0) -> L
     def configure(builder: Any) -> None:
         builder._settings.loss, builder._settings.metrics = None, []
         builder.train_step(step("train")).valid_step(step("valid")).keyframes(every=3)
+        builder.strategy(strategy)
 
     flag.touch()
     learner = learner_on(TWO, directory / "run", dropout=0.5, epochs=2, configure=configure)

@@ -24,6 +24,13 @@ class CannotBeCut(DataError):
     """Nothing says how to cut a batch into a part for each device."""
 
 
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A sample that another rank has, for a rank that has none and cannot leave out what all do together."""
+
+    batch: Any
+
+
 class Several(list[Any]):
     """The batches of one step, one for each rank: a loader's batch is then that of one device."""
 
@@ -38,6 +45,8 @@ class Share:
 
     rank: int
     world: int
+    idles: bool = False
+    """Whether a rank without a sample takes a step all the same."""
 
     def bounds(self, samples: int) -> tuple[int, int]:
         """From which sample to before which one."""
@@ -49,7 +58,7 @@ class Share:
         return samples[first:end]
 
     def of_batch(self, batch: Any) -> Any:
-        """This rank's part of a batch that is whole already; EMPTY where it has none.
+        """This rank's part of a batch that is whole already; EMPTY, or Idle, where it has none.
 
         Whatever is as long as the batch is cut, containers keep their type, and the rest is everybody's.
 
@@ -57,12 +66,16 @@ class Share:
             CannotBeCut: nothing says how.
         """
         if type(batch) is Several:
-            return batch[self.rank] if self.rank < len(batch) else EMPTY
+            return batch[self.rank] if self.rank < len(batch) else self.none(batch[0])
         samples = count_samples(batch)
         if not _may_be_cut(batch):
             raise CannotBeCut(_why_not(batch))
         first, end = self.bounds(samples)
-        return EMPTY if first == end else _cut(batch, samples, first, end)
+        return _cut(batch, samples, first, end) if first < end else self.none(_cut(batch, samples, 0, 1))
+
+    def none(self, one: Any) -> Any:
+        """In the place of no sample."""
+        return Idle(one) if self.idles else EMPTY
 
 
 def first_of(value: Any, samples: int, count: int) -> Any:

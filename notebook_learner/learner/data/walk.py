@@ -24,7 +24,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..rng import mix
 from .sampling import END, SeededDataset, SkippingSampler
-from .share import EMPTY, Share
+from .share import Share
 
 
 def walk_for(loader: Any, seeded: bool, share: Share | None = None) -> Walk:
@@ -236,7 +236,8 @@ class _LoaderWalk(Walk):
 
     def mine(self, batch: Any) -> Any:
         absent = self._sampler.absent
-        return EMPTY if self._sampler.share is not None and absent.popleft() else batch
+        share = self._sampler.share
+        return share.none(batch) if share is not None and absent.popleft() else batch
 
     def draw_order(self) -> None:
         self._sampler.draw_order()

@@ -124,6 +124,22 @@ class TrainingStep(_Runner):
             look.after_step()
         return output
 
+    def in_step(self, batch: Any, last: bool) -> None:
+        """A step of which this rank has no sample, taken with another rank's: it counts for nothing."""
+        __tracebackhide__ = True
+        update = self.update
+        self.stage = "forward"
+        update.begin()
+        update.closes = last or update.count + 1 == update.window
+        output = self._forward(batch)
+        self.stage = "backward"
+        if type(output) is TrainOutput:
+            update.adopt(output.grads, output.item, batch)
+        else:
+            update.backward(loss_of(output), output, batch, counts=False)
+        self.stage = "update"
+        update.finish(last)
+
     def without_samples(self, last: bool) -> None:
         """A step of which this rank has no sample: its part of the sum is nothing."""
         update = self.update

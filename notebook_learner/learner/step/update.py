@@ -29,7 +29,8 @@ _BACKWARD_TWICE = (
     "leave the backward() out, or return TrainOutput(model, None, item)"
 )
 
-Clip = Callable[[list[nn.Parameter]], Tensor | None]
+NormOfAll = Callable[[Tensor], Tensor]
+"""From the norm of the gradients here to that of all ranks'."""
 
 
 class Together(Protocol):
@@ -45,6 +46,29 @@ class Together(Protocol):
     def add_up(self, parameters: list[nn.Parameter], total: Tensor | float, mean: bool) -> Tensor:
         """Make each gradient the sum of all ranks', or their mean; the sum of their weights."""
 
+    def made(self) -> None:
+        """A backward pass is over."""
+
+    def moved(self) -> None:
+        """The optimizer has moved the weights."""
+
+    def norm(self, norm: Tensor) -> Tensor:
+        """The norm of all gradients, from that of those that are here."""
+
+    def adopt(self) -> None:
+        """A step has made its gradients itself.
+
+        Raises:
+            StepError: they could not be summed as their weights ask for.
+        """
+
+
+class Clip(Protocol):
+    """Limits gradients before the update."""
+
+    def __call__(self, parameters: list[nn.Parameter], whole: NormOfAll | None = None, /) -> Tensor | None:
+        """Do so; gives their norm before, where it is known."""
+
 
 @dataclass(frozen=True)
 class ClipByNorm:
@@ -52,8 +76,12 @@ class ClipByNorm:
 
     limit: float
 
-    def __call__(self, parameters: list[nn.Parameter]) -> Tensor:
-        return nn.utils.clip_grad_norm_(parameters, self.limit)
+    def __call__(self, parameters: list[nn.Parameter], whole: NormOfAll | None = None, /) -> Tensor:
+        if whole is None:
+            return nn.utils.clip_grad_norm_(parameters, self.limit)
+        norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        nn.utils.clip_grads_with_norm_(parameters, self.limit, norm)
+        return norm
 
 
 @dataclass(frozen=True)
@@ -62,7 +90,7 @@ class ClipByValue:
 
     limit: float
 
-    def __call__(self, parameters: list[nn.Parameter]) -> None:
+    def __call__(self, parameters: list[nn.Parameter], whole: NormOfAll | None = None, /) -> None:
         nn.utils.clip_grad_value_(parameters, self.limit)
 
 
@@ -120,6 +148,10 @@ class Update:
         """From here on gradients are those of all ranks."""
         self.together, self.weighs, self.plain = together, True, False
 
+    def work_on(self, parameters: list[nn.Parameter]) -> None:
+        """Have these in the place of the model's own, in the same order."""
+        self.parameters, self._groups = parameters, -1
+
     def begin(self) -> None:
         """Open a window if none is: the gradients of the last one are dropped only now, so that a
         person at a boundary can still look at them."""
@@ -130,11 +162,11 @@ class Update:
         elif self._hidden is not None:
             self._unhide()
 
-    def backward(self, loss: Tensor, item: Any, batch: Any) -> None:
-        """Differentiate the loss of one micro-batch."""
+    def backward(self, loss: Tensor, item: Any, batch: Any, *, counts: bool = True) -> None:
+        """Differentiate the loss of one micro-batch; of one that counts for nothing, in step with others."""
         if self.weighs:
             self._forbid_mixing(self._folded is not None)
-            share = self._share(weight_of(item, batch))
+            share = self._share(weight_of(item, batch) if counts else 0.0)
             loss = loss if type(share) is float and share == 1.0 else loss * share
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
@@ -146,6 +178,8 @@ class Update:
             if "backward through the graph a second time" in str(error):
                 raise StepError(_BACKWARD_TWICE) from error
             raise
+        if self.together is not None:
+            self.together.made()
         self.count += 1
 
     def adopt(self, gradients: Gradients, item: Any, batch: Any) -> None:
@@ -155,6 +189,8 @@ class Update:
                 "train_step made its own gradients (TrainOutput), but precision('fp16') has to scale the "
                 "loss before backward; return the item with its `.loss` instead, or use precision('bf16')"
             )
+        if self.together is not None:
+            self.together.adopt()
         assign(gradients, self.model)
         if self.weighs:
             self._forbid_mixing(self.count > self._skipped and self._folded is None)
@@ -189,6 +225,8 @@ class Update:
             return True
         self._prepare()
         stepped = self._step()
+        if self.together is not None:
+            self.together.moved()
         return stepped
 
     def moved(self) -> None:
@@ -214,10 +252,12 @@ class Update:
         if not self.watch_norm and not self.clips:
             return
         trained = self._trained()
+        whole = None if self.together is None else self.together.norm
         if self.watch_norm:
-            self.norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+            norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+            self.norm = norm if whole is None else whole(norm)
         for clip in self.clips:
-            clip(trained)
+            clip(trained, whole)
 
     def _trained(self) -> list[nn.Parameter]:
         """The parameters that the optimizer moves. Others may collect gradients too, but nobody clears
@@ -342,6 +382,11 @@ class Update:
 
     # State -------------------------------------------------------------------------------------------
 
+    def _clear_all(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def capture(self, clone: Callable[[Any], Any]) -> dict[str, Any]:
         """The open window, and what metrics may ask of the last one; between windows no gradient is part
         of the state."""
@@ -360,14 +405,14 @@ class Update:
         self._unhide()
         if gradients_moved or self.count == 0:
             self.count, self._folded = 0, None
-            self.model.zero_grad(set_to_none=True)
+            self._clear_all()
         elif self._folded is not None:
-            self.model.zero_grad(set_to_none=True)  # the window's sum is elsewhere
+            self._clear_all()  # the window's sum is elsewhere
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Back into the window, or to none."""
         self.norm = _like(state["norm"], self.parameters[0])
-        self.model.zero_grad(set_to_none=True)
+        self._clear_all()
         self.count, self._folded, self._hidden = state["count"], None, None
         self.rates = list(state["rates"])
         if self.count:

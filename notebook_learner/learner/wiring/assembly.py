@@ -46,6 +46,7 @@ from ..step.update import Clip, ClipByNorm, ClipByValue, Update
 from ..timeline import Timeline
 from .checks import mistakes_in
 from .compiling import compile_forward
+from .dividing import optimizer_mistakes
 from .forking import Origin
 from .loaders import CANNOT_BEGIN, NO_STEP, Loaders, data_mistakes
 from .making import make_optimizer, make_schedule, move_state
@@ -69,7 +70,7 @@ def assemble(
     """Check, make, check what was made, then wire. When it fails, nothing of the user's was changed."""
     settings = settings.of_one_learner()
     if settings.share is None and isinstance(settings.devices, (list, tuple)) and len(settings.devices) > 1:
-        settings.share = Share(0, len(settings.devices))
+        settings.share = Share(0, len(settings.devices), settings.in_parts)
     given: Data = (("train", train), ("valid", valid))
     data: Data = tuple((split, loader) for split, loader in given if loader is not None)
     with unchanged_if_it_fails((model, optimizer, settings.loss)):
@@ -146,6 +147,7 @@ def _made(
     found += wrong
     if made is None:
         return None, None
+    found += optimizer_mistakes(settings, made)
     schedule, wrong = make_schedule(scheduler, made, settings)
     found += wrong
     return made, schedule

@@ -175,6 +175,28 @@ class LearnerBuilder:
         self._settings.batch = batch
         return self
 
+    def strategy(self, strategy: Literal["ddp", "fsdp"]) -> Self:
+        """How several devices train together: with "ddp" (the default) each has the whole model; with "fsdp"
+        each has a part of the weights, their gradients and the optimizer's state (torch's `fully_shard`).
+
+        With "fsdp" a layer's weights are brought together for as long as it computes: each member of a
+        ModuleList or a Sequential that has several of one kind, and the rest of the model. Numbers, pauses,
+        rewinding and checkpoints are as with "ddp", and a checkpoint of either goes on with the other, or on
+        one device. While the learner stands still, this process has weights and optimizer whole, for cells
+        to look at and to change, for `evaluate` and `predict`; so they have to fit there, and each
+        stop takes the time of bringing them.
+
+        All devices have to run the same layers in the same order. An optimizer that goes by whole weights,
+        `precision("fp16")`, `compile()`, `ema()`, a step that returns `TrainOutput`, and breakpoints that
+        look at gradients or weights are refused. Run with processes on the CPU; on several GPUs it was
+        never tried.
+
+        Args:
+            strategy: "ddp" or "fsdp".
+        """
+        self._settings.together = strategy
+        return self
+
     def precision(self, precision: Any) -> Self:
         """Train in "fp32" (the default), or with autocast in "bf16" or in "fp16" (with loss scaling)."""
         self._settings.precision = precision

@@ -27,6 +27,7 @@ from ..checkpointer import Checkpointer
 from ..step.recorder import RECORDERS
 from .autosave import seconds_of
 from .cells import cells_may_come
+from .dividing import dividing_mistakes
 from .settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
 
 
@@ -55,6 +56,7 @@ def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
     yield from _compile(settings.compile)
     if settings.graph:
         yield from _graph(settings, model)
+    yield from dividing_mistakes(settings, model)
     yield from _model(settings, model)
 
 

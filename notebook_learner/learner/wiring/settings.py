@@ -73,6 +73,8 @@ class Settings:
     """Which machines the devices are of, where that is not this one alone."""
     batch: Any = "global"
     """Whether a loader's batch is that of all devices or, "per_device", of each."""
+    together: Any = "ddp"
+    """How several devices train together."""
     share: Share | None = None
     """With several devices: which part of each batch is this process's."""
     checkpointer: Checkpointer | None = None
@@ -130,6 +132,11 @@ class Settings:
     def says_how_to_validate(self, model: Any) -> bool:
         """Whether validation has a step."""
         return self.valid_step is not None or self.loss is not None or hasattr(model, "valid_step")
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether each of several devices has but a part of the weights."""
+        return bool(self.together == "fsdp")
 
     @property
     def about_a_run_there(self) -> Literal["keep", "go on", "overwrite"]:

@@ -1,0 +1,99 @@
+"""What `strategy("fsdp")`, where each device has a part of every weight, asks of a learner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from .settings import PRECISIONS, Settings
+
+_SAID = 'strategy("fsdp")'
+_NUMBER_BY_NUMBER = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "Adagrad",
+    "Adadelta",
+    "RMSprop",
+    "Rprop",
+    "ASGD",
+]  # fmt: skip
+"""Optimizers of torch that move each number of a weight by itself, whatever the others are."""
+
+
+def dividing_mistakes(settings: Settings, model: Any) -> Iterator[str]:
+    """What speaks against it, before anything is made."""
+    if settings.together not in ("ddp", "fsdp"):
+        yield f'strategy({settings.together!r}): choose "ddp" or "fsdp"'
+    if not settings.in_parts:
+        return
+    if settings.share is None:
+        yield f"{_SAID} deals the weights out to several devices; name them: devices(['cuda:0', 'cuda:1'])"
+    if _is_too_old():
+        yield (
+            f"{_SAID}: torch {torch.__version__} is too old, as its fully_shard insists on sending itself; "
+            'install a newer one, or use strategy("ddp")'
+        )
+    yield from _options(settings)
+    if isinstance(model, nn.Module):
+        yield from _weights(model)
+
+
+def _is_too_old() -> bool:
+    try:
+        known = import_module("torch.distributed.fsdp").FSDPModule
+    except (ImportError, AttributeError):
+        return True
+    return not hasattr(known, "set_custom_reduce_scatter")
+
+
+def _options(settings: Settings) -> Iterator[str]:
+    if PRECISIONS.get(settings.precision) is torch.float16:
+        yield f"{_SAID}: fp16's loss scaling would look at each part by itself; use precision('bf16')"
+    if settings.compile is not None:
+        yield f"{_SAID} brings weights together layer by layer, which compile() would cut apart; drop one"
+    if settings.graph:
+        yield f"{_SAID} and graph(): a recorded step waits for no other device; leave one of the two out"
+    if settings.ema_decay is not None:
+        yield f'{_SAID}: ema() averages whole weights; leave it out, or use strategy("ddp")'
+    for condition, _ in settings.breakpoints:
+        if getattr(condition, "needs_whole", False) and not isinstance(condition, type):
+            yield (
+                f"break_on({condition}): with {_SAID} no device has whole gradients or weights to look at; "
+                'go by the loss or a metric (LossSpike, MetricIs), or use strategy("ddp")'
+            )
+
+
+def _weights(model: nn.Module) -> Iterator[str]:
+    named = list(model.named_parameters())
+    scalars = [name for name, p in named if p.ndim == 0]
+    if scalars:
+        yield f"{_SAID} deals out rows, and {', '.join(scalars)} has none; make it a tensor of one number"
+    odd = [name for name, p in named if p.ndim and not p.is_contiguous()]
+    if odd:
+        yield f"{_SAID} deals out rows in one piece, as those of {', '.join(odd)} are not: call contiguous()"
+    kinds = sorted({str(p.dtype) for _, p in named})
+    if len(kinds) > 1:
+        yield f"{_SAID} sends weights of one kind, and the model has {', '.join(kinds)}; bring them to one"
+    if any(type(p) is not nn.Parameter for _, p in named):
+        yield f"{_SAID}: the model has parameters of a kind of their own; give plain ones, not divided yet"
+    if any(getattr(module, "sparse", False) for module in model.modules()):
+        yield f"{_SAID} cannot sum sparse gradients; build the embedding with sparse=False"
+
+
+def optimizer_mistakes(settings: Settings, optimizer: Optimizer) -> Iterator[str]:
+    """What speaks against an optimizer."""
+    known = [getattr(torch.optim, name) for name in _NUMBER_BY_NUMBER]
+    if settings.in_parts and type(optimizer) not in known:
+        yield (
+            f"{_SAID}: {type(optimizer).__name__} may go by whole weights, and each device has but a part of "
+            f'them; use one of {", ".join(_NUMBER_BY_NUMBER)}, or strategy("ddp")'
+        )
