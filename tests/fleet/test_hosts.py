@@ -104,6 +104,26 @@ def test_a_rank_on_another_machine_changes_no_number(machine, tmp_path):
     torch.manual_seed(5)
     beside.fit(train_loader())
     assert bits(learner) == bits(beside), "two processes of one machine, and of two, do the same"
+    measured = [each.evaluate(valid_loader(), name="other") for each in (learner, beside)]
+    assert measured[0]["Loss"] == measured[1]["Loss"]
+    asked = [each.predict(valid_loader()) for each in (learner, beside)]
+    assert torch.equal(*asked)
+
+
+def test_weights_are_dealt_out_to_another_machine_and_brought_together_again(machine, tmp_path):
+    def in_parts(builder):
+        builder.strategy("fsdp")
+
+    learner = learner_on(with_one_there(machine), tmp_path / "there", configure=in_parts)
+    torch.manual_seed(5)
+    learner.fit(train_loader())
+    learner.rewind(3)
+    learner.fit()
+    assert furthest(learner.model, by_hand(train_loader())) < 1e-6
+    beside = learner_on(TWO, tmp_path / "beside", configure=in_parts)
+    torch.manual_seed(5)
+    beside.fit(train_loader())
+    assert bits(learner) == bits(beside)
 
 
 def test_every_verb_of_a_learner_is_there_with_another_machine(machine, tmp_path):
