@@ -475,9 +475,7 @@ print(looks, most)
 
 @pytest.mark.parametrize("release", [name for name in RELEASES if name.startswith("7")], scope="module")
 def test_what_is_meant_for_a_subshell_is_handled_there(page: Page, release: str) -> None:
-    request = page.client.session.msg("create_subshell_request", {})
-    page.client.control_channel.send(request)
-    subshell = page.client.get_control_msg(timeout=60)["content"]["subshell_id"]
+    subshell = page.new_subshell()
     page.open_comm("sub")
     cell = begin(page, "print(train(lambda: len(seen) == 2), sorted(seen))")
     where = "seen.append((NUMBER, threading.current_thread() is threading.main_thread()))"
