@@ -90,16 +90,11 @@ def _settings(settings: Settings) -> Settings:
     """The same, but for what says how to begin, and for a display that belongs to this page."""
     shown = settings.renderer if settings.renderer == "silent" else "plain"
     return replace(
-        settings.of_one_learner(),
+        settings.of_a_copy(),
         metrics=[Registered(own_copy(r.metric), r.split, r.plotted) for r in settings.registered()],
         metrics_given=True,
         renderer=shown,
         share=None,
-        checkpoint=None,
-        resume=False,
-        takes_back=False,
-        overwrite=False,
-        goes_on=False,
         breakpoints=[],
         detached=True,
     )

@@ -171,7 +171,7 @@ class Source:
 
     def _recipe(self, member: Member, world: int) -> bytes:
         settings = replace(
-            self.settings.of_one_learner(),
+            self.settings.of_a_copy(),
             directory="rank",  # nothing is ever written there
             metrics=[Registered(own_copy(r.metric), r.split, r.plotted) for r in self.settings.registered()],
             metrics_given=True,
@@ -183,9 +183,6 @@ class Source:
             cluster=None,
             share=Share(member.rank, world, self.settings.in_parts),
             checkpointer=None,
-            checkpoint=None,
-            resume=False,
-            overwrite=False,
             files_asked=False,
             strategy=None,
             recorder=None,

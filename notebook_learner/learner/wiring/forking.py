@@ -72,12 +72,8 @@ class Origin:
         mine = self.settings
         renderer = mine.renderer if isinstance(mine.renderer, str) else "auto"
         return replace(
-            mine.of_one_learner(),
+            mine.of_a_copy(),
             directory=directory,
-            checkpoint=None,
-            resume=False,
-            overwrite=False,
-            goes_on=False,
             checkpointer=None,
             loggers=[],
             renderer=renderer,

@@ -159,6 +159,17 @@ class Settings:
             breakpoints=list(self.breakpoints),
         )
 
+    def of_a_copy(self) -> Settings:
+        """The same for a learner that begins where this one stands: without what says where to begin."""
+        return replace(
+            self.of_one_learner(),
+            checkpoint=None,
+            resume=False,
+            takes_back=False,
+            overwrite=False,
+            goes_on=False,
+        )
+
 
 PRECISIONS: dict[Any, torch.dtype | None] = {
     "fp32": None,
