@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -42,6 +42,22 @@ def train_loader(batch_size: int = BATCH, count: int = SAMPLES) -> DataLoader[An
 
 def valid_loader() -> DataLoader[Any]:
     return DataLoader(samples(), batch_size=33)
+
+
+def batches(size: int = 33) -> list[tuple[Tensor, Tensor]]:
+    """Views of larger tensors, the last of them uneven for two ranks."""
+    x, y = samples().tensors
+    return [(x[at : at + size], y[at : at + size]) for at in range(0, len(x), size)]
+
+
+class Walked:
+    """Batches that only rank 0 can walk, and hands out."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
 
 
 def made(dropout: float = 0.0) -> tuple[Net, torch.optim.Optimizer]:

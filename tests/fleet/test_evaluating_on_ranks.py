@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from fleet_support import TWO, bits, learner_on, samples, train_loader, valid_loader
+from fleet_support import TWO, Walked, batches, bits, learner_on, samples, train_loader, valid_loader
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -53,22 +53,6 @@ def straight(tmp_path_factory):
     learner, _ = learner_with(TWO, tmp_path_factory.mktemp("straight"), epochs=1)
     learner.fit()
     return bits(learner)
-
-
-class Walked:
-    """Batches that only rank 0 can walk, and hands out."""
-
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        return iter(self.batches)
-
-
-def batches(size=33):
-    """Views of larger tensors, the last of them uneven for two ranks."""
-    x, y = samples().tensors
-    return [(x[at : at + size], y[at : at + size]) for at in range(0, len(x), size)]
 
 
 SETS = {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from fleet_support import TWO, learner_on, samples, train_loader, valid_loader
+from fleet_support import TWO, Walked, batches, learner_on, samples, train_loader, valid_loader
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -88,21 +88,6 @@ def assert_same(one, other):
         assert_same(vars(one), vars(other))
     else:
         assert one == other
-
-
-class Walked:
-    """Batches that only rank 0 can walk, and hands out."""
-
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        return iter(self.batches)
-
-
-def batches(size=33):
-    x, y = samples().tensors
-    return [(x[at : at + size], y[at : at + size]) for at in range(0, len(x), size)]
 
 
 LOADERS = {
