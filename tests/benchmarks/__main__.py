@@ -1,8 +1,9 @@
 """`python -m tests.benchmarks`: the Learner against a hand-written loop, in interleaved processes; with
 `storing`, `blocking` or `logging`: what checkpoints and logs cost; with `panel`: what a live panel does; with
 `metrics`: what the standard pair adds to computing it by hand, what metrics of classes and of sequences take,
-and what `evaluate` adds to a loop; with `peers`: other trainers at the same work; with `growth`: memory of a
-long run, and opening its directory; with `ranks`: several devices beside torch's DistributedDataParallel;
+and what `evaluate` adds to a loop; with `peers`: other trainers at the same work; with `growth`: how
+costs grow with the work, a table a curve; with `long-run`: memory of a long run, and opening its directory;
+with `ranks`: several devices beside torch's DistributedDataParallel;
 with `startup`: imports; with `graphs`: small models on a GPU, with CUDA graphs and without; with `data`: one
 that waits for its data, and with `--dry` the same for one round on the CPU, to see that it runs. `--workload`
 (W1 ... W9, G1 to G4) takes the one that each belongs to.
@@ -35,6 +36,7 @@ import graphs  # noqa: E402
 import growth  # noqa: E402
 import import_cost  # noqa: E402
 import logging_cost  # noqa: E402
+import long_run  # noqa: E402
 import metrics  # noqa: E402
 import panel_cost  # noqa: E402
 import peer_race  # noqa: E402
@@ -90,12 +92,14 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", default=[], metavar="NAME", help="with peers: only these")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument(
-        "--steps", type=int, help="training steps per epoch, of 4 (1000); with growth: in all (1,000,000)"
+        "--steps", type=int, help="training steps per epoch, of 4 (1000); with long-run: in all (1,000,000)"
     )
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--plot", type=Path, help="with peers: draw them here, as a PNG")
-    parser.add_argument("--directory", type=Path, help="with growth: train here, or open what is there")
+    parser.add_argument("--directory", type=Path, help="with long-run: train here, or open what is there")
     parser.add_argument("--dry", action="store_true", help="with data: one short round on the CPU")
+    parser.add_argument("--curves", nargs="+", default=[], choices=growth.CURVES, metavar="NAME")
+    parser.add_argument("--quick", action="store_true", help="with growth: small sizes, to see that it runs")
     options = parser.parse_args()
     _measure(options)
 
@@ -145,13 +149,15 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "debugging": lambda options: debugging.main(options.rounds),
     "metrics": lambda options: metrics.main(options.rounds),
     "peers": _peers,
-    "growth": lambda options: growth.main(options.steps or 1_000_000, options.directory),
+    "growth": lambda options: growth.main(options.curves, quick=options.quick),
+    "long-run": lambda options: long_run.main(options.steps or 1_000_000, options.directory),
     "ranks": lambda options: ranks.main(options.rounds),
     "startup": lambda options: import_cost.main(options.rounds),
     "graphs": lambda options: graphs.main(options.rounds),
     "data": lambda options: data_bound.main(options.rounds, dry=options.dry),
 }
-ELSEWHERE = {"W5": "panel", "W6": "storing", "W7": "startup", "W8": "growth", "W9": "growth", "G4": "data"}
+ELSEWHERE = {"W5": "panel", "W6": "storing", "W7": "startup", "G4": "data"}
+ELSEWHERE |= dict.fromkeys(("W8", "W9"), "long-run")
 ELSEWHERE |= dict.fromkeys(("G1", "G2", "G3"), "graphs")
 """Workloads that are no training beside others'; W1 to W4 are."""
 

@@ -1,176 +1,105 @@
-"""What a run of a million steps keeps in memory while it trains, and how long its directory takes to open.
+"""How costs grow with the work: a table a curve, in CPU time of the whole process.
 
-`growth` trains a model of one parameter with the default logs, and notes the process' memory at the start
-and after each tenth of the run; then a fresh process opens the directory, and is timed from the first line it
-needs to the first message that a panel's page would get.
+A curve is a function that trains ever more, and yields a row of figures at each size, the size first. To add
+one, write it in a module `growth_*.py` that is named in `MODULES`:
+
+    @curve("rewind", "steps behind", "ms CPU", "steps replayed")
+    def rewind_again(quick):
+        \"\"\"`rewind(1)` repeated after a long training.\"\"\"
+        for size in (10, 20) if quick else (100, 1000, 10_000):
+            yield size, 1.5, 3
+
+It imports what it measures inside the function. Each curve has a process of its own. `--curves NAME ...`
+takes only these, and `--quick` small sizes, to see that they run (a test does).
 """
 
 from __future__ import annotations
 
-import os
-import resource
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 
-PARTS = 10
-"""Epochs, each a tenth of the run."""
+MODULES = ("growth_checkpoints",)
+"""Where the curves are; each registers its own when it is imported."""
 
-
-def main(steps: int, directory: Path | None) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        run = directory or Path(folder) / "run"
-        if not run.exists():
-            _alone("train", str(run), str(steps))
-        for number in range(2):
-            print(f"opened {'for the first time' if number == 0 else 'once more'}, a fresh process:")
-            _alone("read", str(run))
+Row = tuple[object, ...]
 
 
-def _alone(*arguments: str) -> None:
-    subprocess.run([sys.executable, __file__, *arguments], check=True)
+@dataclass(frozen=True)
+class Curve:
+    """A table: what it shows, and what makes its rows."""
+
+    heads: tuple[str, ...]
+    rows: Callable[[bool], Iterable[Row]]
 
 
-# Training --------------------------------------------------------------------------------------------------
+CURVES: dict[str, Curve] = {}
 
 
-class OneBatch:
-    """The same batch so many times; notes the memory whenever an epoch begins."""
+def curve(name: str, *heads: str) -> Callable[[Callable[[bool], Iterable[Row]]], None]:
+    """Register a curve; its docstring says what it shows."""
 
-    def __init__(self, steps: int) -> None:
-        import torch
+    def register(rows: Callable[[bool], Iterable[Row]]) -> None:
+        CURVES[name] = Curve(heads, rows)
 
-        self.steps = steps
-        self.batch = torch.ones(1)
-        self.resident: list[float] = []
-        """Before each epoch, and at the end; told as it is noted."""
-
-    def __len__(self) -> int:
-        return self.steps
-
-    def __iter__(self) -> Iterator[Any]:
-        self.note()
-        for _ in range(self.steps):
-            yield self.batch
-
-    def note(self) -> None:
-        self.resident.append(resident())
-        after, first = (len(self.resident) - 1) * self.steps, self.resident[0]
-        print(
-            f"  after {after:>9,} steps{self.resident[-1]:9.1f} MB{self.resident[-1] - first:+9.1f}",
-            flush=True,
-        )
+    return register
 
 
-def resident() -> float:
-    import psutil
+class Took:
+    """CPU time of a block."""
 
-    return psutil.Process().memory_info().rss / 1e6
+    seconds = 0.0
+
+    @property
+    def ms(self) -> float:
+        return self.seconds * 1e3
 
 
-def train(directory: str, steps: int) -> None:
-    import torch
-    from torch import Tensor, nn
-
-    from notebook_learner import LearnerBuilder
-    from notebook_learner.metric import Loss
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(()))
-
-        def train_step(self, batch: Tensor) -> Tensor:
-            return self.weight * self.weight
-
-    torch.set_num_threads(1)
-    model = Net()
-    builder = LearnerBuilder(directory).metrics(Loss()).num_epochs(1)
-    learner = builder.renderer("silent").build(model, torch.optim.SGD(model.parameters(), lr=1e-4))
-    learner.fit([torch.ones(1)] * 100)  # its first blocks, files and threads are no growth
-    before = learner.position.iteration
-    batches = OneBatch(steps // PARTS)
-    learner.num_epochs += PARTS
+@contextmanager
+def cpu() -> Iterator[Took]:
+    """`with cpu() as took: ...`, then `took.ms`: of all threads of this process, the waiting left out."""
+    took = Took()
     began = time.process_time()
-    learner.fit(batches)
-    took = time.process_time() - began
-    marks = [*batches.resident, resident()]
-    print(
-        f"memory of a run of {steps:,} steps, one logged value each, {took / steps * 1e6:.0f} us CPU a step"
-    )
-    for number, megabytes in enumerate(marks):
-        print(f"  after {number * steps // PARTS:>9,} steps{megabytes:9.1f} MB{megabytes - marks[0]:+9.1f}")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    print(f"  at most{'':16}{peak:9.1f} MB{peak - marks[0]:+9.1f}")
-    assert learner.position.iteration == before + steps // PARTS * PARTS
+    try:
+        yield took
+    finally:
+        took.seconds = time.process_time() - began
 
 
-# Reading ---------------------------------------------------------------------------------------------------
+def main(names: list[str], *, quick: bool) -> None:
+    """Print the tables of these curves, or of all."""
+    for name in names or CURVES:
+        subprocess.run([sys.executable, __file__, name, *(["--quick"] if quick else [])], check=True)
 
 
-class Page:
-    """What carries a panel's messages, without a browser: it asks as a page does and keeps what comes."""
-
-    def __init__(self, receive: Callable[[object], None]) -> None:
-        self.receive = receive
-        self.said: list[Any] = []
-
-    def send(self, message: Any) -> None:
-        self.said.append(message)
-
-    def bundle(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        pass
+def show(name: str, *, quick: bool) -> None:
+    """Print one table, its rows as they come."""
+    shown = CURVES[name]
+    widths = [max(len(head), 9) for head in shown.heads]
+    print(f"\n{name}: {' '.join((shown.rows.__doc__ or '').split())}")
+    print(_line(shown.heads, widths), _line(["-" * width for width in widths], widths), sep="\n", flush=True)
+    for row in shown.rows(quick):
+        print(_line([_said(cell) for cell in row], widths), flush=True)
 
 
-def read(directory: str) -> None:
-    import torch  # noqa: F401  # a notebook has it
-
-    from notebook_learner import Artifacts
-    from notebook_learner.artifacts.watching import Watching
-    from notebook_learner.widget.panel import Panel
-
-    size = sum(file.stat().st_size for file in Path(directory).rglob("*") if file.is_file())
-    index = os.path.getsize(Path(directory) / "artifacts.h5")
-    print(f"  {size / 1e6:.1f} MB of files, of it artifacts.h5 {index / 1e6:.1f} MB")
-    before = resident()
-    run = _timed("Artifacts(dir)", lambda: Artifacts(directory))
-    series = _timed(".series('Loss')", lambda: run.series("Loss"))
-    print(f"    {len(series.value):,} points")
-    _timed(".series('Loss') again", lambda: run.series("Loss"))
-    _timed(".summary()", lambda: run.summary())
-    _timed(".plot()", lambda: run.plot())
-    _timed("repr", lambda: repr(run))
-    panel = Panel(Page)
-    watching = Watching(Artifacts(directory), panel)
-
-    def shown() -> None:
-        watching.start()
-        panel.receive({"cmd": "hello", "args": {}, "seq": 1, "client": "page"})
-
-    _timed("a panel's first snapshot", shown)
-    watching.stop()
-    parts = panel.wire.said[-1]
-    print(f"    {sum(len(part) for part in parts.buffers) / 1e3:.0f} kB of curves")
-    print(f"  memory {resident() - before:+.1f} MB")
+def _line(cells: Iterable[str], widths: list[int]) -> str:
+    return f"| {' | '.join(f'{cell:>{width}}' for cell, width in zip(cells, widths, strict=True))} |"
 
 
-def _timed(what: str, work: Callable[[], Any]) -> Any:
-    cpu, wall = time.process_time(), time.perf_counter()
-    result = work()
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    print(f"  {what:34}{cpu * 1e3:10.1f} ms CPU{wall * 1e3:10.1f} ms")
-    return result
+def _said(cell: object) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.3g}" if abs(cell) < 1000 else f"{cell:,.0f}"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)
 
+
+for module in MODULES:
+    import_module(module)
 
 if __name__ == "__main__":
-    if sys.argv[1] == "train":
-        train(sys.argv[2], int(sys.argv[3]))
-    else:
-        read(sys.argv[2])
+    import growth  # the module in which the curves are registered: this one has another name
+
+    growth.show(sys.argv[1], quick="--quick" in sys.argv)
