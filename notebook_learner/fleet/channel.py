@@ -11,11 +11,18 @@ import pickle
 import queue
 import secrets
 import shutil
+import socket
 import tempfile
 import threading
+from contextlib import suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
+
+_PATIENCE = 30.0
+"""Seconds that a guest has to show that it knows the key. A rank on a busy machine takes one or two."""
+GUEST = "notebook_learner guest of ranks"
+"""The name of a thread in which a guest shows it."""
 
 Address = Any
 """A path, or a host and a port: whatever a Listener takes."""
@@ -86,8 +93,11 @@ class Meeting:
         self.key = secrets.token_hex(32)
         family = "AF_PIPE" if os.name == "nt" else "AF_UNIX"
         place = None if os.name == "nt" else os.path.join(self.folder, "ranks")
-        self._listener = Listener(place, family, backlog=64, authkey=self.key.encode())
+        self._listener = Listener(place, family, backlog=64)
         self._come: queue.SimpleQueue[Channel] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._guests: set[_Guest] = set()
+        """Who has yet to show the key."""
         threading.Thread(target=self._listen, name="notebook_learner ranks", daemon=True).start()
 
     def door(self, rank: int) -> Door:
@@ -103,17 +113,76 @@ class Meeting:
 
     def close(self) -> None:
         """Nobody is expected any more."""
+        self._closed.set()
+        _wake(self._listener.address)
         self._listener.close()
+        for guest in tuple(self._guests):
+            guest.hang_up()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _listen(self) -> None:
-        while True:
+        """Take every guest that comes. What a guest says, if it says anything, another thread waits for."""
+        while not self._closed.is_set():
             try:
-                self._come.put(Channel(self._listener.accept()))
-            except AuthenticationError:
-                continue  # somebody without the key
-            except (OSError, EOFError):
-                return
+                guest = _Guest(self._listener.accept())
+            except (OSError, EOFError):  # it hung up at once, or this process has no descriptor left
+                self._closed.wait(0.05)
+                continue
+            try:
+                threading.Thread(target=self._let_in, args=(guest,), name=GUEST, daemon=True).start()
+            except RuntimeError:  # no thread is left
+                guest.connection.close()
+                guest.forget()
+
+    def _let_in(self, guest: _Guest) -> None:
+        """Let a guest in that shows in time that it knows the key; any other is hung up on."""
+        self._guests.add(guest)
+        limit = threading.Timer(0.0 if self._closed.is_set() else _PATIENCE, guest.hang_up)
+        limit.daemon = True
+        try:
+            limit.start()
+            deliver_challenge(guest.connection, self.key.encode())
+            answer_challenge(guest.connection, self.key.encode())
+        except (AuthenticationError, AssertionError, EOFError, OSError, RuntimeError, ValueError):
+            guest.connection.close()
+        else:
+            self._come.put(Channel(guest.connection))
+        finally:
+            limit.cancel()
+            self._guests.discard(guest)
+            guest.forget()
+
+
+class _Guest:
+    """A connection of which nobody knows yet whose it is."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self.connection = connection
+        """It closes itself where nobody holds it any more."""
+        # An end of its own: closing a connection wakes no thread that reads from it, and its number may
+        # belong to another file by then.
+        self._end = None if os.name == "nt" else socket.socket(fileno=os.dup(connection.fileno()))
+
+    def hang_up(self) -> None:
+        """Have the thread that waits for the guest's words see their end."""
+        with suppress(OSError):  # it is over already
+            if self._end is None:
+                self.connection.close()
+            else:
+                self._end.shutdown(socket.SHUT_RDWR)
+
+    def forget(self) -> None:
+        """Give back what hanging up takes."""
+        if self._end is not None:
+            self._end.close()
+
+
+def _wake(address: Address) -> None:
+    """Have the thread that accepts look up: closing what it accepts from does not."""
+    if os.name != "nt":
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as passer_by:
+            passer_by.setblocking(False)
+            passer_by.connect(address)
 
 
 def come_to(door: Door) -> Channel:
