@@ -14,6 +14,7 @@ from ..errors import DamagedError, StoreError
 from ..event.values import MetricInfo
 from ..store import durable, files
 from ..store.layout import RunLayout
+from ..store.run_folder import RunPath
 from .claims import Claims
 from .index import read_header
 from .live import FILE
@@ -163,7 +164,7 @@ def is_recent_file(path: Path) -> bool:
         return True
 
 
-def _cut_logs(directory: Path) -> Iterator[Path]:
+def _cut_logs(directory: Path) -> Iterator[RunPath]:
     for path in logs_in(directory):
         size = _whole_lines(path)
         if size is not None:

@@ -20,6 +20,7 @@ from ..errors import StoreError
 from ..remote import detached
 from ..store import files
 from ..store.layout import SPLITS, TEST, RunLayout, log_files, names_if_folder
+from ..store.run_folder import RunPath, below
 from .live import FILE
 
 GATHERED = ".earlier-run"
@@ -59,13 +60,14 @@ def keep_beside(directory: Path) -> Path:
 
 def put_together(directory: Path) -> None:
     """Bring back what a dead process had gathered: somebody goes on with that run."""
+    directory = _inside(directory)
     gathered = directory / GATHERED
     if not gathered.is_dir():
         return
     try:
         _move(list(own_files(gathered)), gathered, directory)
         for folder, _, _ in os.walk(gathered, topdown=False):  # one may have been made for a file that stayed
-            _remove_if_empty(Path(folder))
+            _remove_if_empty(gathered / os.path.relpath(folder, gathered))
     except OSError as error:
         raise StoreError(
             f"a part of the run in {str(directory)!r} lies in {GATHERED} and cannot be brought back: "
@@ -79,6 +81,7 @@ def drop(directory: Path) -> None:
     Raises:
         StoreError: a file cannot be deleted.
     """
+    directory = _inside(directory)
     try:
         put_together(directory)
         found = list(own_files(directory))
@@ -91,12 +94,13 @@ def drop(directory: Path) -> None:
         ) from error
 
 
-def own_files(directory: Path) -> Iterator[Path]:
+def own_files(directory: Path) -> Iterator[RunPath]:
     """What a run has made here, commit files first. A link is taken for a file: it is moved or deleted
     itself, and never what it leads to."""
     if not directory.is_dir():
         return
     layout = RunLayout(directory)
+    directory = layout.directory
     checkpoints = list(_of_checkpoints(layout.checkpoint))
     yield from sorted(checkpoints, key=lambda path: not path.name.lstrip(".").startswith("state-"))
     for path in (directory / name for name in files.names_in(directory)):
@@ -110,14 +114,14 @@ def _lies_at_the_top(name: str) -> bool:
     return name in (FILE, "experiment.log", *detached.FILES) or _INDEX_PIECE.fullmatch(name) is not None
 
 
-def _of_checkpoints(folder: Path) -> Iterator[Path]:
+def _of_checkpoints(folder: RunPath) -> Iterator[RunPath]:
     if folder.is_symlink():
         yield folder
         return
     yield from (folder / name for name in files.names_in(folder) if _CHECKPOINT.fullmatch(name))
 
 
-def _of_passes(above: Path, folder_name: re.Pattern[str]) -> Iterator[Path]:
+def _of_passes(above: RunPath, folder_name: re.Pattern[str]) -> Iterator[RunPath]:
     """The logs in a split's epochs, or in the sets that were evaluated."""
     if above.is_symlink():
         yield above
@@ -134,16 +138,17 @@ def _of_passes(above: Path, folder_name: re.Pattern[str]) -> Iterator[Path]:
 
 def _kept_beside(directory: Path) -> Path:
     real = directory.resolve()  # where a link leads to: that it is one must stay so for the next run, too
-    source = real
+    source = below(real)
     if not _may_be_renamed(real):
-        source = real / GATHERED
+        inside = _inside(real)
+        source = inside / GATHERED
         _refuse_other_device(real)
         files.make_directory(source)
-        found = list(own_files(real))
-        _move(found, real, source)
-        _remove_folders(found, real)
+        found = list(own_files(inside))
+        _move(found, inside, source)
+        _remove_folders(found, inside)
     target = _free_sibling(real)
-    files.rename(source, target)
+    files.rename(source, below(target))
     files.sync_directory(real.parent)
     return _as_it_was_given(target, directory, real)
 
@@ -154,6 +159,11 @@ def _may_be_renamed(real: Path) -> bool:
     return not _works_in(real) and not os.path.ismount(real) and not _has_others_files(real)
 
 
+def _inside(directory: Path) -> RunPath:
+    """The directory as it is now, whatever was held before: it is about to be moved."""
+    return RunLayout(Path(directory)).directory
+
+
 def _works_in(real: Path) -> bool:
     try:
         return Path.cwd().is_relative_to(real)
@@ -162,10 +172,11 @@ def _works_in(real: Path) -> bool:
 
 
 def _has_others_files(real: Path) -> bool:
-    own = set(own_files(real))
+    inside = _inside(real)
+    own: set[Path] = set(own_files(inside))
     own_folders = {above for path in own for above in path.parents}
     own_folders.add(RunLayout(real).checkpoint)  # made before its first file is
-    return any(path not in own and path not in own_folders for path in _below(real, own_folders))
+    return any(path not in own and path not in own_folders for path in _below(inside, own_folders))
 
 
 def _below(folder: Path, entered: set[Path]) -> Iterator[Path]:
@@ -183,7 +194,7 @@ def _refuse_other_device(real: Path) -> None:
         raise OSError(f"{str(real.parent)!r} is on another disk")
 
 
-def _move(found: list[Path], source: Path, target: Path) -> None:
+def _move(found: list[RunPath], source: RunPath, target: RunPath) -> None:
     for path in found:
         place = target / path.relative_to(source)
         files.make_directory(place.parent)
@@ -191,15 +202,19 @@ def _move(found: list[Path], source: Path, target: Path) -> None:
     _remove_folders(found, source)
 
 
-def _remove_folders(found: list[Path], top: Path) -> None:
+def _remove_folders(found: list[RunPath], top: RunPath) -> None:
     """The folders that are empty now, from the inside out, but not the directory itself."""
-    above = {folder for path in found for folder in path.parents}
-    folders = [folder for folder in above if folder != top and folder.is_relative_to(top)]
+    folders = {folder for path in found for folder in _between(path, top)}
     for folder in sorted(folders, key=lambda path: len(path.parts), reverse=True):
         _remove_if_empty(folder)
 
 
-def _remove_if_empty(folder: Path) -> None:
+def _between(path: RunPath, top: RunPath) -> Iterator[RunPath]:
+    while (path := path.parent) != top:
+        yield path
+
+
+def _remove_if_empty(folder: RunPath) -> None:
     with suppress(OSError):
         files.remove_directory(folder)
 

@@ -11,6 +11,7 @@ from typing import Literal
 from ..errors import DamagedError
 from ..event.values import Column, MetricInfo, Split
 from ..store.layout import RunLayout, check_metric_name, file_name, log_files
+from ..store.run_folder import RunPath
 from .claims import Claims
 from .evaluations import Evaluation
 from .followed_sets import FollowedSets
@@ -108,7 +109,7 @@ def _follow(
 class _Pass:
     """One pass of one epoch."""
 
-    def __init__(self, epoch: int, split: Split, folder: Path) -> None:
+    def __init__(self, epoch: int, split: Split, folder: RunPath) -> None:
         self.epoch, self.split, self.folder = epoch, split, folder
         self.tails: dict[str, Tail] = {}
         self.told = 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from ..event.values import MetricInfo
 from ..store.layout import RunLayout, log_files
+from ..store.run_folder import RunPath
 from .evaluated import evaluated_in, mark_of
 from .evaluations import Evaluation
 from .place import is_inside, last_marks
@@ -78,7 +78,7 @@ class FollowedSets:
         return max(noted) >= written - _ROUNDED
 
 
-def _logs_of(folder: Path) -> _Files:
+def _logs_of(folder: RunPath) -> _Files:
     found = []
     for path in log_files(folder):
         try:

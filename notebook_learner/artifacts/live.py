@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..checkpoint.info import CheckpointInfo
@@ -26,6 +25,7 @@ from ..event.values import (
     StatusChanged,
 )
 from ..store import durable, files
+from ..store.layout import RunLayout
 from .claims import Claims
 from .clock import Clock
 from .evaluated import evaluated_in
@@ -69,7 +69,7 @@ class LiveIndex:
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.path = Path(directory) / FILE
+        self.path = RunLayout(directory).directory / FILE
         self._record, self._checkpoints, self._submit, self._now = record, checkpoints, submit, now
         self._notes = threading.Lock()
         self._run: RunInfo | None = None

@@ -12,6 +12,7 @@ from typing import Literal
 from ..errors import StoreError
 from ..store import durable
 from ..store.layout import RunLayout, log_files, names_if_folder
+from ..store.run_folder import RunPath
 from .live import FILE
 from .timeline import Mark, parse_timeline
 
@@ -56,14 +57,14 @@ def runs_below(root: Path) -> Iterator[Path]:
             yield Path(here)
 
 
-def logs_in(directory: Path) -> Iterator[Path]:
+def logs_in(directory: Path) -> Iterator[RunPath]:
     """The metric logs, plain files only."""
     for _, _, folder in RunLayout(directory).passes():
         if is_inside(folder, directory):
             yield from (path for path in log_files(folder) if not path.is_symlink())
 
 
-def test_logs_in(directory: Path) -> Iterator[Path]:
+def test_logs_in(directory: Path) -> Iterator[RunPath]:
     """The logs of evaluated sets, plain files only."""
     for _, folder in RunLayout(directory).tests():
         if is_inside(folder, directory):

@@ -23,6 +23,7 @@ from typing import Any
 
 from ..errors import CheckpointError, DamagedError, StateError
 from ..store import durable, files
+from ..store.run_folder import RunPath, below
 from .commit import FORMAT, SCHEMA, checked, damaged
 from .formats import is_known, recorder_for
 from .info import LABEL, PARTS, CheckpointInfo, info_of
@@ -41,9 +42,9 @@ class _Commit:
     """A commit file: what it says, and where."""
 
     info: CheckpointInfo
-    siblings: Mapping[str, tuple[Path, int, str]]
+    siblings: Mapping[str, tuple[RunPath, int, str]]
     """Path, size and digest of each part."""
-    state: Path
+    state: RunPath
     recorder: Recorder
 
 
@@ -59,11 +60,11 @@ class CheckpointFolder:
     """
 
     def __init__(self, path: Path, recorder: Recorder | None = None) -> None:
-        self.path = path
+        self.path = below(path)
         self.recorder = recorder
         """The format to write; what is read tells its own."""
         self._failed: list[str] = []
-        self._undeleted: set[Path] = set()
+        self._undeleted: set[RunPath] = set()
         """Parts of checkpoints whose deletion has failed half way."""
         self._made = False
 
@@ -145,7 +146,7 @@ class CheckpointFolder:
         """The format of a checkpoint's files."""
         return self._commit_of(info).recorder
 
-    def leftovers(self) -> Sequence[Path]:
+    def leftovers(self) -> Sequence[RunPath]:
         """Files that belong to no checkpoint: of a save that was cut off, or of a deletion."""
         commits = list(self._commits())
         used = {path for commit in commits for path in (commit.state, *_paths(commit))}
@@ -228,7 +229,7 @@ class CheckpointFolder:
         self._give_names(durable.temporary_name(state, token), paths, token)
         return info_of(commit, sum(entry["size"] for entry in entries.values()) + encoded.size)
 
-    def _make_way(self, state: Path) -> None:
+    def _make_way(self, state: RunPath) -> None:
         """A checkpoint of this label that is there already: from here on the new one, whole under its
         temporary names, stands for it."""
         label = _commit_label(state.name)
@@ -239,7 +240,7 @@ class CheckpointFolder:
                 files.unlink(self.path / name)
             files.sync_directory(self.path)
 
-    def _give_names(self, state: Path, paths: Iterable[Path], token: str) -> None:
+    def _give_names(self, state: RunPath, paths: Iterable[RunPath], token: str) -> None:
         """All bytes are on the disk: the names follow, the commit's last."""
         final = self.path / _final_name(state.name)
         self._make_way(final)
@@ -322,7 +323,7 @@ class CheckpointFolder:
             found[match[1]] = commit
         return found
 
-    def _look(self, path: Path, label: str, suffix: str, names: set[str]) -> _Commit:
+    def _look(self, path: RunPath, label: str, suffix: str, names: set[str]) -> _Commit:
         recorder = recorder_for(suffix, self.recorder)
         try:
             with _opened(path) as file:
@@ -340,8 +341,8 @@ class CheckpointFolder:
         return _Commit(replace(info, damage=damage, files=used), siblings, path, recorder)
 
     def _siblings(
-        self, commit: Mapping[str, Any], path: Path, suffix: str, names: set[str]
-    ) -> Iterator[tuple[str, tuple[Path, int, str]]]:
+        self, commit: Mapping[str, Any], path: RunPath, suffix: str, names: set[str]
+    ) -> Iterator[tuple[str, tuple[RunPath, int, str]]]:
         """Where each part lies; its name is computed, not taken from a stranger's file."""
         token = _token(path)
         for part, entry in commit["files"].items():
@@ -426,7 +427,7 @@ def _is_whole(commit: _Commit | None) -> bool:
     return commit is not None and not commit.info.damage
 
 
-def _paths(commit: _Commit) -> list[Path]:
+def _paths(commit: _Commit) -> list[RunPath]:
     return [path for path, _, _ in commit.siblings.values()]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..event.join import text_runs
 from ..event.values import Evaluated, MetricBlock
 from ..store import durable, files
 from ..store.layout import RunLayout, file_name, log_files
 from ..store.log_lines import format_final, format_number, format_rows, format_text
+from ..store.run_folder import RunPath
 
 
 def write_evaluation(layout: RunLayout, event: Evaluated) -> None:
@@ -91,7 +91,7 @@ class _Log:
         self.lines = block.last
 
 
-def _remove_logs(folder: Path) -> None:
+def _remove_logs(folder: RunPath) -> None:
     """The logs of one set, and its folder and the one of all sets where nothing else is left in them."""
     logs = log_files(folder)
     for log in logs:

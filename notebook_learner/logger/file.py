@@ -6,7 +6,6 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from ..event.join import text_runs
@@ -25,6 +24,7 @@ from ..store import files
 from ..store.appender import LineAppender
 from ..store.layout import RunLayout, log_files
 from ..store.log_lines import format_final, format_rows, format_text
+from ..store.run_folder import RunPath
 from .blocks import last_step
 from .evaluation import delete_evaluations, write_evaluation
 
@@ -172,7 +172,7 @@ class FileMetricLogger:
             file = self._files[name] = LineAppender(self._path(name), fresh=True, blank=blank)
         return file
 
-    def _path(self, name: str) -> Path:
+    def _path(self, name: str) -> RunPath:
         assert self._current is not None
         return self.layout.metric_log(*self._current, name)
 
@@ -287,7 +287,7 @@ def _lines_upto(past: SplitRecord, step: int) -> dict[str, tuple[int, str]]:
     return lines
 
 
-def _delete_logs(folder: Path, keep: Iterable[str]) -> None:
+def _delete_logs(folder: RunPath, keep: Iterable[str]) -> None:
     """Remove the pass's logs but `keep`, and the folders that are empty then; leave foreign files."""
     kept = set(keep)
     for path in log_files(folder):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import numpy as np
 
-from . import files
+from . import durable, files
 from .descriptor import Descriptor
+from .run_folder import RunPath, below
 
 _CHUNK = 1 << 20
 
@@ -24,7 +26,7 @@ class LineAppender:
 
     def __init__(self, path: Path, *, fresh: bool = False, blank: str = "\n") -> None:
         self._file = Descriptor()
-        self.path = path
+        self.path = below(path)
         self.blank = blank
         """The line that stands for a step of which nothing is known."""
         self.lines = 0
@@ -109,13 +111,14 @@ class LineAppender:
         )
 
 
-def _end_of_line(path: Path, line: int) -> int | None:
+def _end_of_line(path: RunPath, line: int) -> int | None:
     """The size of the file's first `line` lines; None where it has fewer, or none are asked for."""
-    if line == 0 or not path.exists():
+    if line == 0 or not os.path.lexists(path):
         return None
     passed = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
+    with durable.opened(path) as file:
+        while passed < file.size:
+            chunk = file.read(passed, min(_CHUNK, file.size - passed))
             here = chunk.count(b"\n")
             if here >= line:
                 ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))

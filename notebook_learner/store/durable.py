@@ -7,10 +7,14 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import DamagedError
 from . import files
 from .files import Bytes
+from .run_folder import below
+
+_Path = TypeVar("_Path", bound=Path)
 
 BATCH = 1 << 20
 """Bytes a write call is given at least. One giant `writev` costs three times the CPU on ext4."""
@@ -61,7 +65,8 @@ def new(path: Path, size: int) -> Iterator[Writer]:
     A failed fsync cannot be tried again on the same file (the system may have dropped the bytes), so
     every failure ends with the file deleted.
     """
-    descriptor = files.create(path)
+    made = below(path)
+    descriptor = files.create(made)
     try:
         try:
             files.allocate(descriptor, size)
@@ -71,26 +76,27 @@ def new(path: Path, size: int) -> Iterator[Writer]:
             files.close(descriptor)
     except BaseException:
         with suppress(OSError):
-            files.unlink(path)
+            files.unlink(made)
         raise
 
 
 @contextmanager
 def replaced(path: Path, size: int) -> Iterator[Writer]:
     """A new file that takes the place of another of that name, or of none, once the block is left."""
-    temporary = temporary_name(path)
+    target = below(path)
+    temporary = temporary_name(target)
     with new(temporary, size) as file:
         yield file
     try:
-        files.rename(temporary, path)
+        files.rename(temporary, target)
     except BaseException:
         with suppress(OSError):
             files.unlink(temporary)
         raise
-    files.sync_directory(path.parent)
+    files.sync_directory(target.parent)
 
 
-def temporary_name(path: Path, token: str | None = None) -> Path:
+def temporary_name(path: _Path, token: str | None = None) -> _Path:
     """A name in the same folder (a rename does not cross file systems) that no other writer uses."""
     return path.with_name(f".{path.name}.{token or os.urandom(4).hex()}.tmp")
 

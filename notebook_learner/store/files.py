@@ -1,6 +1,8 @@
 """Every call of the store to the file system. Nothing else in the package opens, moves or deletes a
 file of a run, so a test can fail, cut or record the Nth of these calls and nothing escapes it.
 
+What is written lies below a run's directory, and no link is followed on the way there: see `run_folder`.
+
 Callers write `files.rename(...)`, never `from .files import rename`: what a test puts here is then
 what they call.
 """
@@ -9,33 +11,53 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from .run_folder import RunPath, directory_at, explained, folder_of, is_below, refused
+
 Bytes = bytes | bytearray | memoryview
 
-_EXTRA = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_PLAIN_ONLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_PLAIN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""Through no link, and without waiting for who else opens a pipe."""
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
-def create(path: Path) -> int:
+def create(path: RunPath) -> int:
     """A new file to write to; one that is in the way is an error."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _EXTRA, 0o666)
+    above = folder_of(path)
+    try:
+        return os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666, dir_fd=above.number)
+    except OSError as error:
+        raise explained(error, path, above) from None
 
 
-def open_to_append(path: Path, *, fresh: bool = False) -> int:
+def open_to_append(path: RunPath, *, fresh: bool = False) -> int:
     """A file that grows at its end; `fresh` empties it first."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _EXTRA
-    return os.open(path, flags | (os.O_TRUNC if fresh else 0), 0o666)
+    descriptor = _opened_to_write(path, os.O_APPEND | os.O_CREAT)
+    if fresh:
+        try:
+            os.ftruncate(descriptor, 0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    return descriptor
 
 
 def open_to_read(path: Path) -> int:
     """A file to read. In a run from a stranger, a link that leads elsewhere is refused, and a pipe or a
     device instead of waited for."""
-    descriptor = os.open(path, os.O_RDONLY | _PLAIN_ONLY | _EXTRA)
-    if not _is_plain(descriptor):
+    if is_below(path):
+        above = folder_of(path, reading=True)
+        try:
+            descriptor = os.open(path.name, os.O_RDONLY | _PLAIN, dir_fd=above.number)
+        except OSError as error:
+            raise explained(error, path, above) from None
+    else:
+        descriptor = os.open(path, os.O_RDONLY | _PLAIN)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a plain file", str(path))
     return descriptor
@@ -99,48 +121,89 @@ def sync(descriptor: int) -> None:
 
 def sync_directory(path: Path) -> None:
     """Wait until the names in a directory are on the disk. Not every system can: there it does nothing."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _EXTRA)
+    if is_below(path):
+        opened = directory_at(path)
+        _sync_names(opened.number)
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # the user's: nothing is changed
     try:
-        with suppress(PermissionError):  # Windows and some network file systems
-            os.fsync(descriptor)
+        _sync_names(descriptor)
     finally:
         os.close(descriptor)
 
 
-def rename(source: Path, target: Path) -> None:
+def rename(source: RunPath, target: RunPath) -> None:
     """Give a file another name in one step, in place of whatever had it."""
-    os.replace(source, target)
+    here, there = folder_of(source), folder_of(target)
+    try:
+        os.replace(source.name, target.name, src_dir_fd=here.number, dst_dir_fd=there.number)
+    except OSError as error:
+        missing = error.errno == errno.ENOENT
+        raise explained(error, source if missing else target, here if missing else there) from None
 
 
-def truncate(path: Path, size: int) -> None:
+def truncate(path: RunPath, size: int) -> None:
     """Cut a file."""
-    os.truncate(path, size)
+    descriptor = _opened_to_write(path, 0)
+    try:
+        os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)
 
 
-def unlink(path: Path) -> None:
-    """Delete a file; one that is not there is no mistake."""
-    path.unlink(missing_ok=True)
+def unlink(path: RunPath) -> None:
+    """Delete a file, or a link itself; one that is not there is no mistake."""
+    try:
+        above = folder_of(path)
+    except FileNotFoundError:
+        return
+    try:
+        os.unlink(path.name, dir_fd=above.number)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise explained(error, path, above) from None
 
 
-def make_directory(path: Path) -> None:
+def make_directory(path: RunPath) -> None:
     """Make a directory and those above it."""
-    path.mkdir(parents=True, exist_ok=True)
+    directory_at(path, make=True)
 
 
-def remove_directory(path: Path) -> None:
+def remove_directory(path: RunPath) -> None:
     """Delete an empty directory."""
-    path.rmdir()
+    above = folder_of(path)
+    try:
+        os.rmdir(path.name, dir_fd=above.number)
+    except OSError as error:
+        raise explained(error, path, above, stat.S_IFDIR) from None
 
 
 def names_in(path: Path) -> list[str]:
     """The names in a directory, sorted; none where there is no such directory."""
     try:
+        if is_below(path):
+            opened = directory_at(path, reading=True)
+            return sorted(os.listdir(opened.number))
         return sorted(os.listdir(path))
     except FileNotFoundError:
         return []
 
 
-def _is_plain(descriptor: int) -> bool:
-    import stat
+def _opened_to_write(path: RunPath, flags: int) -> int:
+    """A plain file that has no other name."""
+    above = folder_of(path)
+    try:
+        descriptor = os.open(path.name, os.O_WRONLY | flags | _PLAIN, 0o666, dir_fd=above.number)
+    except OSError as error:
+        raise explained(error, path, above) from None
+    there = os.fstat(descriptor)
+    if not stat.S_ISREG(there.st_mode) or there.st_nlink > 1:
+        os.close(descriptor)
+        raise refused(path, there, above)
+    return descriptor
 
-    return stat.S_ISREG(os.fstat(descriptor).st_mode)
+
+def _sync_names(descriptor: int) -> None:
+    with suppress(PermissionError):  # Windows and some network file systems
+        os.fsync(descriptor)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from ..errors import ConfigurationError, a_kind
 from . import files
+from .run_folder import RefusedError, RunFolder, RunPath, is_below
 
 Split = Literal["train", "valid"]
 SPLITS: tuple[Split, ...] = ("train", "valid")
@@ -34,34 +35,34 @@ class RunLayout:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.directory = Path(directory)
+        self.directory = directory if is_below(directory) else RunFolder(directory).root
 
     @property
-    def experiment_log(self) -> Path:
+    def experiment_log(self) -> RunPath:
         """The application log: one line an event."""
         return self.directory / "experiment.log"
 
     @property
-    def checkpoint(self) -> Path:
+    def checkpoint(self) -> RunPath:
         """The folder of the checkpoint files."""
         return self.directory / "checkpoint"
 
-    def split_dir(self, split: Split, epoch: int) -> Path:
+    def split_dir(self, split: Split, epoch: int) -> RunPath:
         """The folder of one pass: one epoch of one split."""
         return self.directory / split / f"epoch-{epoch}"
 
-    def metric_log(self, split: Split, epoch: int, name: str) -> Path:
+    def metric_log(self, split: Split, epoch: int, name: str) -> RunPath:
         """The log of one metric in one pass."""
         return self.split_dir(split, epoch) / file_name(name)
 
-    def test_dir(self, name: str) -> Path:
+    def test_dir(self, name: str) -> RunPath:
         """The folder of a set that was evaluated."""
         mistake = check_set_name(name)
         if mistake is not None:
             raise ConfigurationError([mistake], "this set cannot be evaluated")
         return self.directory / TEST / name
 
-    def tests(self) -> Iterator[tuple[str, Path]]:
+    def tests(self) -> Iterator[tuple[str, RunPath]]:
         """Every set that was evaluated, with its folder; other things there are passed over."""
         root = self.directory / TEST
         for name in names_if_folder(root):
@@ -76,7 +77,7 @@ class RunLayout:
         """
         return max((epoch for split in SPLITS for epoch, _ in self._epochs(split)), default=0)
 
-    def passes(self) -> Iterator[tuple[Split, int, Path]]:
+    def passes(self) -> Iterator[tuple[Split, int, RunPath]]:
         """Every pass that has a folder on disk; other things in the directory are passed over."""
         last = self.last_epoch()
         for split in SPLITS:
@@ -84,7 +85,7 @@ class RunLayout:
                 if epoch <= last and folder.is_dir():
                     yield split, epoch, folder
 
-    def _epochs(self, split: Split) -> Iterator[tuple[int, Path]]:
+    def _epochs(self, split: Split) -> Iterator[tuple[int, RunPath]]:
         root = self.directory / split
         for name in names_if_folder(root):
             if match := _EPOCH.fullmatch(name):
@@ -99,11 +100,11 @@ def names_if_folder(path: Path) -> list[str]:
     its names, would fail where another process deletes it between the two: a run that goes back does."""
     try:
         return files.names_in(path)
-    except NotADirectoryError:
+    except (NotADirectoryError, RefusedError):
         return []
 
 
-def log_files(folder: Path) -> list[Path]:
+def log_files(folder: RunPath) -> list[RunPath]:
     """The metric logs in a folder, sorted; none where there is no such folder."""
     return [folder / name for name in names_if_folder(folder) if name.endswith(".log")]
 

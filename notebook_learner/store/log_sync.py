@@ -7,6 +7,7 @@ from pathlib import Path
 
 from . import files
 from .layout import SPLITS, RunLayout, log_files
+from .run_folder import RunPath
 
 
 def sync_logs(layout: RunLayout, first_epoch: int, last_epoch: int) -> None:
@@ -22,7 +23,7 @@ def sync_logs(layout: RunLayout, first_epoch: int, last_epoch: int) -> None:
         files.sync_directory(layout.directory.parent)
 
 
-def _sync_folder(folder: Path) -> bool:
+def _sync_folder(folder: RunPath) -> bool:
     logs = log_files(folder)
     with suppress(FileNotFoundError):  # a rewind, meanwhile, took these steps back
         for path in logs:

@@ -34,7 +34,7 @@ class Storing:
         self.settings = settings
         self.metrics = metrics
         self.record = record
-        self.layout = RunLayout(Path(os.fspath(settings.directory)))
+        self.layout = RunLayout(os.fspath(settings.directory))
         self.background = Background()
         self.emit: Callable[[Notice | CheckpointSaved], None] = lambda event: None
         """Set once there is somebody to tell."""
@@ -87,7 +87,7 @@ class Storing:
         """Another run has the directory; this one's files are at the place, if they are anywhere."""
         self.keeper.give_way()
         if place is not None:
-            self.layout.directory = place
+            self.layout.directory = RunLayout(place).directory
             self.keeper.folder.path = self.layout.checkpoint
 
     def lend(self) -> None:

@@ -148,7 +148,7 @@ class Tenancy:
             before._finish()
         told = self._made_room(before, what)
         try:
-            files.make_directory(self.directory.resolve())  # where a link leads to, which was moved perhaps
+            files.make_directory(self.directory)
         except OSError as error:
             raise StoreError(
                 f"the run's directory {str(self.directory)!r} cannot be made ({error.strerror or error}); "

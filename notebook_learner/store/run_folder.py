@@ -1,0 +1,307 @@
+"""The directory of a run, held open, and the way to what lies below it: no link is followed there.
+
+A run may come from a stranger, in a zip that holds links: `train` may lead to the reader's own project,
+`experiment.log` to their ~/.bashrc. So a path below a run's directory is a `RunPath`, and is walked one name
+at a time from the directory's descriptor, each name opened with O_NOFOLLOW. What is met there and is neither
+a plain file nor a directory is refused, by an error that names it.
+
+The path down to the directory is the user's, and may hold links: `runs -> /data/runs`.
+
+Only `files.py` asks for this; all others hold a `RunPath` and call `files`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
+
+from ..errors import StoreError
+
+if TYPE_CHECKING:
+    _Path = Path
+else:
+    _Path = type(Path())  # before Python 3.12 `Path` itself cannot be derived from
+
+Identity = tuple[int, int]
+"""What a file system knows a directory by: it moves along with the directory."""
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_STRANGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EINVAL, errno.EPERM)
+"""What the system says of a link, of a pipe without a reader, of a socket, of a directory for a file."""
+_LONGEST = 200
+"""Characters of where a link leads that an error tells."""
+
+
+class RefusedError(StoreError, OSError):
+    """What is in a run's directory is not what a run keeps there; it was neither read nor changed.
+
+    It is an OSError as well: what a disk refuses waits and is tried again, and so is this.
+    """
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+class Opened:
+    """An open directory; it is closed when nobody needs it any more, in whichever thread that is."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        with suppress(OSError, AttributeError):
+            os.close(self.number)
+
+
+class RunFolder:
+    """The directory of a run.
+
+    Until something is written there it is found by its path each time. From the first write on it is held
+    open: whatever is put in its place later is another directory, and is never written to.
+
+    >>> import tempfile
+    >>> folder = RunFolder(tempfile.mkdtemp())
+    >>> folder.identity is None
+    True
+    >>> opened = folder.hold()
+    >>> folder.is_in_place()
+    True
+    """
+
+    __slots__ = ("_depth", "_held", "_lock", "_where", "identity", "path")
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.identity: Identity | None = None
+        """Of the directory that is held; None where none is."""
+        self._depth = len(self.path.parts)
+        self._held: Opened | None = None
+        self._where = ""
+        self._lock = threading.Lock()
+
+    @property
+    def root(self) -> RunPath:
+        """The directory itself, to which names are added."""
+        root = RunPath(self.path)
+        root.folder = self
+        return root
+
+    def hold(self) -> Opened:
+        """The open directory, which is held from here on.
+
+        Raises:
+            FileNotFoundError: it was moved or removed. The next call holds what is there then.
+            RefusedError: another directory is in its place.
+        """
+        with self._lock:
+            if self._held is None:
+                opened = Opened(os.open(self.path, _DIRECTORY))
+                self.identity = _identity_of(os.fstat(opened.number))
+                self._held, self._where = opened, os.path.abspath(self.path)
+            elif not self.is_in_place():
+                self._require_gone()
+                self._held = self.identity = None
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+            return self._held
+
+    def found(self) -> Opened:
+        """The open directory to read from: the one that is held, or else the one that is there."""
+        return self._held or Opened(os.open(self.path, _DIRECTORY))
+
+    def is_in_place(self) -> bool:
+        """Whether its path still leads to the directory that is held. Costs one `stat`, 2 us."""
+        try:
+            return self.identity == _identity_of(os.stat(self._where))
+        except OSError:
+            return False
+
+    def let_go(self) -> None:
+        """Hold it no longer: the next write holds what is there then."""
+        with self._lock:
+            self._held = self.identity = None
+
+    def make(self) -> None:
+        """Make the directory and those above it, where they are not there."""
+        with self._lock:
+            if self._held is not None and not self.is_in_place():
+                self._require_gone()
+                self._held = self.identity = None
+        # Where a link leads to: what it led to was moved, perhaps.
+        Path(os.path.realpath(self.path)).mkdir(parents=True, exist_ok=True)
+
+    def names_to(self, path: Path) -> tuple[str, ...]:
+        """The names that lead from the directory to a path in it."""
+        parts, mine = path.parts, self.path.parts
+        if parts[: self._depth] != mine or ".." in parts[self._depth :]:
+            raise ValueError(f"{str(path)!r} does not lie in {str(self.path)!r}")
+        return parts[self._depth :]
+
+    def _require_gone(self) -> None:
+        if os.path.exists(self._where):
+            raise RefusedError(
+                errno.ESTALE,
+                f"{str(self.path)!r} is not the directory any more that this run wrote to, and nothing is "
+                "written to it: the run's own was moved or removed, and another one put in its place. Put "
+                "it back, or go on elsewhere with learner.fork('another directory')",
+                str(self.path),
+            )
+
+    def __repr__(self) -> str:
+        return f"RunFolder({os.fspath(self.path)!r})"
+
+
+class RunPath(_Path):
+    """A path in a run's directory, which knows where the directory begins.
+
+    What `/`, `with_name` and `parent` make of it knows it as well, as long as it lies in the directory;
+    everything else makes a path that `files` does not take.
+
+    >>> log = RunFolder("runs/digits").root / "train" / "epoch-1" / "Loss.log"
+    >>> isinstance(log.parent, RunPath), isinstance(log.parents[3], RunPath)
+    (True, False)
+    """
+
+    __slots__ = ("folder",)
+    folder: RunFolder
+
+    def __truediv__(self, name: Any) -> RunPath:
+        return self._of(super().__truediv__(name))
+
+    def with_name(self, name: str) -> RunPath:
+        return self._beside(super().with_name(name))
+
+    @property
+    def parent(self) -> RunPath:
+        """The folder that it is in; of the run's directory, a path of the user's."""
+        return self._beside(super().parent)
+
+    def with_segments(self, *segments: Any) -> Path:
+        """What Python from 3.12 on makes everything else with."""
+        return Path(*segments)
+
+    def __reduce__(self) -> Any:
+        """Another process opens the directory anew."""
+        return Path, (str(self),)
+
+    def _beside(self, path: Path) -> RunPath:
+        """What lies beside or above the directory itself is the user's."""
+        is_top = is_below(self) and len(self.parts) == len(self.folder.path.parts)
+        return cast(RunPath, Path(path)) if is_top else self._of(path)
+
+    def _of(self, path: Path) -> RunPath:
+        if not is_below(self):  # made by `absolute`, say, before Python 3.12
+            return cast(RunPath, Path(path))
+        made = path if type(path) is RunPath else RunPath(path)
+        made.folder = self.folder
+        return made
+
+
+def below(path: Path) -> RunPath:
+    """A path that `files` takes. Of a single file that the user names, the folder is the user's: the way
+    there may hold links, and the file itself is none."""
+    if is_below(path):
+        return path
+    return RunFolder(Path(path).parent).root / path.name
+
+
+def is_below(path: object) -> TypeGuard[RunPath]:
+    """Whether a path knows its run's directory: what Python before 3.12 makes of one may look like one."""
+    return isinstance(path, RunPath) and hasattr(path, "folder")
+
+
+def folder_of(path: RunPath, *, reading: bool = False) -> Opened:
+    """The open directory that a path lies in."""
+    if path == path.folder.path:
+        raise ValueError(f"{str(path)!r} is the run's directory itself, which lies in one of the user's")
+    return _walked(path, -1, reading=reading)
+
+
+def directory_at(path: RunPath, *, reading: bool = False, make: bool = False) -> Opened:
+    """The open directory at a path, made where it is not there if so asked."""
+    return _walked(path, None, reading=reading, make=make)
+
+
+def explained(error: OSError, path: Path, above: Opened, wanted: int = stat.S_IFREG) -> OSError:
+    """The error that tells the whole path, and what is there where that is what is wrong."""
+    if error.errno in _STRANGE:
+        with suppress(OSError):
+            there = os.stat(path.name, dir_fd=above.number, follow_symlinks=False)
+            if stat.S_IFMT(there.st_mode) != wanted:
+                return refused(path, there, above)
+    return OSError(error.errno, error.strerror, str(path))
+
+
+def refused(path: Path, there: os.stat_result, above: Opened) -> RefusedError:
+    """The error that says what lies at a place, and what to do."""
+    kind = stat.S_IFMT(there.st_mode)
+    if kind == stat.S_IFREG and there.st_nlink > 1:
+        return RefusedError(
+            errno.EMLINK,
+            f"{str(path)!r} has another name elsewhere (a hard link), so what is written to it would change "
+            "that file as well. Put a copy of it in its place: copy it to another name, and move that back",
+            str(path),
+        )
+    what = _KINDS.get(kind, "something strange")
+    if kind == stat.S_IFLNK:
+        with suppress(OSError):
+            what += f" to {os.readlink(path.name, dir_fd=above.number)[:_LONGEST]!r}"
+    return RefusedError(
+        errno.EINVAL,
+        f"{str(path)!r} is {what}, where a run keeps a plain file or directory of its own; it was neither "
+        "read nor changed. Remove it, or move it away",
+        str(path),
+    )
+
+
+def _walked(path: RunPath, upto: int | None, *, reading: bool, make: bool = False) -> Opened:
+    folder = path.folder
+    names = folder.names_to(path)
+    here = _begun(folder, reading, make)
+    for place, name in enumerate(names[:upto]):
+        try:
+            here = Opened(_stepped(name, here.number, make))
+        except OSError as error:
+            where = folder.path.joinpath(*names[: place + 1])
+            raise explained(error, where, here, stat.S_IFDIR) from None
+    if upto is None and not names:  # not the descriptor that is held: two threads may list it at once
+        return Opened(os.open(".", _DIRECTORY, dir_fd=here.number))
+    return here
+
+
+def _begun(folder: RunFolder, reading: bool, make: bool) -> Opened:
+    if reading:
+        return folder.found()
+    if make:
+        with suppress(FileNotFoundError):
+            return folder.hold()
+        folder.make()
+    return folder.hold()
+
+
+def _stepped(name: str, above: int, make: bool) -> int:
+    if make:
+        with suppress(FileNotFoundError):
+            return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=above)
+    return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+
+
+def _identity_of(there: os.stat_result) -> Identity:
+    return there.st_dev, there.st_ino
