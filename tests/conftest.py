@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from programs import mark_programs, require_programs
 
 from notebook_learner.learner.driver import BACKGROUND, Driver
 
@@ -89,15 +89,26 @@ def trainings_end() -> Iterator[None]:
     assert not left, "this test left a training behind" + (", which goes on" if not all(ended) else "")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the mark of tests/programs.py."""
+    config.addinivalue_line("markers", "needs_program(*names): left out where one of these is not installed")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let `-m needs_program` choose the tests that need one."""
+    mark_programs(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what needs a program that this machine lacks."""
+    for mark in item.iter_markers("needs_program"):
+        require_programs(*mark.args)
+
+
 @pytest.fixture
 def hdf5_tool() -> Callable[..., str]:
-    """Run one of the HDF Group's own readers (h5dump, h5ls), which are of a version before our library's.
-
-    They come with Debian's hdf5-tools and not from PyPI. At a desk without them the test says that it was
-    left out, and why; in CI it fails.
-    """
-    if shutil.which("h5dump") is None and not os.environ.get("CI"):
-        pytest.skip("reads our files with h5dump: sudo apt install hdf5-tools")
+    """Run one of the HDF Group's own readers (h5dump, h5ls), which are of a version before our library's."""
 
     def run(*command: str | Path) -> str:
         done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import shutil
 import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from node import find_npm
 from playwright.sync_api import Page
 
 VERSION = "4.14.1"
@@ -52,13 +52,20 @@ def _script() -> str:
 
 
 def _fetch(archive: Path) -> None:
-    npm = shutil.which("npm")
-    assert npm, "axe-core comes from npm, which is not installed: apt-get install npm"
+    npm, environment = find_npm()
     archive.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place and then renamed: workers of one test run may come here at the same time.
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-        command = [npm, "pack", "--silent", f"axe-core@{VERSION}"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+        command = [*npm, "pack", "--silent", f"axe-core@{VERSION}"]
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         assert done.returncode == 0, f"npm pack axe-core failed: {done.stderr}"
         (Path(folder) / archive.name).rename(archive)
 

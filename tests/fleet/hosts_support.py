@@ -11,8 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-SSHD = shutil.which("sshd", path=os.defpath + ":/usr/sbin:/sbin")
-KEYGEN = shutil.which("ssh-keygen")
+from programs import find_program
+
+SSHD = find_program("sshd")
+"""sshd wants to be started by its whole path."""
 
 
 class Machine:
@@ -23,7 +25,7 @@ class Machine:
         self.address, self.inside = address, inside
         self.port = _free_port() if address == "127.0.0.1" else 2222
         key = folder / "key"
-        subprocess.run([KEYGEN, "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
         shutil.copy(f"{key}.pub", folder / "authorized")
         config = folder / "sshd_config"
         config.write_text(
@@ -59,8 +61,7 @@ class Machine:
 def may_have_networks() -> bool:
     """Whether this process may make a network of its own."""
     return (
-        os.getuid() == 0
-        and subprocess.run(["unshare", "--net", "ip", "link"], capture_output=True).returncode == 0
+        os.getuid() == 0 and subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
     )
 
 

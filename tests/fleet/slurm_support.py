@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import time
@@ -12,9 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_FOUND = os.defpath + ":/usr/local/sbin:/usr/sbin:/sbin"
-DAEMONS = {name: shutil.which(name, path=_FOUND) for name in ("munged", "slurmctld", "slurmd")}
-IS_THERE = all(DAEMONS.values()) and shutil.which("sbatch") is not None
+from programs import find_program
+
+DAEMONS = {name: find_program(name) for name in ("munged", "slurmctld", "slurmd")}
 
 NODES = ("node-a", "node-b")
 GPUS = ("/dev/null", "/dev/zero")

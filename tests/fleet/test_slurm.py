@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 from fleet_support import bits, by_hand, furthest, learner_on, train_loader
-from slurm_support import IS_THERE, NODES, Slurm, may_start_nodes
+from slurm_support import NODES, Slurm, may_start_nodes
 from test_hosts import running, seconds_until_it_fails
 
 from notebook_learner import cluster
@@ -25,7 +25,6 @@ from notebook_learner.fleet.elsewhere import threads_of_one
 from notebook_learner.fleet.engines import Waiting
 from notebook_learner.fleet.slurm import OnSlurm
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")
 ROOT = Path(__file__).parents[2]
 EPOCHS = 30
 """Enough for a job to be lost in the midst of them."""
@@ -35,9 +34,6 @@ EPOCHS = 30
 def installed(tmp_path_factory):
     if not may_start_nodes():
         pytest.skip("needs root, and a name for each node (unshare --uts): starts Slurm")
-    if not IS_THERE and not os.environ.get("CI"):
-        pytest.skip("starts Slurm: apt-get install slurm-wlm munge")
-    assert IS_THERE
     found = Slurm(tmp_path_factory.mktemp("slurm"))
     yield found
     found.close()

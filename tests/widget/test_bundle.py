@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -11,20 +10,16 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from node import build_hook
 
 from notebook_learner.widget import bundle
 
 ROOT = Path(__file__).parents[2]
-HOOK = ROOT / "hatch_build.py"
 
 
 @pytest.fixture(scope="module")
 def hook() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hatch_build", HOOK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return build_hook()
 
 
 @pytest.fixture

