@@ -14,6 +14,7 @@ from IPython.core.error import UsageError
 
 from ..errors import StepError
 from .source import Source
+from .targets import Targets, targets_in
 
 GIVEN = ("model", "batch", "learner", "epoch", "step")
 """What every body is given, under these names."""
@@ -41,6 +42,7 @@ class Body:
     function: Callable[..., dict[str, Any]]
     assigned: tuple[str, ...]
     """The names that it gives values, at some point or other, in their order."""
+    targets: Targets
     shape: str = field(repr=False)
     """The same for two bodies that differ in comments, blank lines and place only."""
 
@@ -70,7 +72,7 @@ def compiled(shell: Any, source: Source, kind: str) -> Body:
         raise UsageError(_NOTHING_LEFT)
     function = made["make"](_values_left(assigned, "loss" if kind == "train" else None), builtins.locals)
     function.__code__ = _named_as_a_cell(function.__code__)
-    return Body(function, assigned, shape)
+    return Body(function, assigned, targets_in(_outside_of_functions(tree), "batch"), shape)
 
 
 def _named_as_a_cell(code: CodeType) -> CodeType:

@@ -20,6 +20,7 @@ from ..learner.step.output import (
 )
 from ..learner.step.supervised import kind_of
 from .body import Body
+from .targets import Targets
 
 Values = Mapping[str, Any]
 MakeOutput = Callable[[Values], Any]
@@ -35,7 +36,7 @@ class CellStep:
         self._learner = weakref.ref(learner)
         self.body = body
         self.kind = kind
-        self.make_output = output_maker(kind, body.assigned)
+        self.make_output = output_maker(kind, body.assigned, body.targets)
 
     def __call__(self, model: Any, batch: Any) -> Any:
         __tracebackhide__ = True
@@ -93,29 +94,35 @@ KINDS = ("classification", "regression", "multilabel", "sequence", "none")
 """What `--output` takes."""
 
 
-def output_maker(kind: str | None, assigned: Collection[str]) -> MakeOutput:
+def output_maker(kind: str | None, assigned: Collection[str], targets: Targets) -> MakeOutput:
     """How the output is made of the values, decided by the names once for all steps.
 
     Raises:
         UsageError: the kind asked for needs a name that the body never assigns.
     """
-    target = next((name for name in ("targets", "target") if name in assigned), None)
-    plain = _plain_maker()
+    plain = _plain_maker(targets)
+    name = targets.name
     if kind is None:
-        return plain if target is None or "output" not in assigned else partial(_guessed, plain)
+        return plain if name is None or "output" not in assigned else partial(_guessed, plain, name)
     if kind == "none":
         return plain
     needed = "logits" if kind == "sequence" and "logits" in assigned else "output"
-    there = {needed: needed in assigned, "target": target is not None}
+    there = {needed: needed in assigned, "target": name is not None}
     if missing := " and ".join(f"`{name}`" for name, found in there.items() if not found):
         raise UsageError(
             f"--output {kind} is made of `{needed}` and `target`; the cell never assigns {missing}"
+            + _choose(targets)
         )
-    return _MAKERS[kind]
+    assert name is not None
+    return partial(_MAKERS[kind], name)
 
 
-def _target(values: Values) -> Any:
-    return values["targets"] if "targets" in values else values.get("target")
+def _choose(targets: Targets) -> str:
+    """Which names to set, where several may be meant."""
+    if not targets.possible or targets.name is not None:
+        return ""
+    ways = " or ".join(f"`target = {name}`" for name in targets.possible)
+    return f". Which part of the batch is the target is not clear here: write {ways} into the cell"
 
 
 class CellOutput(SimpleNamespace):
@@ -124,32 +131,33 @@ class CellOutput(SimpleNamespace):
     _advice = "Let the cell leave `output` and `target` (or `targets`), or leave the metric out"
 
 
-def _plain_maker() -> MakeOutput:
+def _plain_maker(targets: Targets) -> MakeOutput:
     """A class for each body: metrics look at the fields of the first output of a class only."""
-    kind = type("CellOutput", (CellOutput,), {})
+    kind = type("CellOutput", (CellOutput,), {"_advice": CellOutput._advice + _choose(targets)})
     # But `weight`: it would be taken for a number of samples.
     return lambda values: kind(**{name: value for name, value in values.items() if name != "weight"})
 
 
-def _guessed(plain: MakeOutput, values: Values) -> Any:
+def _guessed(plain: MakeOutput, name: str, values: Values) -> Any:
     """As `.loss(fn)` does it: class numbers have one dimension less than their scores."""
-    output, target = values.get("output"), _target(values)
-    if output is None or target is None or "loss" not in values:
-        return plain({**values, "targets": target})
-    return kind_of(output, target)(values["loss"], output, target)
+    output, targets = values.get("output"), values.get(name)
+    countable = getattr(targets, "ndim", 1) > 0  # a lone number is the target of no samples
+    if output is None or targets is None or "loss" not in values or not countable:
+        return plain({**values, "targets": targets})
+    return kind_of(output, targets)(values["loss"], output, targets)
 
 
-def _made(kind: Callable[..., Any]) -> MakeOutput:
-    return lambda values: kind(values.get("loss"), values.get("output"), _target(values))
+def _made(kind: Callable[..., Any]) -> Callable[[str, Values], Any]:
+    return lambda name, values: kind(values.get("loss"), values.get("output"), values.get(name))
 
 
-def _sequence(values: Values) -> SequenceOutput:
+def _sequence(name: str, values: Values) -> SequenceOutput:
     logits = values["logits"] if "logits" in values else values.get("output")
     ignored = values.get("ignore_index", -100)
-    return SequenceOutput(values.get("loss"), logits, _target(values), values.get("predictions"), ignored)  # type: ignore[arg-type]
+    return SequenceOutput(values.get("loss"), logits, values.get(name), values.get("predictions"), ignored)  # type: ignore[arg-type]
 
 
-_MAKERS: dict[str, MakeOutput] = {
+_MAKERS: dict[str, Callable[[str, Values], Any]] = {
     "classification": _made(ClassificationOutput),
     "regression": _made(RegressionOutput),
     "multilabel": _made(MultiLabelClassificationOutput),

@@ -45,9 +45,10 @@ class TrainingMagics(Magics):
 
         The body is given `model`, `batch` (on the model's device), `learner`, and where the step stands:
         `epoch`, from 1, and `step`, the steps of this epoch that came before. It also sees every name of the
-        notebook. It must leave a scalar tensor in `loss`; where it leaves `output` and `target` (or
-        `targets`) as well, metrics such as Accuracy read them, and learner.log("name", value) makes a metric
-        of any other number. The learner does the rest: zero_grad, backward, the optimizer, the scheduler.
+        notebook. It must leave a scalar tensor in `loss`. Where it leaves `output` as well, metrics such as
+        Accuracy read that and the targets: the batch's second part, by whatever name (`x, y = batch`,
+        `y = batch["label"]`), or what it assigns to `target` or `targets`. learner.log("name", value) makes
+        a metric of any other number. The learner does the rest: zero_grad, backward, optimizer, scheduler.
 
         What the body assigns stays its own: it changes no name of the notebook. `learner.locals` holds the
         values of the last step. To hand something on, change an object's contents, or take --export.
@@ -58,9 +59,9 @@ class TrainingMagics(Magics):
         Example::
 
           %%train --epochs 3
-          x, target = batch
+          x, y = batch
           output = model(x)
-          loss = F.cross_entropy(output, target)
+          loss = F.cross_entropy(output, y)
         """
         __tracebackhide__ = True
         given = read(self.train_cell, line)
@@ -79,14 +80,14 @@ class TrainingMagics(Magics):
         """Validate with this cell: its body is the validation step.
 
         As `%%train`, but without gradients and in eval mode, and nothing is run yet: the next `%%train`,
-        `%train` or `fit` uses it at the end of each epoch. It leaves `loss`, or `output` and `target`.
+        `%train` or `fit` uses it at the end of each epoch. It leaves `loss`, or `output` and the targets.
 
         Example::
 
           %%valid
-          x, target = batch
+          x, y = batch
           output = model(x)
-          loss = F.cross_entropy(output, target)
+          loss = F.cross_entropy(output, y)
         """
         given = read(self.valid_cell, line)
         learner = self._learner(given.learner)

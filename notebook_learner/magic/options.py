@@ -28,8 +28,9 @@ BODY: Arguments = (
     argument(
         "--output",
         choices=KINDS,
-        help="what the metrics are given: made of `output` and `target`; by default classification where the "
-        "targets are class numbers, else regression, and none without these names",
+        help="what the metrics are given: made of `output` and `target` (or the second part of `x, y = batch`"
+        "); by default classification where the targets are class numbers, else regression, and none without "
+        "these",
     ),
 )
 EXPORT: Arguments = (
