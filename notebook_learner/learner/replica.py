@@ -185,7 +185,7 @@ class Replica:
 
     def rewind(self, target: Position) -> RewindReport:
         """Go back to a position: the nearest keyframe, then forward again in silence."""
-        start = self.loop.position
+        start = self.shown_position
         keyframe = self._keyframe_for(target)
         if self.ranks is not None:
             self.ranks.enter()

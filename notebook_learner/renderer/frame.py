@@ -93,11 +93,13 @@ def _title(tally: Tally, width: int) -> Line:
 
 
 def _bars(tally: Tally, width: int, ascii_only: bool) -> list[Line]:
-    left, pass_left = tally.seconds_left(), tally.pace.left_in_pass(tally.step, tally.total)
+    left, pass_left = tally.seconds_left(), tally.pace.left_in_pass(tally.split, tally.step, tally.total)
     speed, samples = tally.pace.steps_per_second, tally.pace.samples_per_second
     running = tally.status == "running"
     facts = [f"{remaining(pass_left)} left" if running and pass_left is not None else ""]
-    facts += [rate(speed, "steps") if speed else "", rate(samples, "samples") if samples else ""]
+    of_training = "" if tally.split == "train" else "training "
+    facts += [f"{of_training}{rate(speed, 'steps')}" if speed else ""]
+    facts += [rate(samples, "samples") if samples else ""]
     of = "" if tally.total is None else f"/{tally.total}"
     share = None if tally.total is None else tally.step / max(tally.total, 1)
     total_left = [f"{remaining(left)} left" if running and left is not None else ""]

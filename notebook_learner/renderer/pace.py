@@ -8,33 +8,40 @@ from ..event import MetricBlock, Split
 
 WINDOW_SECONDS = 5.0
 """The rate is that of the last seconds, long enough to be readable."""
+VALID_SHARE = 1 / 3
+"""What a step of validation takes of a training step, before one was seen: it has no backward."""
 
 
 class Pace:
-    """Steps and seconds of both splits. Pauses do not count: only the seconds that steps took."""
+    """Steps and seconds of both splits. Pauses do not count: only the seconds that steps took.
+
+    The rate is that of training, also while the run validates. Steps of which nobody knows how long they took
+    (a resumed run's, from its logs) do not count. A rewind leaves it: steps take as long as before.
+    """
 
     def __init__(self) -> None:
         self.lengths: dict[Split, int] = {}
         """Steps of a pass, where known."""
-        self._recent: deque[tuple[int, float, float]] = deque()
-        self._steps: dict[Split, int] = {}
-        self._seconds: dict[Split, float] = {}
+        self._recent: dict[Split, deque[tuple[int, float, float]]] = {"train": deque(), "valid": deque()}
         self._by_epoch: dict[int, float] = {}
-
-    def begin(self, epoch: int, split: Split, total: int | None) -> None:
-        """A pass starts: the rate of the other split says nothing about this one."""
-        self._recent.clear()
-        if total is not None:
-            self.lengths[split] = total
 
     def add(self, block: MetricBlock) -> None:
         """Fold a block in."""
-        self._steps[block.split] = self._steps.get(block.split, 0) + block.count
-        self._seconds[block.split] = self._seconds.get(block.split, 0.0) + block.seconds
+        if block.seconds <= 0:
+            return
+        self.count(block)
+        recent = self._recent[block.split]
+        recent.append((block.count, _samples(block), block.seconds))
+        while len(recent) > 1 and sum(entry[2] for entry in recent) > WINDOW_SECONDS:
+            recent.popleft()
+
+    def count(self, block: MetricBlock) -> None:
+        """Add its seconds to those of its epoch."""
         self._by_epoch[block.epoch] = self._by_epoch.get(block.epoch, 0.0) + block.seconds
-        self._recent.append((block.count, _samples(block), block.seconds))
-        while len(self._recent) > 1 and sum(entry[2] for entry in self._recent) > WINDOW_SECONDS:
-            self._recent.popleft()
+
+    def start_over(self) -> None:
+        """The epochs' seconds are told again."""
+        self._by_epoch.clear()
 
     @property
     def elapsed(self) -> float:
@@ -47,34 +54,47 @@ class Pace:
 
     @property
     def steps_per_second(self) -> float | None:
-        """The recent rate."""
-        seconds = sum(entry[2] for entry in self._recent)
-        return sum(entry[0] for entry in self._recent) / seconds if seconds > 0 else None
+        """The recent rate of training."""
+        step = self._step("train")
+        return 1 / step if step else None
 
     @property
     def samples_per_second(self) -> float | None:
         """The recent rate in samples; None where no Loss tells how many samples a step has."""
-        seconds = sum(entry[2] for entry in self._recent)
-        samples = sum(entry[1] for entry in self._recent)
-        return samples / seconds if seconds > 0 and samples > 0 else None
+        recent = self._recent["train"]
+        samples = sum(entry[1] for entry in recent)
+        return samples / sum(entry[2] for entry in recent) if samples > 0 else None
 
-    def left_in_pass(self, step: int, total: int | None) -> float | None:
+    def left_in_pass(self, split: Split, step: int, total: int | None) -> float | None:
         """Seconds until the current pass ends."""
-        per_second = self.steps_per_second
-        return None if total is None or not per_second else max(total - step, 0) / per_second
+        each = self._step(split)
+        return None if total is None or each is None else max(total - step, 0) * each
 
     def left(self, split: Split, step: int, total: int | None, epochs_after: int) -> float | None:
-        """Seconds until the run ends: validation counts too, once it has been seen."""
-        here = self.left_in_pass(step, total)
-        train, valid = self._whole("train"), self._whole("valid")
-        if here is None or (train is None and epochs_after > 0):
+        """Seconds until the run ends. The validation counts from the time that its length is known."""
+        train, valid = self.lengths.get("train"), self.lengths.get("valid", 0)
+        after = max(epochs_after, 0)
+        if split == "train":
+            here, train_steps, valid_steps = total, 0, valid
+        else:
+            here, train_steps, valid_steps = valid if total is None else total, 0, 0
+        if here is None or (train is None and after > 0):
             return None
-        after = valid or 0.0 if split == "train" else 0.0
-        return here + after + max(epochs_after, 0) * ((train or 0.0) + (valid or 0.0))
+        here = max(here - step, 0)
+        train_steps += after * (train or 0) + (here if split == "train" else 0)
+        valid_steps += after * valid + (here if split == "valid" else 0)
+        each, valid_each = self._step("train"), self._step("valid")
+        if each is None and (train_steps or valid_each is None):
+            return None
+        return train_steps * (each or 0.0) + valid_steps * (valid_each or 0.0)
 
-    def _whole(self, split: Split) -> float | None:
-        steps, length = self._steps.get(split, 0), self.lengths.get(split)
-        return length * self._seconds[split] / steps if steps and length is not None else None
+    def _step(self, split: Split) -> float | None:
+        """Seconds of a step, as they were lately."""
+        recent = self._recent[split]
+        if recent:
+            return sum(entry[2] for entry in recent) / sum(entry[0] for entry in recent)
+        train = self._step("train") if split == "valid" else None
+        return None if train is None else VALID_SHARE * train
 
 
 def _samples(block: MetricBlock) -> float:

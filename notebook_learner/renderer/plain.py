@@ -106,8 +106,9 @@ class PlainRenderer:
             if info is not None and info.plotted and value is not None:
                 parts.append(f"{one_line(name)} {number(value, one_line(info.unit))}")
         speed = tally.pace.steps_per_second
-        left = tally.pace.left_in_pass(tally.step, tally.total)
-        parts += [] if speed is None else [rate(speed, "steps")]
+        left = tally.pace.left_in_pass(tally.split, tally.step, tally.total)
+        of_training = "" if tally.split == "train" else "training "
+        parts += [] if speed is None else [of_training + rate(speed, "steps")]
         parts += [] if left is None else [f"{remaining(left)} left"]
         return " · ".join(parts)
 

@@ -76,6 +76,8 @@ class Tally:
     split: Split = "train"
     step: int = 0
     total: int | None = None
+    totals: dict[Split, int] = field(default_factory=dict)
+    """How long the passes of a split are, as the loaders said."""
     num_epochs: int = 0
     epochs_done: int = 0
     pace: Pace = field(default_factory=Pace)
@@ -201,31 +203,45 @@ class Tally:
         self.epoch, self.split, self.step, self.total = 1, "train", 0, None
         self.infos = {(info.name, info.split): info for info in event.metrics}
         self._forget()
+        self.pace, self.totals = Pace(), {}
         self.notices.clear()
 
     def _forget(self) -> None:
         self.epochs_done = 0
-        self.pace = Pace()
         self.readings, self.passes, self.finals, self.texts = {}, {}, {}, {}
+
+    def _stand(self, epoch: int, split: Split, step: int, total: int | None = None) -> None:
+        """A total belongs to the pass that it was told of, or to the split that has passes of that length."""
+        if total is None:
+            here = (epoch, split) == (self.epoch, self.split)
+            total = self.total if here else self.totals.get(split)
+        self.epoch, self.split, self.step, self.total = epoch, split, step, total
 
     def _split_started(self, event: SplitStarted) -> None:
         self.epoch, self.split, self.step = event.epoch, event.split, 0
         self.total, self.num_epochs = event.total, event.num_epochs
+        self._learn_length(event.split, event.total)
         self._begin(event.epoch, event.split)
-        self.pace.begin(event.epoch, event.split, event.total)
+
+    def _learn_length(self, split: Split, total: int | None) -> None:
+        if total is not None:
+            self.totals[split] = self.pace.lengths[split] = total
 
     def _begin(self, epoch: int, split: Split) -> None:
         self.readings[split], self.passes[split] = {}, epoch
 
     def _block(self, event: MetricBlock) -> None:
-        self.epoch, self.split, self.step = event.epoch, event.split, event.last
+        self._stand(event.epoch, event.split, event.last)
+        self._read(event)
+        self.pace.add(event)
+
+    def _read(self, event: MetricBlock) -> None:
         if self.passes.get(event.split) != event.epoch:
             self._begin(event.epoch, event.split)
         readings = self.readings[event.split]
         for name, column in event.columns.items():
             readings.setdefault(name, Reading()).add(column)
         self.texts.update(event.texts)
-        self.pace.add(event)
 
     def _finals(self, epoch: int, split: Split, finals: Mapping[str, float]) -> None:
         kept = self.finals.setdefault(split, {})
@@ -234,21 +250,19 @@ class Tally:
 
     def _status(self, event: StatusChanged) -> None:
         self.status, self.reason = event.status, event.reason
-        self.epoch, self.split, self.step = event.epoch, event.split, event.step
-        self.total = event.total if event.total is not None else self.total
+        self._learn_length(event.split, event.total)
+        self._stand(event.epoch, event.split, event.step, event.total)
 
     def _rewound(self, event: Rewound) -> None:
-        lengths = dict(self.pace.lengths)
         self._forget()
-        self.pace.lengths.update(lengths)
+        self.pace.start_over()
         for past in event.record:
             self._begin(past.epoch, past.split)
-            self.pace.begin(past.epoch, past.split, lengths.get(past.split))
             for block in past.blocks:
-                self._block(block)
+                self._read(block)
+                self.pace.count(block)
             if past.finals is not None:
                 self._finals(past.epoch, past.split, past.finals)
-        if (event.epoch, event.split) != (self.epoch, self.split):
-            self.total = lengths.get(event.split)
-        self.epoch, self.split, self.step = event.epoch, event.split, event.step
+                self.pace.lengths.setdefault(past.split, past.steps)
+        self._stand(event.epoch, event.split, event.step)
         self.epochs_done = event.epoch - 1

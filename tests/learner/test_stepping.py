@@ -271,6 +271,7 @@ def test_rewind_after_the_end_goes_back_into_the_last_epoch(tmp_path: Path) -> N
     report = b.learner.rewind(2)
 
     assert str(report.position) == "epoch 2, valid, step 1 of 3"
+    assert str(report.start) == "epoch 2, valid, step 3 of 3"  # and of no third epoch, which never comes
     assert b.learner.status == "paused"
     b.learner.fit()
     assert_ended_like(b, by_hand())

@@ -84,7 +84,7 @@ def test_where_it_stands() -> None:
     told = board_of(FIRST).moving()
     assert (told["status"], told["position"]) == ("paused", "epoch 2, train, step 1 of 4")
     assert told["progress"] == pytest.approx((1 + 1 / 4) / 3)
-    assert told["rate"] == "2.0 steps/s"
+    assert told["rate"] == "3.3 steps/s"  # five training steps in 1.5 s
     assert told["left"] == "", "nothing runs"
     assert told["texts"] == [["GPU", "3 GB"]]
     rows = {(row["metric"], row["split"]): row for row in told["table"]}
