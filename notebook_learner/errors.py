@@ -24,7 +24,9 @@ A message says what was given, why it cannot be, and what to do instead.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 
 def a_kind(value: object) -> str:
@@ -151,5 +153,10 @@ class Paused(KeyboardInterrupt):
         super().__init__(told or f"{head} at {where}; fit() goes on from here, learner.step() takes one step")
 
     def _render_traceback_(self) -> list[str]:
-        """Show one quiet line in IPython, which asks an exception for this before drawing it."""
+        """Show one quiet line in IPython, which asks an exception for this before drawing it, and keeps its
+        traceback until another error comes: of our frames that would keep the learner."""
+        for frame, _ in traceback.walk_tb(self.__traceback__):
+            if str(frame.f_globals.get("__name__")).startswith(f"{__package__}."):
+                with suppress(RuntimeError):  # it still runs: somebody else asks
+                    frame.clear()
         return [str(self)]

@@ -67,7 +67,8 @@ TABLE = """
 
     .breaking                   |
     .parting                    | store.hdf5_library
-    .driver                     | errors .control .breaking
+    .background                 | .control
+    .driver                     | errors .control .breaking .background
     .comparison                 | event.values renderer.numbers artifacts.page WORDS
     .changes                    | metric WORDS .data .step .loop
     .excursion                  | errors event WORDS PARTS .ranks .loop .replica .comparison .changes

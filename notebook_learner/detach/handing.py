@@ -24,7 +24,7 @@ from ..errors import (
     StoreError,
 )
 from ..event import Event, Notice, Rewound
-from ..learner.reports import HandedOver, TakenBack
+from ..learner.reports import HandedOver, TakenBack, why_over
 from ..remote.detached import LOG, Detached, forget_in, noted_in
 from .starting import Process
 from .ticket import CANNOT, packed, surroundings
@@ -147,8 +147,12 @@ def _prepare(learner: Any, train: Any, valid: Any, epochs: int | None) -> None:
     learner._supplies.require()
     if epochs is not None:
         learner._replica.loop.train_more(epochs)
-    if learner._replica.loop.finished:
-        raise StateError(f"{learner._nothing_left()}, and so does detach(epochs=n)")
+    loop = learner._replica.loop
+    if loop.finished:
+        over = why_over(loop.epoch, loop.num_epochs, loop.ended)
+        raise StateError(
+            f"training is finished: {over}; fit(epochs=n) trains n more, and so does detach(epochs=n)"
+        )
 
 
 def _saved(learner: Any) -> str:

@@ -163,6 +163,8 @@ class Notice:
 
     text: str
     level: Level = "info"
+    answers: bool = False
+    """It answers what was just asked for: a display shows it there, and not in a log alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from ..errors import BusyError
+from . import background
 from .breaking import Breaking
 from .control import Control, Request
 
@@ -101,6 +102,8 @@ class Driver:
             except BaseException:
                 self._let_go()
                 raise
+        if self._thread is not None:
+            background.join_the_cell()
         # Not only a late one: the background thread may have heard it first, and paused.
         return interrupts.seen
 
@@ -216,15 +219,18 @@ class Driver:
             try:
                 turn.run(work)
             finally:
+                background.is_over(self.control)
                 self._let_go()
 
         # In the context of the cell that runs now, a kernel shows the thread's prints below that cell and
         # not below the latest one (ipykernel 6.29 and 6.31 see to it themselves, older ones do not).
         context = copy_context()
         self._thread = threading.Thread(target=context.run, args=(body,), name=BACKGROUND, daemon=True)
+        background.begins(self.control)
         try:
             self._thread.start()
         except RuntimeError as error:
+            background.is_over(self.control)
             fail(error)
             raise
 

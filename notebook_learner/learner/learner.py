@@ -28,7 +28,7 @@ from .places import after_training_step, steps_back
 from .position import Position, Split
 from .premises import Premises
 from .replica import Replica
-from .reports import RewindReport, StepReport
+from .reports import RewindReport, StepReport, nothing_left
 from .shown import Shown
 from .state import State
 from .until import At, End, EpochDone, Steps, Until, When, as_position, counted
@@ -136,14 +136,12 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
             Paused: when Pause, the interrupt button or Ctrl-C was used.
         """
         __tracebackhide__ = True  # tracebacks show the user's code; IPython leaves these frames out
-
-        def work() -> Why:
-            __tracebackhide__ = True
-            self._prepare(train, valid, epochs)
-            return self._train_on()
-
         self.show()
-        return self._conclude(self._drive(work))
+        paused = self._paused(self._drive(partial(self._fit, train, valid, epochs)))
+        if paused is None:
+            return self.model
+        del self, train, valid  # or the learner would live as long as a traceback that Python keeps
+        raise paused
 
     def start(
         self,
@@ -178,7 +176,11 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         why: Why | None = result()
         if interrupted or (why is None and self._status in ("paused", "failed")):
             why = "pause"
-        return self._conclude(why)
+        paused = self._paused(why)
+        if paused is None:
+            return self.model
+        del self, result, serve
+        raise paused
 
     def pause(self) -> None:
         """Pause at the next step boundary; returns once the learner stands there. From any thread.
@@ -500,17 +502,24 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
 
     # The one way into the loop, from whichever thread --------------------------------------------------
 
+    def _fit(self, train: Any, valid: Any, epochs: int | None) -> Why:
+        __tracebackhide__ = True
+        self._prepare(train, valid, epochs)
+        return self._train_on()
+
     def _train_on(self) -> Why:
         __tracebackhide__ = True
-        over = self._replica.loop.finished
+        loop, over = self._replica.loop, self._replica.loop.finished
         why = self._take(End())
         if over:
-            self._emit(Notice(self._nothing_left()))
+            self._emit(Notice(nothing_left(loop.epoch, loop.num_epochs, loop.ended), answers=True))
         return why
 
     def _begin(self) -> None:
         __tracebackhide__ = True
         self._enter()
+        if (before := self._replica.loop.before) is not None:
+            self._untold += before.told(self._replica.loop.iteration)
         try:
             self._announce()
             if not self._replica.loop.finished:
@@ -569,25 +578,14 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         loop to find, it would fail the next run, whose cause for it may be gone."""
         self._replica.sinks.emit(event)
 
-    def _conclude(self, why: Why | None) -> nn.Module:
-        """What a blocking verb ends with. The frame is short, so that a stored traceback holds little."""
-        if why in ("pause", "breakpoint"):
-            raise Paused(str(self.position), str(self.hit or ""))
-        return self.model
+    def _paused(self, why: Why | None) -> Paused | None:
+        """What a blocking verb ends with, where it did not come to its end."""
+        stopped = why in ("pause", "breakpoint")
+        return Paused(str(self.position), str(self.hit or "")) if stopped else None
 
     def _why_over(self) -> str:
         loop = self._replica.loop
         return why_ended(loop.policies, loop.finals) if loop.ended else ""
-
-    def _nothing_left(self) -> str:
-        loop = self._replica.loop
-        if loop.ended:
-            which = f"early stopping ended it after epoch {loop.epoch - 1} of {loop.num_epochs}"
-        else:
-            which = (
-                "its only epoch is over" if loop.num_epochs == 1 else f"all {loop.num_epochs} epochs are over"
-            )
-        return f"training is finished: {which}; fit(epochs=n) trains n more"
 
 
 def _let_go(driver: Driver, replica: Replica) -> None:

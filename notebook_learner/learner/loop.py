@@ -31,6 +31,7 @@ from .ranks import Hands, Place, Ranks
 from .step.schedule import Schedule
 from .step.step import TrainingStep, ValidationStep
 from .step.update import Update
+from .trained_before import TrainedBefore
 from .until import Until
 
 Why = Literal["budget", "pause", "breakpoint", "stop", "finished"]
@@ -138,6 +139,8 @@ class Loop:
         self.policies = tuple(policies)
         self.boundary: Boundary | None = None
         self.watch: Watcher | None = None
+        self.before: TrainedBefore | None = None
+        """What is known of earlier trainings of the model."""
         self.counts_waits = False
         """Whether somebody asks how long steps wait for their batches."""
         self.ranks: Ranks | None = None
@@ -356,6 +359,12 @@ class Loop:
         self._open = False
         for each in self.passes.values():
             each.step.look_again()
+
+    def rest(self) -> None:
+        """After a run: what the next one should know."""
+        self.modes.remember()
+        if self.before is not None:
+            self.before.remember(self.iteration)
 
     # State -------------------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class Replica:
             self.rng.leave()
             if self.ranks is not None:
                 self.ranks.leave()
-            self.loop.modes.remember()
+            self.loop.rest()
 
     def capture(self) -> State:
         """Everything a step can change, at this boundary."""

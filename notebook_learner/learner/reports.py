@@ -115,5 +115,25 @@ class TakenBack:
     __repr__ = __str__
 
 
+def nothing_left(epoch: int, num_epochs: int, ended: bool) -> str:
+    """What `fit` says where training is over already, before `epoch`.
+
+    >>> print(nothing_left(2, 1, ended=False).replace("; ", ";\\n"))
+    nothing was left to do: its only epoch is over;
+    fit(epochs=n) trains n more, or set learner.num_epochs = 2 and run fit() again
+    """
+    return (
+        f"nothing was left to do: {why_over(epoch, num_epochs, ended)}; fit(epochs=n) trains n more, or set "
+        f"learner.num_epochs = {2 * (epoch - 1)} and run fit() again"
+    )
+
+
+def why_over(epoch: int, num_epochs: int, ended: bool) -> str:
+    """Why no step is left of a training that ended before `epoch`."""
+    if ended:
+        return f"early stopping ended it after epoch {epoch - 1} of {num_epochs}"
+    return "its only epoch is over" if num_epochs == 1 else f"all {num_epochs} epochs are over"
+
+
 def _steps(count: int) -> str:
     return f"{count:,} step" + ("" if count == 1 else "s")

@@ -86,8 +86,9 @@ class NotebookRenderer:
         match event:
             case RunOpened():
                 self._opened, self._begins = event, True
-            case Notice() if self._begins and self._panel is not None:
-                print(event.text)  # what became of an earlier run has to outlive the last lines of a log
+            case Notice() if (self._begins or event.answers) and self._panel is not None:
+                # What became of an earlier run, and why nothing was done, has to outlive a log's last lines.
+                print(event.text if event.level == "info" else f"{event.level}: {event.text}")
             case EpochEnded():
                 self._draw(final=False)
             case StatusChanged() if event.status in _OVER:

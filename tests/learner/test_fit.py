@@ -129,7 +129,10 @@ def test_fit_when_finished_returns_the_model_and_says_so(tmp_path: Path) -> None
 
     assert model is b.learner.model
     said = [event.text for event in b.tape.events[events:]]  # type: ignore[union-attr]
-    assert said == ["training is finished: all 2 epochs are over; fit(epochs=n) trains n more"]
+    assert said == [
+        "nothing was left to do: all 2 epochs are over; fit(epochs=n) trains n more, or set "
+        "learner.num_epochs = 4 and run fit() again"
+    ]
     assert_ended_like(b, by_hand())
 
 
@@ -195,10 +198,14 @@ def test_when_early_stopping_ended_it_the_status_says_so_and_fit_too(tmp_path: P
     assert learner.position == Position(3, "valid", A_VALID, 3 * A_TRAIN, A_VALID)
     learner.fit()
     assert b.tape.notices == [
-        "training is finished: early stopping ended it after epoch 3 of 10; fit(epochs=n) trains n more"
+        "nothing was left to do: early stopping ended it after epoch 3 of 10; fit(epochs=n) trains n more, "
+        "or set learner.num_epochs = 6 and run fit() again"
     ]
     learner.fit(epochs=1)
     assert learner.position.epoch == 4
+    learner.num_epochs = 8  # as the sentence says
+    learner.fit()
+    assert learner.position.epoch > 4
 
 
 # Status and position ---------------------------------------------------------------------------------------

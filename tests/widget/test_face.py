@@ -14,8 +14,9 @@ import IPython
 import pytest
 from ipywidgets.widgets import widget
 from page_of_messages import learner_in
+from torch.nn import functional as F
 
-from notebook_learner import Learner
+from notebook_learner import Learner, LearnerBuilder
 from notebook_learner.widget import bundle, face, notebook, still
 from notebook_learner.widget.face import NotebookRenderer
 from notebook_learner.widget.view import MIME, View
@@ -275,3 +276,32 @@ def test_a_view_can_be_made_after_all_widgets_were_closed() -> None:
     view = View(lambda content: None)
     assert view._widget.layout.model_id in widget._instances
     view.close()
+
+
+def test_a_finished_fit_that_is_run_again_says_below_the_cell_what_to_do(
+    cells: Cells, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learner, _ = shown(tmp_path)
+    learner.fit()
+    capsys.readouterr()
+    cells.begin("2")
+    learner.fit()
+    said = capsys.readouterr().out
+    assert said.startswith("nothing was left to do: all ") and said.count("\n") == 1
+    assert "fit(epochs=n)" in said and "learner.num_epochs = " in said
+    cells.begin("3")
+    learner.start()
+    learner.wait()
+    assert capsys.readouterr().out == said
+
+
+def test_a_model_that_has_trained_before_is_told_of_below_the_cell(
+    cells: Cells, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learner, _ = shown(tmp_path / "one")
+    learner.fit()
+    model, optimizer, batch = learner.model, learner.optimizer, learner.batch
+    assert capsys.readouterr().out == ""
+    again = LearnerBuilder(tmp_path / "one").loss(F.cross_entropy).renderer(NotebookRenderer())
+    again.build(model, optimizer, None, [batch]).fit()
+    assert "warning: this model has been trained before" in capsys.readouterr().out

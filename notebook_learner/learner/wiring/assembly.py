@@ -24,6 +24,7 @@ from ...metric.copies import own_copy
 from ...remote.detached import detached_in, end_detached
 from ...remote.server import RemoteControl
 from ...renderer import resolve
+from .. import background
 from ..checkpointer import Which
 from ..control import Control
 from ..data.share import Share
@@ -44,6 +45,7 @@ from ..step.step import TrainingStep, ValidationStep
 from ..step.supervised import supervised
 from ..step.update import Clip, ClipByNorm, ClipByValue, Update
 from ..timeline import Timeline
+from ..trained_before import TrainedBefore
 from .checks import mistakes_in
 from .compiling import compile_forward
 from .dividing import optimizer_mistakes
@@ -204,6 +206,7 @@ class _Wiring:
         loaders = Loaders(self.settings, self.model, replica, groups, make_step, self._rules(), origin)
         shown = self.schedule.scheduler if isinstance(self.schedule, Torch) else scheduler
         driver = Driver(replica.loop.control)
+        background.attend()
         driver.saves_its_end = replica.saving.autosave.on_pause
         remote = _remote(self.settings, replica)
         tenancy = Tenancy(
@@ -287,6 +290,7 @@ class _Wiring:
             num_epochs=settings.num_epochs,
             policies=() if watch is None else (watch,),
         )
+        loop.before = TrainedBefore(self.model, str(settings.directory))
         loop.counts_waits = any(isinstance(r.metric, DataWait) for r in self.registered)
         for group in groups.values():
             group.attach(LoopContext(loop))

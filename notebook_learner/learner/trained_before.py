@@ -1,0 +1,73 @@
+"""Which models a learner of this process has trained: a new learner of one of them does not start anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ..event import Notice
+
+_VALUES = 16
+"""Values of a parameter that are looked at."""
+
+
+@dataclass(frozen=True)
+class _Trained:
+    directory: str
+    sample: tuple[Tensor, ...]
+
+
+_models: WeakKeyDictionary[nn.Module, _Trained] = WeakKeyDictionary()
+
+
+class TrainedBefore:
+    """Remembers that a learner trained its model, and tells the next learner of that model.
+
+    A cell that builds a learner, run again without the cell that made the model, goes on from trained weights
+    and calls that epoch 1. Weights that came from elsewhere since (`load_state_dict`, a checkpoint) are no
+    such case, nor is a model that no learner of this process has trained.
+    """
+
+    def __init__(self, model: nn.Module, directory: str) -> None:
+        self._model, self._directory = model, directory
+        self._asked = False
+
+    def remember(self, steps: int) -> None:
+        """The learner stands still after so many training steps."""
+        if steps:
+            _models[self._model] = _Trained(self._directory, _sample(self._model))
+        else:
+            _models.pop(self._model, None)
+
+    def told(self, steps: int) -> Sequence[Notice]:
+        """What a person should know as this learner begins to train, once; `steps` it has trained already."""
+        asked, self._asked = self._asked, True
+        found = _models.get(self._model)
+        if asked or steps or found is None or not _equal(found.sample, _sample(self._model)):
+            return ()
+        again = found.directory == self._directory
+        text = (
+            f"this model has been trained before in this kernel, by the learner of {found.directory}: its "
+            "weights are not fresh, and epoch 1 starts from them"
+        )
+        # Another directory is what a second stage of training has, and that is no mistake.
+        more = "; make a new model in the same cell as the learner to start anew, or add .resume() to go on"
+        return (Notice(text + more, "warning", answers=True) if again else Notice(text, answers=True),)
+
+
+def _sample(model: nn.Module) -> tuple[Tensor, ...]:
+    """A few values of the first and the last parameters that train: enough to see that nobody set others."""
+    trained = [each for each in model.parameters() if each.requires_grad and type(each) is nn.Parameter]
+    looked_at = [*trained[:2], *trained[2:][-2:]]
+    with torch.no_grad():
+        return tuple(each.detach().reshape(-1)[:_VALUES].cpu().clone() for each in looked_at)
+
+
+def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return len(one) == len(other) and all(
+        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(one, other, strict=True)
+    )
