@@ -64,16 +64,27 @@ class State:
     record: Record = field(default=(), repr=False)
     ready: Callable[[], bool] = field(default=lambda: True, repr=False, compare=False)
     """Waits for a copy that is still being made; False where it failed and the state is void."""
-    _counted: int | None = field(default=None, init=False, repr=False, compare=False)
+    _memory: Mapping[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def memory(self) -> Mapping[int, int]:
+        """The bytes of each piece of memory that its tensors lie in, by address: states share those of
+        metrics that only append. Found out when it is first asked for: a boundary that only writes a
+        checkpoint does not."""
+        if not self._memory:
+            found = {id(tensor): tensor for tensor in tensors_in(self.parts)}
+            plain = [tensor.untyped_storage() for tensor in found.values() if tensor.layout is torch.strided]
+            others = {
+                key: tensor.nbytes for key, tensor in found.items() if tensor.layout is not torch.strided
+            }
+            pieces = {piece.data_ptr(): piece.nbytes() for piece in plain}
+            object.__setattr__(self, "_memory", {**others, **pieces})
+        return self._memory
 
     @property
     def nbytes(self) -> int:
-        """The memory its tensors take; a tied one counts once. Counted when it is first asked for: a
-        boundary that only writes a checkpoint does not."""
-        if self._counted is None:
-            tensors = {id(tensor): tensor for tensor in tensors_in(self.parts)}
-            object.__setattr__(self, "_counted", sum([tensor.nbytes for tensor in tensors.values()]))
-        return self._counted or 0
+        """The memory its tensors take; a tied one counts once."""
+        return sum(self.memory.values())
 
     def __repr__(self) -> str:
         return f"State({self.position}; {', '.join(self.parts)}; {self.nbytes / 1e6:.1f} MB)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from time import perf_counter
 
 from .position import Position
@@ -28,6 +30,9 @@ class Timeline:
         """The size of a keyframe that did not fit the budget; 0 while they do."""
         self._cost = 0.0
         self._taken_at = perf_counter()
+        self._counted: dict[int, Mapping[int, int]] = {}
+        self._holders: Counter[int] = Counter()
+        self._held = 0
 
     def due(self, position: Position) -> bool:
         """Whether the state at this boundary should be kept."""
@@ -83,8 +88,21 @@ class Timeline:
 
     @property
     def nbytes(self) -> int:
-        """The memory all keyframes take."""
-        return sum(state.nbytes for state in self.keyframes)
+        """The memory all keyframes take; what several of them share counts once."""
+        now = {id(state.memory): state.memory for state in self.keyframes}
+        for gone in self._counted.keys() - now.keys():
+            for piece, size in self._counted.pop(gone).items():
+                self._holders[piece] -= 1
+                if not self._holders[piece]:
+                    del self._holders[piece]
+                    self._held -= size
+        for new in now.keys() - self._counted.keys():
+            self._counted[new] = now[new]
+            for piece, size in now[new].items():
+                self._holders[piece] += 1
+                if self._holders[piece] == 1:
+                    self._held += size
+        return self._held
 
     def _budget(self) -> int:
         if self.budget is None:

@@ -29,9 +29,13 @@ class AUCPR(Ranking):
         """The mean precision at each positive."""
         if not ranks.positives:
             return float("nan")
-        found = ranks.positive.flip(0)
-        right = found.cumsum(0)
-        answers = (ranks.positive + ranks.negative).flip(0).cumsum(0)
-        exact = exact_dtype(found.device)
-        precision = right.to(exact) / answers.to(exact)
-        return float(torch.sum(found.to(exact) * precision)) / ranks.positives
+        right = ranks.positives - (ranks.positive.cumsum(0) - ranks.positive)
+        exact = exact_dtype(right.device)
+        precision = right.to(exact) / (ranks.total - ranks.below).to(exact)
+        # Summed with a zero for each score that no positive has: torch adds by place, and the last bit of the
+        # sum stays what it was in runs that earlier versions began.
+        rises = ranks.ordered.diff() != 0
+        places = torch.cat([rises.new_zeros(1), rises]).cumsum(0)
+        terms = precision.new_zeros(int(places[-1]) + 1)
+        terms[len(terms) - 1 - places[ranks.below]] = ranks.positive.to(exact) * precision
+        return float(terms.sum()) / ranks.positives

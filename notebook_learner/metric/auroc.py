@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from .ranking import Ranking, Ranks
 
 
@@ -19,7 +17,8 @@ class AUROC(Ranking):
     (`reduction`): "macro" is the mean over the classes, "micro" takes all pairs of sample and class as one,
     "weighted" weighs classes by their positives.
 
-    It keeps the scores of the epoch on the device (4 bytes per sample and class); captured states hold them.
+    It keeps the scores of the epoch on the device (4 bytes per sample and class). Captured states share them,
+    so a keyframe takes the scores since the one before; a checkpoint inside an epoch holds them all.
 
     >>> AUROC.multiclass().name, AUROC.binary().name
     ('AUROC [Macro]', 'AUROC')
@@ -29,9 +28,9 @@ class AUROC(Ranking):
 
     def area(self, ranks: Ranks) -> float:
         """Pairs in the right order, of all pairs of a positive and a negative."""
-        pairs = ranks.positives * ranks.negatives
+        pairs = ranks.positives * (ranks.total - ranks.positives)
         if not pairs:
             return float("nan")
-        below: Tensor = ranks.negative.cumsum(0) - ranks.negative
-        won_twice = int((ranks.positive * (2 * below + ranks.negative)).sum())
+        # Among all answers positives meet each other, too: that makes positives**2, however they are ordered.
+        won_twice = int((ranks.positive * (2 * ranks.below + ranks.tied)).sum()) - ranks.positives**2
         return won_twice / (2 * pairs)

@@ -83,6 +83,10 @@ class Metric:
     """Fields the step's output must have; checked once per kind of output."""
     weighted: ClassVar[bool] = True
     """False: the values are readings, logged without weights and without a final line."""
+    append_only: ClassVar[bool] = False
+    """True for a metric that keeps every sample and only adds to them: the tensors of its `state_dict`, and
+    those that `load_state_dict` was given, are never written to. Captured states then share them, where other
+    states are copied whole each time."""
     context: StepContext
     """Set by the learner before the first step."""
     input: Input | None = None

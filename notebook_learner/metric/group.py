@@ -185,7 +185,7 @@ class MetricGroup:
         states = {}
         for metric in self._stateful:
             if accumulates(metric):
-                states[metric.name] = _plain(metric.state_dict(), metric.name)
+                states[metric.name] = _told(metric, metric.state_dict())
                 metric.reset()
         return Rows(
             steps, dict(zip(names, values, strict=True)), dict(zip(names, weights, strict=True)), states
@@ -246,7 +246,7 @@ class MetricGroup:
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch so far, as plain data that later steps leave alone."""
         self._require_read("the state")
-        states = {metric.name: _plain(metric.state_dict(), metric.name) for metric in self._stateful}
+        states = {metric.name: _told(metric, metric.state_dict()) for metric in self._stateful}
         sums = {name: list(pair) for name, pair in self._sums.items()}
         return {"sums": sums, "metrics": states, "logged": list(self.logged)}
 
@@ -260,7 +260,7 @@ class MetricGroup:
         _match("metrics", states, [metric.name for metric in self._stateful])
         self._sums = {name: (float(total), float(weight)) for name, (total, weight) in sums.items()}
         for metric in self._stateful:
-            metric.load_state_dict(_plain(states[metric.name], metric.name))
+            metric.load_state_dict(_told(metric, states[metric.name]))
 
     def _bind(self, index: int, update: Update) -> Step:
         # Bound once, so that a step looks up no name; the lists must stay the same objects.
@@ -407,14 +407,23 @@ def _match(what: str, given: Mapping[str, Any], own: Collection[str]) -> None:
         )
 
 
-def _plain(value: Any, metric: str) -> Any:
-    """Copy a state, so that neither side's later steps change the other's."""
+def _told(metric: Metric | AccumulatedText, state: Any) -> Any:
+    """A copy of a state, so that neither side's later steps change the other's."""
+    shared = isinstance(metric, Metric) and metric.append_only
+    return _plain(state, metric.name, Tensor.detach if shared else _cloned)
+
+
+def _cloned(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _plain(value: Any, metric: str, take: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return take(value)
     if isinstance(value, Mapping):
-        return {key: _plain(item, metric) for key, item in value.items()}
+        return {key: _plain(item, metric, take) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, metric) for item in value]
+        return [_plain(item, metric, take) for item in value]
     if isinstance(value, np.generic):
         return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import OutputError, StateError
+from .appended import Appended, Part
 from .base import Input, Metric, Scalar
 from .class_counts import Reduction, check_reduction
 from .classes import class_dimension
@@ -18,12 +21,17 @@ from .tensors import Alike, widened
 
 Kind = Literal["binary", "multiclass", "multilabel"]
 
+TOGETHER = 4 << 20
+"""Scores whose columns are taken apart at a time: one by one, each would come from memory line by line."""
+
 
 class Ranking(Metric):
     """Keeps the scores of the epoch; subclasses give `area`. Steps have no value of their own.
 
-    The scores stay on the device (4 bytes each), and a captured state holds them, too.
+    The scores stay on the device (4 bytes each). Captured states hold the same memory, without a copy.
     """
+
+    append_only = True
 
     unit = "%"
     higher_is_better = True
@@ -47,8 +55,8 @@ class Ranking(Metric):
         self.class_dim = class_dim
         self.name = self.title if kind == "binary" else f"{self.title} [{reduction.capitalize()}]"
         self._alike = Alike(self.name)
-        self._scores: list[Tensor] = []
-        self._targets: list[Tensor] = []
+        self._kept = Appended()
+        self._columns: int | None = None
 
     @classmethod
     def binary(cls, *, input: Input | None = None) -> Self:
@@ -98,32 +106,29 @@ class Ranking(Metric):
         output, targets = item.output.detach(), item.targets.detach()
         rows = self._classes if self.kind == "multiclass" else self._pairs
         scores, due = rows(output, targets)
-        if self._scores and self._scores[0].device != scores.device:  # a state from a file comes on the CPU
-            self._scores = [each.to(scores.device) for each in self._scores]
-            self._targets = [each.to(scores.device) for each in self._targets]
-        if self._scores and self._scores[0].shape[1] != scores.shape[1]:
+        if self._columns not in (None, scores.shape[1]):
             raise OutputError(
-                f"{self.name} saw {self._scores[0].shape[1]} classes in this epoch so far, but this output "
+                f"{self.name} saw {self._columns} classes in this epoch so far, but this output "
                 f"has {scores.shape[1]}; give every step an output with the same classes"
             )
         # Copies: a compiled model may write its next output into the same place, a loader its next batch.
-        self._scores.append(scores.clone())
-        self._targets.append(due.clone())
+        self._kept.append(scores, due)
+        self._columns = scores.shape[1]
         return float("nan"), 0
 
     def compute(self) -> Scalar | None:
         """The area of the epoch, in percent. Classes for which it is not defined are left out."""
-        if not self._scores:
+        parts = self._kept.parts()
+        if not parts:
             return float("nan")
-        scores = torch.cat(self._scores)
-        if scores.isnan().any():
+        device = parts[-1][0].device  # those of a state from a file came on the CPU
+        parts = [(scores.to(device), due.to(device)) for scores, due in parts]
+        if any(bool(scores.isnan().any()) for scores, _ in parts):
             return float("nan")  # a score that is none has no rank
-        due = _table(torch.cat(self._targets), scores.shape[1])
-        if self.reduction == "micro":
-            scores, due = scores.reshape(-1, 1), due.reshape(-1, 1)
-        classes = [Ranks(scores[:, index], due[:, index]) for index in range(scores.shape[1])]
+        classes = _all_pairs(parts) if self.reduction == "micro" else _each_class(parts)
         areas = [
-            (self.area(ranks), ranks.positives if self.reduction == "weighted" else 1) for ranks in classes
+            (self.area(ranks), ranks.positives if self.reduction == "weighted" else 1)
+            for ranks in starmap(Ranks, classes)
         ]
         defined = [(area, weight) for area, weight in areas if not math.isnan(area)]
         total = sum(weight for _, weight in defined)
@@ -131,20 +136,24 @@ class Ranking(Metric):
 
     def reset(self) -> None:
         """Forget the scores."""
-        self._scores, self._targets = [], []
+        self._kept, self._columns = Appended(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """The scores so far, in one piece each."""
-        return {"scores": _joined(self._scores), "targets": _joined(self._targets)}
+        """The scores so far, in a few pieces."""
+        parts = self._kept.parts()
+        return {"scores": [scores for scores, _ in parts], "targets": [due for _, due in parts]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self._scores, self._targets = _checked(self.name, state)
+        self._take(_checked(self.name, state))
 
     def merge(self, state: Mapping[str, Any]) -> None:
         """Add what another one kept (its `state_dict`), of other samples."""
-        scores, targets = _checked(self.name, state)
-        self._scores, self._targets = self._scores + scores, self._targets + targets
+        self._take([*self._kept.parts(), *_checked(self.name, state)])
+
+    def _take(self, parts: list[Part]) -> None:
+        self._kept = Appended(parts)
+        self._columns = parts[0][0].shape[1] if parts else None
 
     def _classes(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Scores in rows, in the order of the probabilities, and class indices."""
@@ -166,17 +175,32 @@ class Ranking(Metric):
 
 
 class Ranks:
-    """Of one class: how many positives and negatives have each score, from the lowest score up.
+    """Of one class: how many answers are positive, by score, and how many scores lie below.
 
     Whole numbers, so nothing is lost however long the epoch is.
+
+    >>> ranks = Ranks(torch.tensor([0.1, 0.5, 0.5, 0.9]), torch.tensor([False, True, False, True]))
+    >>> ranks.positive.tolist(), ranks.below.tolist(), ranks.tied.tolist()
+    ([1, 1], [1, 3], [2, 1])
     """
 
     def __init__(self, scores: Tensor, positive: Tensor) -> None:
-        _, group, sizes = torch.unique(scores, return_inverse=True, return_counts=True)
-        self.positive = torch.zeros_like(sizes).scatter_add_(0, group, positive.to(sizes.dtype))
-        self.negative = sizes - self.positive
+        self.ordered = _sorted(scores)
+        values, self.positive = torch.unique(scores[positive], return_counts=True)
+        """Positives with each score that one has, from the lowest score up."""
+        self.below = torch.searchsorted(self.ordered, values)
+        """Scores, of all answers, that are lower than each of these."""
+        self.tied = torch.searchsorted(self.ordered, values, right=True) - self.below
+        """Scores, of all answers, that are equal to each of these."""
+        self.total = len(scores)
         self.positives = int(self.positive.sum())
-        self.negatives = int(self.negative.sum())
+
+
+def _sorted(scores: Tensor) -> Tensor:
+    """On the host by NumPy, in a third of torch's time: torch brings the order along, too."""
+    if scores.is_cpu:
+        return torch.from_numpy(np.sort(scores.numpy()))
+    return scores.sort().values
 
 
 def log_odds(logits: Tensor) -> Tensor:
@@ -194,18 +218,33 @@ def log_odds(logits: Tensor) -> Tensor:
     return (logs - (-logs.exp()).log1p()).scatter(1, best, logits.gather(1, best) - others)
 
 
-def _table(due: Tensor, classes: int) -> Tensor:
+def _all_pairs(parts: Sequence[Part]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every sample with every class, as if all were of one class."""
+    due = [_table(due, 0, scores.shape[1]).reshape(-1) for scores, due in parts]
+    yield torch.cat([scores.reshape(-1) for scores, _ in parts]), torch.cat(due)
+
+
+def _each_class(parts: Sequence[Part]) -> Iterator[tuple[Tensor, Tensor]]:
+    """One class after the other, so that no more than a few columns are in memory twice."""
+    columns, rows = parts[0][0].shape[1], sum(len(due) for _, due in parts)
+    step = max(1, TOGETHER // max(1, rows))
+    for first in range(0, columns, step):
+        last = min(columns, first + step)
+        scores = torch.cat([scores[:, first:last] for scores, _ in parts]).T.contiguous()
+        due = torch.cat([_table(due, first, last) for _, due in parts]).T.contiguous()
+        yield from zip(scores, due, strict=True)
+
+
+def _table(due: Tensor, first: int, last: int) -> Tensor:
     """Whether each answer is due, with a column per class."""
-    return due if due.ndim == 2 else due.unsqueeze(1) == torch.arange(classes, device=due.device)
+    if due.ndim == 2:
+        return due[:, first:last]
+    return due.unsqueeze(1) == torch.arange(first, last, device=due.device)
 
 
-def _joined(tensors: list[Tensor]) -> list[Tensor]:
-    return [torch.cat(tensors)] if tensors else []
-
-
-def _checked(metric: str, state: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+def _checked(metric: str, state: Mapping[str, Any]) -> list[Part]:
     scores, targets = list(state["scores"]), list(state["targets"])
     lengths = [len(each) if isinstance(each, Tensor) and each.ndim == 2 else -1 for each in scores]
     if len(scores) != len(targets) or lengths != [len(each) for each in targets]:
         raise StateError(f"the state of {metric} holds no scores with their targets")
-    return scores, targets
+    return list(zip(scores, targets, strict=True))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..errors import StateError, StepError, a_kind
+from .appended import Appended
 from .base import Input, Metric, Scalar
 from .installed import torchmetrics
 from .tensors import HALVES
@@ -47,6 +50,8 @@ class TorchMetric(Metric):
     by_reference: ClassVar[tuple[str, ...]] = ("take", "value")
     """The user's functions, which copies of the metric share."""
 
+    append_only = True
+
     def __init__(
         self,
         metric: tm.Metric,
@@ -68,6 +73,7 @@ class TorchMetric(Metric):
         self.needs = ("output", "targets") if input is None else ()
         self.per_step = not any(_lists(part) for _, part in self._parts()) if per_step is None else per_step
         self._checked = False
+        self._lists: dict[tuple[str, str], _Listed | _Joined] = {}
         for _, part in self._parts():
             # Ranks meet when the learner says so. A metric that waits for the others in compute() would
             # wait for ever where only one of them validates.
@@ -101,20 +107,33 @@ class TorchMetric(Metric):
     def reset(self) -> None:
         """Forget the epoch."""
         self.metric.reset()
+        self._lists = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the metric and those within it accumulated; lists that will be joined anyway in one piece."""
+        """What the metric and those within it accumulated; only the new part of a list is copied."""
         return {
             path: {
                 "updates": part.update_count,
-                "states": {name: _compact(part, name) for name in part._defaults},
+                "states": {name: self._told(path, part, name) for name in part._defaults},
             }
             for path, part in self._parts()
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
-        self._put(self._fitting(state))
+        held = self._fitting(state)
+        self._lists = {}
+        for path, part in self._parts():
+            states = held[path]["states"]
+            for name, value in states.items():
+                if not isinstance(value, list):
+                    states[name] = _copy(value)  # the metric adds to it in place
+                elif _joins(part, name, value):
+                    self._lists[path, name] = _Joined(value)
+                else:
+                    states[name] = [_copy(each) for each in value]
+                    self._lists[path, name] = _Listed(states[name], value)
+        self._put(held)
 
     def merge(self, state: Mapping[str, Any]) -> None:
         """Add what the same metric accumulated on other samples (its `state_dict`): another rank's.
@@ -149,6 +168,17 @@ class TorchMetric(Metric):
             kept = {name: list(each) if isinstance(each, list) else each for name, each in states.items()}
             held[path] = {"updates": part.update_count, "states": kept}
         return held
+
+    def _told(self, path: str, part: Any, name: str) -> Any:
+        value = getattr(part, name)
+        if not isinstance(value, list):
+            return _copy(value)
+        known = self._lists.get((path, name))
+        if known is None or not known.begins(value):
+            known = self._lists[path, name] = _Joined() if _joins(part, name, value) else _Listed()
+        told, live = known.told(value)
+        setattr(part, name, live)
+        return told
 
     def _put(self, held: Mapping[str, Any]) -> None:
         for path, part in self._parts():
@@ -224,14 +254,71 @@ def _lists(part: Any) -> bool:
     return any(isinstance(default, list) for default in part._defaults.values())
 
 
-def _compact(part: Any, name: str) -> Any:
+class _Listed:
+    """What was told of a list whose elements stay apart: copies, as the metric may write to its own."""
+
+    def __init__(self, seen: Sequence[Any] = (), copies: Sequence[Any] = ()) -> None:
+        self._seen, self._copies = list(seen), list(copies)
+        self._versions = [_version(each) for each in seen]
+
+    def begins(self, value: list[Any]) -> bool:
+        """Whether the list begins with what was told, unchanged."""
+        same = len(value) >= len(self._seen) and all(map(is_, value, self._seen))
+        return same and [_version(each) for each in self._seen] == self._versions
+
+    def told(self, value: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The list for a state, and the metric's own."""
+        new = value[len(self._seen) :]
+        self._seen += new
+        self._versions += [_version(each) for each in new]
+        self._copies += [_copy(each) for each in new]
+        return list(self._copies), value
+
+
+class _Joined:
+    """What was told of a list that torchmetrics joins in the end. The metric goes on with the same memory: a
+    checkpoint of a thousand small tensors would take its time."""
+
+    def __init__(self, given: Sequence[Tensor] = ()) -> None:
+        self._given = list(given)
+        self._kept = Appended([(each,) for each in given])
+
+    def begins(self, value: list[Any]) -> bool:
+        """Whether the list begins with what was told, and goes on with tensors."""
+        new = value[len(self._given) :]
+        same = len(value) >= len(self._given) and all(map(is_, value, self._given))
+        return same and all([isinstance(each, Tensor) for each in new])
+
+    def told(self, value: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The list for a state, and the metric's own."""
+        for each in _together(value[len(self._given) :]):
+            self._kept.append(each)
+        self._given = [each for (each,) in self._kept.parts()]
+        return list(self._given), list(self._given)
+
+
+def _joins(part: Any, name: str, value: list[Any]) -> bool:
     from torchmetrics.utilities.data import dim_zero_cat
 
-    value = getattr(part, name)
-    joinable = part._reductions[name] is dim_zero_cat and isinstance(value, list)
-    if joinable and len(value) > 1 and all(isinstance(each, Tensor) for each in value):
-        return [dim_zero_cat(value)]  # a checkpoint of a thousand small tensors would take its time
-    return value
+    return part._reductions[name] is dim_zero_cat and all([isinstance(each, Tensor) for each in value])
+
+
+def _together(tensors: list[Tensor]) -> list[Tensor]:
+    """In one piece, where they have one shape and kind."""
+    rows = [(each.reshape(1) if each.ndim == 0 else each).detach() for each in tensors]
+    alike = len({(each.shape[1:], each.dtype, each.device) for each in rows}) == 1
+    return [torch.cat(rows)] if alike else rows
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+
+
+def _version(value: Any) -> object:
+    """Equal to an earlier one where the value is sure to be what it was."""
+    if isinstance(value, Tensor) and not value.is_inference():
+        return value._version
+    return 0 if isinstance(value, (int, float, str)) else object()
 
 
 def _fit(metric: str, part: Any, saved: Any) -> dict[str, Any]:

@@ -170,3 +170,36 @@ def test_a_place_before_every_keyframe_is_refused_by_name(tmp_path: Path) -> Non
     with pytest.raises(StateError, match="no keyframe and no checkpoint at or before epoch 1, train, step 1"):
         learner.rewind(to=(1, 1))
     assert learner.position.step == 6
+
+
+def test_memory_that_keyframes_share_counts_once() -> None:
+    timeline, block = Timeline(budget=10_000), torch.zeros(1000, dtype=torch.uint8)
+    for step in range(1, 20):
+        timeline.add(State(Position(1, "train", step, step), {"x": block[:step], "own": torch.zeros(10)}))
+    assert timeline.nbytes == 1000 + 19 * 40
+    timeline.forget_after(Position(1, "train", 9))
+    assert timeline.nbytes == 1000 + 9 * 40
+    timeline.start_over(state(3, size=7))
+    assert timeline.nbytes == 7
+
+
+def test_a_metric_that_keeps_scores_leaves_room_for_keyframes(tmp_path: Path) -> None:
+    from notebook_learner.metric import AUROC
+
+    x, y = torch.randn(64, 4), torch.randint(0, 50, (64,))
+    net = torch.nn.Linear(4, 50)
+    builder = (
+        LearnerBuilder(tmp_path).num_epochs(1).renderer("silent").loss(torch.nn.functional.cross_entropy)
+    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    learner = builder.metrics(AUROC()).build(net, optimizer, None, [(x, y)] * 80)
+    for _ in range(60):
+        learner.step(1)
+    timeline = learner._replica.timeline
+    scores = 60 * 64 * (50 * 4 + 8)
+    assert len(timeline.keyframes) > 50
+    assert timeline.nbytes < 3 * scores  # thirty times as much, had each its own
+    weights = net.weight.detach().clone()
+    learner.rewind(40)
+    learner.step(40)
+    assert torch.equal(net.weight, weights)
