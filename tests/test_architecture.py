@@ -63,7 +63,8 @@ TABLE = """
     .on_ranks                   | errors .replica .driver .step
     .on_detach                  | .control .driver .premises PARTS
     .replica       | errors event logger metric WORDS PARTS STOPPING .loop .failure .ranks checkpoint.info
-    .filing                     | errors event store checkpoint artifacts WORDS PARTS
+    .passes                     | event store checkpoint WORDS PARTS
+    .filing                     | errors event store checkpoint artifacts WORDS PARTS .passes
 
     .breaking                   |
     .parting                    | store.hdf5_library

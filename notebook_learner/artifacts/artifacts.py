@@ -373,16 +373,24 @@ class Artifacts:
         try:
             for info in reversed(self._folder.list()):
                 if not info.damage:
-                    told = self._folder.read(info, "state").get("run")
+                    commit = self._folder.read(info, "state")
+                    told = commit.get("run")
                     if isinstance(told, dict) and told:
                         return {
                             "run": told,
-                            "clock": told.get("clock", []),
+                            "clock": self._clock_of(commit),
                             "timeline": told.get("timeline", []),
                         }
         except (OSError, DamagedError, StateError):
             pass
         return {}
+
+    def _clock_of(self, commit: Mapping[str, Any]) -> list[Any]:
+        """When steps were taken, as a checkpoint and `passes.jsonl` beside it tell."""
+        clock = Clock.from_json(commit["run"].get("clock", []))
+        for _, told in self._folder.earlier(commit):
+            clock.update(Clock.from_json(told.get("clock", [])))
+        return clock.to_json()
 
     def _clock(self) -> Clock:
         try:

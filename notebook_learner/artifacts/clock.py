@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -31,7 +32,7 @@ class Clock:
     def __init__(self) -> None:
         self._knots: dict[_Pass, list[_Knot]] = {}
         self._rows: dict[_Pass, list[Any]] = {}
-        """What `to_json` said of passes that have not changed since: it is asked at every checkpoint."""
+        """What `to_json` said of passes that have not changed since: `artifacts.h5` asks for all of them."""
 
     def begin(self, epoch: int, split: Split) -> None:
         """A pass starts, or starts over."""
@@ -80,13 +81,19 @@ class Clock:
         other._rows = dict(self._rows)
         return other
 
-    def to_json(self) -> list[Any]:
+    def to_json(self, passes: Iterable[tuple[int, Split]] | None = None) -> list[Any]:
         """Plain JSON values: `[epoch, split, start, [steps], [milliseconds after the start]]` of each
-        pass. Whole numbers, because 64,000 floats as text take longer than all the rest of a file."""
-        for key, knots in self._knots.items():
-            if knots and key not in self._rows:
+        pass, or only of these. Whole numbers, because 64,000 floats as text take longer than all the rest of
+        a file."""
+        known = {
+            key: knots
+            for key in (self._knots if passes is None else passes)
+            if (knots := self._knots.get(key))
+        }
+        for key, knots in known.items():
+            if key not in self._rows:
                 self._rows[key] = _row(*key, knots)
-        return [self._rows[key] for key, knots in self._knots.items() if knots]
+        return [self._rows[key] for key in known]
 
     @classmethod
     def from_json(cls, value: object) -> Clock:
@@ -110,6 +117,10 @@ class Clock:
             key = (told.whole("epoch", 1, LARGEST), told.split("split"))
             clock._knots[key] = list(zip(places, times, strict=True))
         return clock
+
+    def update(self, other: Clock) -> None:
+        """Take over what another one knows."""
+        self._knots.update(other._knots)
 
 
 def _row(epoch: int, split: Split, knots: list[_Knot]) -> list[Any]:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from ..checkpoint import passes
 from ..checkpoint.info import LABEL, PARTS
 from ..errors import StoreError
 from ..remote import detached
@@ -27,7 +28,7 @@ GATHERED = ".earlier-run"
 """The folder inside, while the files of a run are on their way out of a directory with other files."""
 
 _INDEX_PIECE = re.compile(rf"\.{re.escape(FILE)}\..+\.tmp")
-_CHECKPOINT = re.compile(rf"\.?(?:state|{'|'.join(PARTS)})-{LABEL.pattern}\..+")
+_CHECKPOINT = re.compile(rf"\.?(?:state|{'|'.join(PARTS)})-{LABEL.pattern}\..+|{re.escape(passes.NAME)}")
 _EPOCH = re.compile(r"epoch-[1-9][0-9]*")
 _SET = re.compile(r".+")
 """Any name; with a dot before and `.tmp` behind while its logs are written."""

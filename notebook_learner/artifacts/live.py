@@ -21,6 +21,7 @@ from ..event.values import (
     Record,
     Rewound,
     RunOpened,
+    SplitRecord,
     SplitStarted,
     StatusChanged,
 )
@@ -111,7 +112,12 @@ class LiveIndex:
         with self._notes:
             if self._run is None:
                 return {}
-            return {**self._run.to_json(), "clock": self._clock.to_json()}
+            return self._run.to_json()
+
+    def clock(self, passes: Sequence[SplitRecord]) -> list[Any]:
+        """When the steps of these passes were taken, as plain JSON values."""
+        with self._notes:
+            return self._clock.to_json((part.epoch, part.split) for part in passes)
 
     def __repr__(self) -> str:
         return f"LiveIndex({os.fspath(self.path)!r})"

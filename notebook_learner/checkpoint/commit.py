@@ -12,9 +12,11 @@ from typing import Any, get_args
 from ..errors import DamagedError
 from ..store.layout import SPLITS
 from .info import LABEL, Kind, label_of
+from .passes import line_of
 from .recorder import Decoded
 
-SCHEMA = 1
+SCHEMA = 2
+"""The version that is written. In version 1 all passes before a checkpoint were in its commit file."""
 FORMAT = "notebook_learner checkpoint"
 KINDS = get_args(Kind)
 
@@ -74,6 +76,14 @@ def _is_rule(value: Any) -> bool:
     )
 
 
+def _is_line(value: Any) -> bool:
+    try:
+        line_of(value)
+    except ValueError:
+        return False
+    return True
+
+
 def _label_told(commit: Mapping[str, Any]) -> str:
     """The label of the place that a commit speaks of. Whether an epoch had ended, only the label says."""
     epoch, split, step = commit["epoch"], commit["split"], commit["step"]
@@ -98,6 +108,7 @@ _COMMIT_KEYS: dict[str, Callable[[Any], bool]] = {
     "exact": lambda value: isinstance(value, bool),
     "run": lambda value: isinstance(value, dict),
     "best": _is_rule,
+    "earlier": _is_line,
 }
 
 

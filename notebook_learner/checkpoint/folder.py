@@ -15,6 +15,7 @@ import errno
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from typing import Any
 from ..errors import CheckpointError, DamagedError, StateError
 from ..store import durable, files
 from ..store.run_folder import RunPath, below
+from . import passes
 from .commit import FORMAT, SCHEMA, checked, damaged
 from .formats import is_known, recorder_for
 from .info import LABEL, PARTS, CheckpointInfo, info_of
@@ -112,7 +114,9 @@ class CheckpointFolder:
         problems = []
         for part in (*info.files,):
             try:
-                self.read(info, part)
+                value = self.read(info, part)
+                if part == "state":
+                    deque(self.earlier(value), maxlen=0)
             except (DamagedError, OSError) as error:
                 problems.append(str(error))
         return problems
@@ -133,6 +137,11 @@ class CheckpointFolder:
         if decoded.digest != digest:
             raise damaged(path, "it is not the file that its commit file speaks of")
         return decoded.value
+
+    def earlier(self, commit: Mapping[str, Any]) -> Iterator[tuple[passes.Line, Mapping[str, Any]]]:
+        """What `passes.jsonl` tells of the passes before a checkpoint, given what its "state" holds: the last
+        line first, every byte of it checked. Nothing where all of them are in the commit file itself."""
+        return passes.walk_back(self.path / passes.NAME, passes.line_of(commit.get("earlier")))
 
     def lost(self, info: CheckpointInfo) -> str:
         """What a checkpoint that is not exact has lost of its model, as far as its format tells."""
@@ -185,6 +194,17 @@ class CheckpointFolder:
             if isinstance(error, OSError):
                 raise CheckpointError(not_written(label, self.path, error)) from error
             raise
+
+    def tell_passes(
+        self, told: Iterable[Mapping[str, Any]], after: passes.Line | None
+    ) -> Sequence[passes.Line]:
+        """Add lines to `passes.jsonl`, after one that it has; once this returns they are on the disk."""
+        self._make_folder()
+        return passes.append(self.path / passes.NAME, told, after)
+
+    def has_passes(self, line: passes.Line) -> bool:
+        """Whether `passes.jsonl` is as long as it was with this line at its end. Nothing is read."""
+        return passes.holds(self.path / passes.NAME, line)
 
     def delete(self, info: CheckpointInfo) -> None:
         """Delete a checkpoint: the commit first, so that none is ever seen without its parts."""

@@ -2,36 +2,33 @@
 
 The model, the optimizer and the scheduler have a file each; everything else that a step can change is in
 the commit file. What was measured is not copied into checkpoints: the text logs hold it, and a restored
-state takes it from there.
+state takes it from there. Nor are the passes before it: `passes.jsonl` beside the checkpoints has them once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
-
-import numpy as np
 
 from ..artifacts.reading import read_record
 from ..checkpoint.folder import CheckpointFolder
 from ..checkpoint.info import CheckpointInfo, Kind, label_of
 from ..checkpoint.keeper import Keeper
 from ..errors import CheckpointError, DamagedError, StateError, StoreError
-from ..event import Column, MetricBlock, MetricInfo, Record, SplitRecord, cut
-from ..store.layout import RunLayout, check_metric_name
+from ..event import MetricInfo, Record, SplitRecord
+from ..store.layout import RunLayout
 from ..store.log_sync import sync_logs
+from .passes import MOST, Told, Trunk, told_of
 from .position import Position
-from .soundness import check_passes
 from .state import State
 
 OWN_FILE = {"model": "model", "optim": "optimizer", "scheduler": "scheduler"}
 """The part of the state in each file; the others are in the commit file."""
 
-About = Callable[[], Mapping[str, Any]]
-"""What a commit file tells of its run, beside the state."""
+About = Callable[[Sequence[SplitRecord]], Mapping[str, Any]]
+"""What a commit file tells of its run, beside the state; of when steps were taken, only for these passes."""
 
 
 class FileCheckpointer:
@@ -42,12 +39,15 @@ class FileCheckpointer:
         directory: Path,
         keeper: Keeper,
         about: About,
+        clock: Callable[[Sequence[SplitRecord]], Sequence[Any]],
         metrics: tuple[MetricInfo, ...],
         known: Callable[[], Record],
     ) -> None:
         self.layout = RunLayout(directory)
         self.keeper = keeper
         self.about = about
+        self.clock = clock
+        """When the steps of passes were taken, as plain JSON values."""
         self.metrics = metrics
         self.known = known
         """What the learner has measured so far."""
@@ -58,11 +58,11 @@ class FileCheckpointer:
         self._stands_at: tuple[int, int, int] | None = None
         self._last: tuple[int, int, int] | None = None
         """The position of the last state handed to the keeper."""
-        self._records: dict[str, Record] = {}
-        """What had been measured at each checkpoint of this process: going back cuts the logs, and one that
-        then lies ahead finds its values only here."""
-        self._logged_from = 1
-        """The first epoch whose logs may have changed since the last save."""
+        self._trunk = Trunk()
+        """The passes on the way to the last state that was saved or loaded."""
+        self._records: dict[str, tuple[Trunk, int, Record]] = {}
+        """What had been measured at each checkpoint of this process, as so many passes of a trunk and the one
+        that was open: going back cuts the logs, and one that then lies ahead finds its values only here."""
         self._stood_by = False
         """Whether another process went on with the run: what it measured is in the logs alone."""
 
@@ -70,12 +70,13 @@ class FileCheckpointer:
         """Another process saves checkpoints now, and lets go of them."""
         self._stood_by = True
         self._stands_at = self._last = None
-        self._records = {}
+        self._trunk, self._records = Trunk(), {}
 
     def forget(self) -> None:
         """The run that was looked at is not gone on with: this one is another."""
         self.run_id, self.logged = uuid4().hex, ()
         self._stands_at = None
+        self._trunk, self._records = Trunk(), {}
         self.keeper.forget()
 
     # Save --------------------------------------------------------------------------------------------
@@ -89,15 +90,15 @@ class FileCheckpointer:
         at = state.position
         label = label_of(at.epoch, at.split, at.step)
         parts = {file: state.parts[part] for file, part in OWN_FILE.items()}
-        about = {
-            **_place(state, label),
-            "kind": kind,
-            "run_id": self.run_id,
-            **self.about(),
-            **_measured(state.record),
-        }
+        trunk = self._trunk = self._trunk.grown(state.record)
+        ended = len(trunk.ended)
+        about: dict[str, Any] = {**_place(state, label), "kind": kind, "run_id": self.run_id}
+        if ended - trunk.told > MOST:
+            trunk.tell(self.clock(trunk.ended[trunk.told :]))
+        told = trunk.told
+        about |= self.about(state.record[told:])
+        about |= {"metrics": trunk.finals[-1] if ended else {}, "passes": told_of(state.record[told:])}
         about["parts"] = {name: part for name, part in state.parts.items() if name not in OWN_FILE.values()}
-        first, self._logged_from = min(self._logged_from, at.epoch), at.epoch
 
         def before() -> None:
             if not state.ready():
@@ -105,11 +106,17 @@ class FileCheckpointer:
                     f"checkpoint {label} was not written: the training step wrote to parameters itself while "
                     "they were copied. Copies are made at once from now on; learner.save() saves this step"
                 )
-            sync_logs(self.layout, first, at.epoch)
+            first = trunk.ended[trunk.synced].epoch if trunk.synced < ended else at.epoch
+            sync_logs(self.layout, min(first, at.epoch), at.epoch)
+            trunk.synced = max(trunk.synced, ended)
+            line = trunk.written(self.folder, told)
+            about["earlier"] = None if line is None else line.to_json()
 
         self.keeper.save(label, parts, about, before)
         self._stands_at = self._last = at.key
-        self._records[label] = state.record
+        kept = {info.label for info in self.keeper.known}
+        self._records = {other: of for other, of in self._records.items() if other in kept}
+        self._records[label] = (trunk, ended, state.record[ended:])
         return label
 
     def check(self) -> None:
@@ -137,7 +144,7 @@ class FileCheckpointer:
 
     def moved(self, position: Position) -> None:
         """Training goes on from elsewhere."""
-        self._logged_from = min(self._logged_from, position.epoch)
+        self._trunk.synced_before(position.epoch)
         if self._stands_at != position.key:
             self._stands_at = None
 
@@ -190,8 +197,7 @@ class FileCheckpointer:
         try:
             parts = dict(commit["parts"])
             position = Position(*(commit["position"][key] for key in _POSITION))
-            passes = [_Pass(*each) for each in commit["passes"]]
-            check_passes(passes)
+            told = Told(commit, self.folder)
             if position.split not in ("train", "valid"):
                 raise ValueError("no split")
         except (KeyError, TypeError, ValueError) as error:
@@ -200,11 +206,20 @@ class FileCheckpointer:
             ) from None
         for file, part in OWN_FILE.items():
             parts[part] = self.folder.read(info, file)
-        known = self._records.get(info.label) or (() if self._stood_by else self.known())
+        known = self._record(info.label) or (() if self._stood_by else self.known())
         self.logged = () if known else self._logs()
         self.run_id = commit["run_id"]
         self._stands_at = position.key
-        return State(position, parts, record_at(passes, known or self.logged))
+        record = told.record(known or self.logged)
+        self._trunk = told.trunk(record, self.logged or self._trunk.ended[: self._trunk.synced])
+        return State(position, parts, record)
+
+    def _record(self, label: str) -> Record:
+        """What had been measured at a checkpoint of this process; empty for one of another."""
+        if label not in self._records:
+            return ()
+        trunk, ended, open_one = self._records[label]
+        return (*trunk.ended[:ended], *open_one)
 
     def _logs(self) -> Record:
         """What the directory's logs hold; they are about to be cut to it."""
@@ -240,70 +255,3 @@ def _place(state: State, label: str) -> dict[str, Any]:
         "iteration": at.iteration,
         "position": {key: getattr(at, key) for key in _POSITION},
     }
-
-
-def _measured(record: Record) -> dict[str, Any]:
-    """Every pass with its length and final values; the values of the steps are in the logs."""
-    passes = [
-        [part.epoch, part.split, part.steps, None if part.finals is None else dict(part.finals)]
-        for part in record
-    ]
-    metrics: dict[str, dict[str, float]] = {}
-    for part in record:
-        if part.finals is not None:
-            metrics[part.split] = dict(part.finals)
-    return {"passes": passes, "metrics": metrics}
-
-
-class _Pass:
-    """One pass as a commit file tells it."""
-
-    def __init__(self, epoch: Any, split: Any, steps: Any, finals: Any) -> None:
-        if type(epoch) is not int or split not in ("train", "valid") or type(steps) is not int or steps < 0:
-            raise ValueError("a pass that is none")
-        if isinstance(finals, dict) and any(check_metric_name(name) is not None for name in finals):
-            raise ValueError("a metric whose log would leave the directory")
-        self.epoch: int = epoch
-        self.split: Literal["train", "valid"] = split
-        self.steps: int = steps
-        self.finals: Mapping[str, float] | None = finals
-
-
-def record_at(passes: list[_Pass], known: Record) -> Record:
-    """What had been measured at a position: the passes that its commit file lists, with the values that
-    are still known. Steps whose values are lost (somebody deleted a log) stay, without a value."""
-    at_hand = {(part.epoch, part.split): part for part in known}
-    record, trained = [], 0
-    for each in passes:
-        part = at_hand.get((each.epoch, each.split))
-        if each.split == "train":
-            trained += each.steps
-        record.append(_filled(each, part, trained))
-    return tuple(record)
-
-
-def _filled(each: _Pass, part: SplitRecord | None, trained: int) -> SplitRecord:
-    """A pass of exactly so many steps: cut, or filled up with steps of which nothing is known."""
-    if part is not None and part.steps >= each.steps and part.steps > 0:
-        if part.steps == each.steps and part.finals == each.finals:
-            return part
-        (kept,) = cut((part,), part.epoch, part.split, each.steps) or (
-            SplitRecord(each.epoch, each.split, ()),
-        )
-        return replace(kept, finals=each.finals)
-    blocks = part.blocks if part is not None else ()
-    missing = each.steps - (part.steps if part is not None else 0)
-    if missing:
-        blocks = (*blocks, _unknown(each, each.steps - missing + 1, missing, trained, blocks[-1:]))
-    return SplitRecord(each.epoch, each.split, blocks, each.finals)
-
-
-def _unknown(each: _Pass, first: int, count: int, trained: int, like: tuple[MetricBlock, ...]) -> MetricBlock:
-    nothing = np.full(count, np.nan)
-    columns = {
-        name: Column(nothing, None if column.weights is None else np.zeros(count))
-        for block in like
-        for name, column in block.columns.items()
-    }
-    texts = {name: "" for block in like for name in block.texts}
-    return MetricBlock(each.epoch, each.split, first, count, trained, columns, texts, 0.0)

@@ -76,6 +76,8 @@ class History:
         self._infos: dict[tuple[str, str], MetricInfo] = {}
         self._closed: Record = ()
         self._open: OpenPass | None = None
+        self._latest = 0
+        """The highest epoch of which there is a pass."""
         self._restored: Record | None = None
         self._marks: list[Mark] = []
         self._evaluated: dict[str, Evaluated] = {}
@@ -130,6 +132,7 @@ class History:
         with self._lock:
             kept = _kept(self.snapshot(), record)
             self._closed, self._open = record, None
+            self._latest = max((past.epoch for past in record), default=0)
             if record and record[-1].finals is None:
                 last = record[-1]
                 self._closed, self._open = record[:-1], OpenPass(last.epoch, last.split, last.blocks)
@@ -139,8 +142,10 @@ class History:
     def _start(self, epoch: int, split: Split) -> OpenPass:
         """Open a pass. One of the same epoch and split is replaced: it starts over."""
         self._close(None)
-        self._closed = tuple(past for past in self._closed if (past.epoch, past.split) != (epoch, split))
+        if self._latest >= epoch:  # else none of so many passes is it
+            self._closed = tuple(past for past in self._closed if (past.epoch, past.split) != (epoch, split))
         self._open = OpenPass(epoch, split)
+        self._latest = max(self._latest, epoch)
         self._restored = None
         return self._open
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from ...checkpoint.hdf5 import Hdf5Recorder
 from ...checkpoint.info import CheckpointInfo
 from ...checkpoint.keeper import Keeper
 from ...checkpoint.strategy import DEFAULT, resolved
-from ...event import CheckpointSaved, MetricInfo, Notice, Record, Sink
+from ...event import CheckpointSaved, MetricInfo, Notice, Record, Sink, SplitRecord
 from ...logger import ApplicationLogger, FileMetricLogger
 from ...store import RunLayout
 from ...store.background import Background, Job
@@ -41,7 +41,7 @@ class Storing:
         self.keeper = self._keeper()
         self.index = self._index()
         self.store = FileCheckpointer(
-            self.layout.directory, self.keeper, self._about, self.metrics, self.record
+            self.layout.directory, self.keeper, self._about, self._clock, self.metrics, self.record
         )
         self.writers = self._writers()
         """Who writes in the run's directory."""
@@ -143,8 +143,11 @@ class Storing:
     def _announce(self, info: CheckpointInfo) -> None:
         self.emit(CheckpointSaved(info.label, info.epoch, info.split, info.step, info.size))
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self, passes: Sequence[SplitRecord]) -> dict[str, Any]:
         best = self.keeper.best
         rule = None if best is None else {"metric": best.metric, "split": best.split, "mode": best.mode}
-        run = {} if self.index is None else self.index.about()
+        run = {} if self.index is None else {**self.index.about(), "clock": self._clock(passes)}
         return {"run": run, "best": rule}
+
+    def _clock(self, passes: Sequence[SplitRecord]) -> Sequence[Any]:
+        return () if self.index is None else self.index.clock(passes)
