@@ -62,7 +62,8 @@ TABLE = """
     .watch                      | breakpoint event metric WORDS PARTS .step .loop
     .on_ranks                   | errors .replica .driver .step
     .on_detach                  | .control .driver .premises PARTS
-    .replica       | errors event logger metric WORDS PARTS STOPPING .loop .failure .ranks checkpoint.info
+    .replay                     | event WORDS
+    .replica | errors event logger metric WORDS PARTS STOPPING .loop .failure .ranks .replay checkpoint.info
     .passes                     | event store checkpoint WORDS PARTS
     .filing                     | errors event store checkpoint artifacts WORDS PARTS .passes
 

@@ -205,7 +205,8 @@ class Rewound:
 
 @dataclass(frozen=True, slots=True)
 class SetProgress:
-    """Other data than the training's is gone through, to evaluate or to predict: how far it came.
+    """Other data than the training's is gone through, to evaluate or to predict, or steps are taken again on
+    the way back to an earlier place: how far it came.
 
     `over` comes once, also where it failed or was broken off.
     """
@@ -214,6 +215,7 @@ class SetProgress:
     step: int
     total: int | None
     over: bool = False
+    unit: Literal["batch", "step"] = "batch"
 
 
 @dataclass(frozen=True, slots=True)

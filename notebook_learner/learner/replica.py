@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 from ..checkpoint.info import Kind
 from ..errors import BusyError, CheckpointError, LoggerError, RankDied, StateError, StoreError
-from ..event import CheckpointSaved, Event, FanOut, MetricBlock, Notice, Record, Rewound, cut, drift, rows
+from ..event import CheckpointSaved, Event, FanOut, Notice, Record, Rewound
 from ..logger import History
 from .failure import explain, release_device_memory, stage_of, what_moved
 from .holding import hold
@@ -20,6 +21,7 @@ from .loop import Loop, Why
 from .parts import RngPart
 from .position import Position, Split
 from .ranks import Asked, Ranks
+from .replay import Replay, cut_at, shape_of
 from .reports import RewindReport
 from .saving import Saving
 from .snapshot import Pending, Snapshots
@@ -27,7 +29,7 @@ from .soundness import check_sound
 from .state import Checks, Large, Part, State
 from .teaching import teach
 from .timeline import Timeline
-from .until import FAR, At, Until
+from .until import At, Until
 from .watch import Again, Hit, Reached, Watch
 
 _BLAMED = 3
@@ -112,10 +114,13 @@ class Replica:
 
     def capture(self) -> State:
         """Everything a step can change, at this boundary."""
+        return State(self.loop.position, self._captured_parts(), self.history.snapshot())
+
+    def _captured_parts(self) -> dict[str, Any]:
         parts = {name: part.capture() for name, part in self.parts.items()}
         if self.ranks is not None:
             self.ranks.capture(parts)
-        return State(self.loop.position, parts, self.history.snapshot())
+        return parts
 
     def whole(self) -> None:
         """Before anybody looks at the weights: they are here, and in no parts on several devices."""
@@ -204,7 +209,7 @@ class Replica:
             if self.ranks is not None:
                 self.ranks.leave()
         reached = self.loop.position
-        self._rewrite(_cut(self.history.snapshot(), reached), f"rewound from {start}")
+        self._rewrite(cut_at(self.history.snapshot(), reached), f"rewound from {start}")
         self.timeline.forget_after(reached)
         self.watch.forget_after(reached)
         return RewindReport(start, reached, replay.steps, replay.gap, replay.differs_at)
@@ -364,16 +369,29 @@ class Replica:
         return state
 
     def _return_to(self, target: Position, keyframe: State) -> Replay:
-        """Go from a keyframe to a position in silence; nobody hears of it but the replay itself."""
-        replay = Replay(self.history.snapshot())
+        """Go from a keyframe to a position in silence, keeping more keyframes on the way."""
+        timeline, loop = self.timeline, self.loop
+        timeline.forget_after(target)
+        if all(kept is not keyframe for kept in timeline.keyframes):  # it is from the disk
+            self._keep(keyframe, 0.0)
+        replay = Replay(
+            self.history.snapshot(),
+            keyframe.position,
+            target,
+            timeline.room_for(keyframe),
+            lambda: timeline.leave(State(loop.position, self._captured_parts())),
+            self.emit,
+            loop.pace.rate,
+        )
         self.put_back(keyframe)
-        self.loop.emit, self.loop.boundary = replay.emit, replay
-        self.loop.breakable, self.loop.passing = False, True
+        loop.emit, loop.boundary = replay.emit, replay
+        loop.breakable, loop.passing = False, True
         try:
-            self.loop.run(At(target))
+            loop.run(At(target))
         finally:
-            self.loop.emit, self.loop.boundary = self.emit, self
-            self.loop.breakable, self.loop.passing = True, False
+            loop.emit, loop.boundary = self.emit, self
+            loop.breakable, loop.passing = True, False
+            replay.end()
         return replay
 
     def put_back(self, state: State) -> None:
@@ -520,8 +538,8 @@ class Replica:
         """The record may hold more than was committed (a split whose end failed) or less (steps since
         the last block was handed on): make it hold just what was."""
         reached, known = self.loop.position, self.history.snapshot()
-        exact = _cut(known, reached)
-        if _shape(exact) != _shape(known):
+        exact = cut_at(known, reached)
+        if shape_of(exact) != shape_of(known):
             self._rewrite(exact, reason)
         for block in replay.beyond(exact, reached):
             self.emit(block)
@@ -536,65 +554,4 @@ class Replica:
 
     def _fall_back(self, keyframe: State) -> None:
         self.put_back(keyframe)
-        self._rewrite(_cut(self.history.snapshot(), keyframe.position), "after an error")
-
-
-class Replay:
-    """Stands in for sinks and boundary while steps are taken again: shows nothing, compares."""
-
-    def __init__(self, known: Record) -> None:
-        self.known = {(part.epoch, part.split): part.blocks for part in known}
-        self.blocks: list[MetricBlock] = []
-        self.steps = 0
-        self.gap = 0.0
-        self.differs_at: Position | None = None
-        """After which step the first other value was measured."""
-
-    def emit(self, event: Event) -> None:
-        """Take what a replayed block measured."""
-        if isinstance(event, MetricBlock):
-            self.steps += event.count
-            self.blocks.append(event)
-            self._compare(event)
-
-    def reached(self, position: Position) -> None:
-        """No keyframe, no checkpoint: they exist already."""
-
-    def allowance(self, position: Position) -> int:
-        """No bound."""
-        return FAR
-
-    def verdict(self, target: Position, reached: Position) -> str:
-        """What a person should know about the way back; nothing if it was exact."""
-        if reached.key != target.key:
-            return f"interrupted on the way back to {target}"
-        return f"{self.steps} steps were taken again and drifted by {self.gap:.3g}" if self.gap else ""
-
-    def beyond(self, record: Record, position: Position) -> list[MetricBlock]:
-        """The replayed steps of this position's pass that the record does not hold yet."""
-        place = (position.epoch, position.split)
-        steps = sum(part.steps for part in record if (part.epoch, part.split) == place)
-        return [
-            rows(block, max(0, steps + 1 - block.first), block.count)
-            for block in self.blocks
-            if (block.epoch, block.split) == place and block.last > steps
-        ]
-
-    def _compare(self, block: MetricBlock) -> None:
-        for old in self.known.get((block.epoch, block.split), ()):
-            first, last = max(old.first, block.first), min(old.last, block.last)
-            if first <= last:
-                mine = rows(block, first - block.first, last - block.first + 1)
-                theirs = rows(old, first - old.first, last - old.first + 1)
-                gap, row = drift(mine, theirs)
-                self.gap = max(self.gap, gap)
-                if row is not None and self.differs_at is None:
-                    self.differs_at = Position(block.epoch, block.split, first + row)
-
-
-def _cut(record: Record, position: Position) -> Record:
-    return cut(record, position.epoch, position.split, position.step)
-
-
-def _shape(record: Record) -> list[tuple[int, str, int, bool]]:
-    return [(part.epoch, part.split, part.steps, part.finals is None) for part in record]
+        self._rewrite(cut_at(self.history.snapshot(), keyframe.position), "after an error")

@@ -68,6 +68,17 @@ class Timeline:
         while len(self.keyframes) > 1 and (len(self.keyframes) > MOST or self.nbytes > self._budget()):
             self._thin()
 
+    def room_for(self, state: State) -> int:
+        """How many more states of this size there is room for, beside one to go further back to."""
+        return 0 if self.too_large else min(MOST, self._budget() // max(1, state.nbytes)) - 1
+
+    def leave(self, state: State) -> None:
+        """Keep a state on the way back, unless the first keyframe, which reaches back furthest, had to go."""
+        if self.keyframes and self.keyframes[0].nbytes + state.nbytes <= self._budget():
+            self.keyframes.append(state)
+            while len(self.keyframes) > MOST or self.nbytes > self._budget():
+                self._thin(recent=min(8, len(self.keyframes) // 2))
+
     def nearest(self, position: Position) -> State | None:
         """The last keyframe at or before a position."""
         before = [state for state in self.keyframes if state.position <= position]
@@ -111,10 +122,9 @@ class Timeline:
             self.budget = int(SHARE_OF_MEMORY * psutil.virtual_memory().available)
         return self.budget
 
-    def _thin(self) -> None:
+    def _thin(self, recent: int = 8) -> None:
         """Drop the keyframe that is missed least: among the older ones the one whose neighbours are
         closest. The last few are the steps a person just took."""
-        recent = 8
         frames = self.keyframes
         if len(frames) <= recent + 1:
             del frames[0]

@@ -44,10 +44,12 @@ def evaluation(event: Evaluated) -> str:
 
 
 def tour(event: SetProgress) -> str:
-    """How far other data was gone through.
+    """How far other data was gone through, or the way back.
 
     >>> tour(SetProgress("evaluate clean", 5, 20))
     'evaluate clean: batch 5 of 20 (25 %)'
+    >>> tour(SetProgress("on the way back to epoch 1, train, step 9", 0, 9, unit="step"))
+    'on the way back to epoch 1, train, step 9: step 0 of 9 (0 %)'
     """
     of = f" of {count(event.total)} ({percent(event.step / event.total)})" if event.total else ""
-    return f"{one_line(event.what)}: batch {count(event.step)}{of}"
+    return f"{one_line(event.what)}: {event.unit} {count(event.step)}{of}"

@@ -52,6 +52,7 @@ class PlainRenderer:
 
     def handle(self, event: Event, /) -> None:
         """Take one event, and write a line if it is worth one."""
+        begins = self._tally.tour is None
         self._tally.handle(event)
         match event:
             case MetricBlock():
@@ -69,7 +70,9 @@ class PlainRenderer:
             case Rewound():
                 self._write(f"now at {self._tally.place()}{because(event.reason)}")
             case SetProgress(over=False):
-                if time.monotonic() - self._spoke >= self._progress_seconds:
+                # Whoever asked for a place waits for it: that it takes a while is told at once.
+                waited_for = begins and event.unit == "step"
+                if waited_for or time.monotonic() - self._spoke >= self._progress_seconds:
                     self._write(f"  {tour(event)}")
             case Evaluated():
                 self._write(evaluation(event))

@@ -111,8 +111,9 @@ class TerminalRenderer:
         self._next = done + max(INTERVAL, IDLE_PER_COST * (done - now))
 
     def _tour(self, event: SetProgress) -> None:
-        """Other data is gone through while the training stands: one line in place."""
-        if event.over:
+        """Other data is gone through while the training stands, or it is on the way back: one line in
+        place."""
+        if event.over and self._tally.status != "running":
             self.close()
             return
         self._open()
