@@ -21,6 +21,7 @@ import torch
 
 from ...errors import StateError
 from ..rng import (
+    HostMemory,
     HostRng,
     Rng,
     capture_generators,
@@ -260,7 +261,7 @@ class Cursor:
             iterator = self._skipped(base) if self._skip else self.walk.iterate(0, base)
             stream = self._stream or capture_host()
         self._begun(iterator)
-        return iterator if self.walk.quiet else _Isolated(iterator, stream)
+        return iterator if self.walk.quiet else _Isolated(iterator, stream, self.walk.seeds_all)
 
     def _begun(self, iterator: Iterator[Any]) -> Iterator[Any]:
         self._inner = iterator
@@ -309,20 +310,28 @@ class _Start:
 class _Isolated:
     """An iterator that draws from a random stream of its own, not from the model's.
 
-    Costs about 60 us a batch, so it is left out where nothing is drawn.
+    Costs about 0.2 ms a batch, so it is left out where nothing is drawn. Where a seed comes before all that
+    is drawn, the stream makes no difference; then it costs 20 us.
     """
 
-    def __init__(self, inner: Iterator[Any], stream: HostRng) -> None:
+    def __init__(self, inner: Iterator[Any], stream: HostRng, seeded: bool) -> None:
         self.inner = inner
         self.stream = stream
+        self._seeded = seeded
+        self._memory = HostMemory()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        with host_rng_kept():
+        before = self._memory.capture()
+        try:
+            if self._seeded:
+                return next(self.inner)
             restore_host(self.stream)
             try:
                 return next(self.inner)
             finally:
                 self.stream = capture_host()
+        finally:
+            self._memory.restore(before)

@@ -74,6 +74,8 @@ class Walk:
     """Where it does not: the reason, for the person who waits."""
     quiet = False
     """Whether fetching a batch in this process draws no random number."""
+    seeds_all = False
+    """Whether a seed comes before all that fetching a batch draws."""
     generators: Sequence[torch.Generator] = ()
     """Random generators of the loader's own."""
     cuts = False
@@ -215,6 +217,7 @@ class _LoaderWalk(Walk):
         self.cuts = loader._auto_collation and _known_order(loader)
         calm = _draws_nothing(loader.dataset)
         self.skips = seeded or calm or loader.num_workers == 0
+        self.seeds_all = seeded and self.cuts
         self.quiet = (calm and _order_drawn_at_start(loader)) or loader.num_workers > 0
 
     def _copy_of(self, loader: DataLoader[Any], seeded: bool) -> DataLoader[Any]:
