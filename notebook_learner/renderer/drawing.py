@@ -166,7 +166,7 @@ def _label(series: Series, chart: Chart) -> str:
     finals = series.finals[np.isfinite(series.finals)]
     if not len(finals):
         return series.split
-    label = f"{series.split} {number(float(finals[-1]), chart.unit)}"
+    label = f"{series.split} avg {number(float(finals[-1]), chart.unit)}"
     if series.split == "valid" and chart.higher_is_better is not None and len(finals) > 1:
         best = finals.max() if chart.higher_is_better else finals.min()
         label += " (best)" if best == finals[-1] else f" (best {number(float(best))})"

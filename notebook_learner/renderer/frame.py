@@ -12,9 +12,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
-from ..event import Notice
+from ..event import Notice, Split
 from .numbers import count, number, percent, rate, remaining
-from .source import SPLIT_STYLES
+from .source import SPLIT_STYLES, SPLITS
 from .tally import Tally
 from .text import encodable, one_line
 
@@ -32,6 +32,8 @@ STATUS_STYLES = {
     "finished": "bold green",
 }
 LEVEL_STYLES = {"info": "dim", "warning": "yellow", "error": "bold red"}
+LAST = "last batch"
+"""The heading of what the last training batch measured."""
 _BAR_MOST, _BAR_LEAST = 50, 8
 
 
@@ -191,7 +193,8 @@ def _metrics(tally: Tally, width: int) -> list[Line]:
 def _fitting(tally: Tally, names: list[str], label: _Column, width: int) -> list[_Column]:
     """The columns there is room for. The first to go are the last of `wanted`."""
     made = {column.heading: column for column in _columns(tally, names)}
-    wanted = ["epoch avg", "valid", "best valid", "", "train"]
+    averages = [_epoch_of(tally, split) for split in SPLITS]
+    wanted = [*averages, "best valid", "", LAST]
     shown = {heading: made[heading] for heading in wanted if heading in made and not made[heading].empty}
     for heading in reversed(wanted):
         least = min(label.width, max(12, width // 4))
@@ -204,11 +207,16 @@ def _fitting(tally: Tally, names: list[str], label: _Column, width: int) -> list
 def _columns(tally: Tally, names: list[str]) -> list[_Column]:
     return [
         _Column("", [one_line(tally.unit(name)) for name in names], DIM, right=False),
-        _Column("train", [_shown(tally.last(name, "train")) for name in names], TRAIN),
-        _Column("epoch avg", [_shown(tally.average(name, "train")) for name in names], TRAIN),
-        _Column("valid", [_shown(tally.average(name, "valid")) for name in names], VALID),
+        _Column(LAST, [_shown(tally.last(name, "train")) for name in names], TRAIN),
+        _Column(_epoch_of(tally, "train"), [_shown(tally.average(name, "train")) for name in names], TRAIN),
+        _Column(_epoch_of(tally, "valid"), [_shown(tally.average(name, "valid")) for name in names], VALID),
         _Column("best valid", [_best(tally, name) for name in names], ""),
     ]
+
+
+def _epoch_of(tally: Tally, split: Split) -> str:
+    """What the averages are of: a whole epoch, or one that is not over yet."""
+    return f"{split} {'so far' if tally.open(split) else 'avg'}"
 
 
 def _shown(value: float | None) -> str:

@@ -104,10 +104,12 @@ class PlainRenderer:
         tally = self._tally
         done = "" if not tally.total else f" of {count(tally.total)} ({percent(tally.step / tally.total)})"
         parts = [f"  epoch {tally.epoch}, {tally.split}, step {count(tally.step)}{done}"]
+        values = []
         for name in tally.names():
             info, value = tally.info(name, tally.split), tally.average(name, tally.split)
             if info is not None and info.plotted and value is not None:
-                parts.append(f"{one_line(name)} {number(value, one_line(info.unit))}")
+                values.append(f"{one_line(name)} {number(value, one_line(info.unit))}")
+        parts += [f"so far: {values[0]}", *values[1:]] if values else []
         speed = tally.pace.steps_per_second
         left = tally.pace.left_in_pass(tally.split, tally.step, tally.total)
         of_training = "" if tally.split == "train" else "training "

@@ -84,6 +84,8 @@ class Tally:
     readings: dict[Split, dict[str, Reading]] = field(default_factory=dict)
     passes: dict[Split, int] = field(default_factory=dict)
     """The epoch whose values `readings` holds."""
+    ended: dict[Split, int] = field(default_factory=dict)
+    """The last epoch in which a split came to its end."""
     finals: dict[Split, dict[str, dict[int, float]]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     notices: deque[Notice] = field(default_factory=lambda: deque(maxlen=3))
@@ -148,6 +150,10 @@ class Tally:
         reading = self.readings.get(split, {}).get(name)
         return reading.mean if reading else None
 
+    def open(self, split: Split) -> bool:
+        """Whether averages of a split are those of an epoch so far, and not of a whole one."""
+        return self.passes.get(split, 0) != self.ended.get(split, 0)
+
     def best(self, name: str, split: Split = "valid") -> tuple[float, int] | None:
         """The best final value and its epoch; None where no direction is better, or nothing is final."""
         info = self.info(name, split)
@@ -208,7 +214,7 @@ class Tally:
 
     def _forget(self) -> None:
         self.epochs_done = 0
-        self.readings, self.passes, self.finals, self.texts = {}, {}, {}, {}
+        self.readings, self.passes, self.ended, self.finals, self.texts = {}, {}, {}, {}, {}
 
     def _stand(self, epoch: int, split: Split, step: int, total: int | None = None) -> None:
         """A total belongs to the pass that it was told of, or to the split that has passes of that length."""
@@ -244,6 +250,7 @@ class Tally:
         self.texts.update(event.texts)
 
     def _finals(self, epoch: int, split: Split, finals: Mapping[str, float]) -> None:
+        self.ended[split] = epoch
         kept = self.finals.setdefault(split, {})
         for name, value in finals.items():
             kept.setdefault(name, {})[epoch] = float(value)

@@ -14,7 +14,7 @@ from rich.text import Text
 from ..event import Evaluated, Event, Notice, RunOpened, SetProgress, StatusChanged
 from .above import Redirect
 from .ending import evaluation, news, tour, whereabouts
-from .frame import LEVEL_STYLES, STATUS_STYLES, Frame, frame, notice_text
+from .frame import LAST, LEVEL_STYLES, STATUS_STYLES, Frame, frame, notice_text
 from .numbers import number
 from .tally import Tally
 from .text import encodable, one_line
@@ -152,11 +152,12 @@ class TerminalRenderer:
         tally = self._tally
         plotted = [name for name in tally.names() if (info := tally.info(name, tally.split)) and info.plotted]
         values = [(name, tally.last(name, tally.split)) for name in plotted] if tally.step else []
-        return "".join(
-            f" · {one_line(name)} {number(value, one_line(tally.unit(name)))}"
+        texts = [
+            f"{one_line(name)} {number(value, one_line(tally.unit(name)))}"
             for name, value in values
             if value is not None
-        )
+        ]
+        return f" · {LAST}: {' · '.join(texts)}" if texts else ""
 
     def _notice(self, notice: Notice) -> None:
         """What went wrong stays in the scrollback; the rest is shown in the display while there is one."""

@@ -235,6 +235,7 @@ class Board:
             "split": split,
             "last": shown(tally.last(name, split)),
             "epoch": shown(tally.average(name, split)),
+            "so_far": tally.open(split),
             "best": "" if best is None else shown(best[0]),
             "where": "" if best is None else f"epoch {best[1]}",
         }

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import PurePath
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -19,6 +20,8 @@ from .steering import Steering
 from .still import Still
 
 _INSTEAD = "the panel of a learner, which needs its kernel"
+LONG = 1.0
+"""Seconds of training after which the picture is drawn anew in any case: steps by hand are shorter."""
 _OVER = ("paused", "failed", "stopped", "finished")
 
 
@@ -45,6 +48,8 @@ class NotebookRenderer:
         self._cell = ""
         """Where it appeared last."""
         self._fitting = False
+        self._since = monotonic()
+        """When it began to run."""
         self._frozen = False
         self._begins = False
         """Whether a run was opened and has not moved yet."""
@@ -91,8 +96,11 @@ class NotebookRenderer:
                 print(event.text if event.level == "info" else f"{event.level}: {event.text}")
             case EpochEnded():
                 self._draw(final=False)
+            case StatusChanged(status="running"):
+                self._since = monotonic()
             case StatusChanged() if event.status in _OVER:
-                self._draw(final=self._fitting)
+                # A button of the panel may have begun it, long after the cell that trained was over.
+                self._draw(final=self._fitting or monotonic() - self._since > LONG)
                 self._fitting = False
             case Evaluated():
                 self._draw_later()
@@ -148,7 +156,9 @@ class NotebookRenderer:
             return
         infos = None if self._opened is None else self._opened.metrics
         run = "" if self._opened is None else f"{PurePath(self._opened.directory).name} · "
-        headline = f"{run}{learner.status} at {learner.position}"
+        # While it runs the picture is drawn now and then, and says what it was true of.
+        status = "as of" if learner.status == "running" else f"{learner.status} at"
+        headline = f"{run}{status} {learner.position}"
         history = learner.history
         sets = history.evaluated.values()
         self._still.update(history, infos, str(learner.summary()), headline, evaluated=sets, final=final)

@@ -60,7 +60,8 @@ def test_building_a_learner_writes_nothing():
 def test_a_long_epoch_says_where_it_is():
     lines = lines_of([opened(), status("running"), *one_pass(1, "train")[:3]], progress_seconds=0)
     assert lines[-1] == (
-        "  epoch 1, train, step 20 of 40 (50 %) · Loss 1.000 · Accuracy 90.00 % · 100 steps/s · < 1 s left"
+        "  epoch 1, train, step 20 of 40 (50 %) · so far: Loss 1.000 · Accuracy 90.00 % · 100 steps/s"
+        " · < 1 s left"
     )
 
 
@@ -72,7 +73,7 @@ def test_a_short_epoch_is_not_interrupted_by_progress():
 def test_a_loader_of_unknown_length_has_progress_without_a_share():
     events = [opened(), status("running", total=None), SplitStarted(1, "train", None, 3), block(1)]
     assert lines_of(events, progress_seconds=0)[-1] == (
-        "  epoch 1, train, step 10 · Loss 1.000 · Accuracy 90.00 % · 100 steps/s"
+        "  epoch 1, train, step 10 · so far: Loss 1.000 · Accuracy 90.00 % · 100 steps/s"
     )
 
 

@@ -80,7 +80,7 @@ def test_the_legend_tells_the_last_and_the_best_value():
     history.final["Accuracy", "valid"] = np.array([10.0, 30.0, 20.0])
     (ax,) = plot(history).axes
     texts = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert texts == ["train 3.000 %", "valid 20.00 % (best 30.00)"]
+    assert texts == ["train avg 3.000 %", "valid avg 20.00 % (best 30.00)"]
 
 
 def test_a_spike_among_a_hundred_thousand_points_is_drawn_and_named():

@@ -68,6 +68,15 @@ def test_the_valid_column_keeps_the_last_epoch_until_the_next_validation():
     assert tally.average("Loss", "train") == 0.5
 
 
+def test_an_average_of_a_whole_epoch_is_told_from_one_so_far():
+    tally = told(opened(), *one_pass(1, "train")[:3])
+    assert tally.open("train") and not tally.open("valid")
+    tally = told(opened(), *one_epoch(1), *one_pass(2, "train")[:2])
+    assert tally.open("train") and not tally.open("valid")
+    tally = told(opened(), *one_epoch(1))
+    assert not tally.open("train") and not tally.open("valid")
+
+
 def test_time_left_counts_validation_once_it_was_seen():
     tally = told(opened(), status("running"), *one_epoch(1), SplitStarted(2, "train", 40, 3), block(2))
     # 30 training steps and 10 of validation in this epoch, 50 in the next, at 100 steps a second

@@ -63,10 +63,10 @@ def test_the_display_tells_where_the_run_stands_and_what_it_measures():
     assert picture[2].endswith("─   50 %   < 1 s left · 100 steps/s · 3.2k samples/s")
     assert picture[3:] == [
         "",
-        "metric             train  epoch avg   valid        best valid",
-        "Loss              0.3333     0.3333  0.7500  0.7500 (epoch 2)",
-        "Accuracy       %   96.67      96.67   92.50   92.50 (epoch 2)",
-        "Learning Rate       1e-3       1e-3",
+        "metric            last batch  train so far  valid avg        best valid",
+        "Loss                  0.3333        0.3333     0.7500  0.7500 (epoch 2)",
+        "Accuracy       %       96.67         96.67      92.50   92.50 (epoch 2)",
+        "Learning Rate           1e-3          1e-3",
         "",
         "Cuda  3.2 GB, 71 %",
         "checkpoint 2 saved",
@@ -78,6 +78,13 @@ def test_validation_has_its_own_bar_and_the_values_so_far():
     picture = shown([*events, block(1, "valid", count=5)])
     assert "valid 5/10  ━" in picture
     assert "1.500" in picture
+
+
+def test_a_heading_says_whether_the_epoch_is_over():
+    assert "last batch  train avg  valid so far" in shown(
+        [opened(), status("running"), *one_pass(1, "train"), *one_pass(1, "valid")[:2]]
+    )
+    assert "last batch  train avg  valid avg" in shown([opened(), status("running"), *one_epoch(1)])
 
 
 def test_a_loader_of_unknown_length_has_no_bar():
@@ -103,7 +110,8 @@ def test_the_display_never_leaves_the_terminal(width, height):
 
 def test_at_forty_columns_the_averages_remain():
     picture = shown(MIDDLE, width=40)
-    assert "Loss              0.3333  0.7500" in picture
+    assert "metric         train so far  valid avg" in picture
+    assert "Loss                 0.3333     0.7500" in picture
 
 
 def test_metrics_that_do_not_fit_are_counted():
@@ -143,7 +151,7 @@ def test_a_pause_leaves_one_line_and_running_on_brings_the_display_back(console,
         renderer,
         [opened(), status("running"), *one_pass(1, "train")[:2], status("paused", step=10, reason="■")],
     )
-    line = "paused at epoch 1, train, step 10 of 40: ■ · Loss 1.000 · Accuracy 90.00 %"
+    line = "paused at epoch 1, train, step 10 of 40: ■ · last batch: Loss 1.000 · Accuracy 90.00 %"
     assert screen(console).text == line
     assert not screen(console).cursor_hidden
     play(renderer, [status("running", step=10), block(1, first=11)])

@@ -95,11 +95,13 @@ def test_where_it_stands() -> None:
         "split": "train",
         "last": "0.7500",
         "epoch": "0.7500",
+        "so_far": True,
         "best": "2.500",
         "where": "epoch 1",
     }
     assert (rows["Accuracy", "valid"]["best"], rows["Accuracy", "valid"]["unit"]) == ("90.00", "%")
     assert rows["Rate", "train"]["last"] == ""
+    assert not rows["Accuracy", "valid"]["so_far"], "its epoch is over"
 
 
 def test_what_happened_stands_at_its_training_step() -> None:

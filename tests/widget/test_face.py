@@ -305,3 +305,32 @@ def test_a_model_that_has_trained_before_is_told_of_below_the_cell(
     again = LearnerBuilder(tmp_path / "one").loss(F.cross_entropy).renderer(NotebookRenderer())
     again.build(model, optimizer, None, [batch]).fit()
     assert "warning: this model has been trained before" in capsys.readouterr().out
+
+
+def test_a_picture_that_is_drawn_while_it_runs_says_what_it_is_of(cells: Cells, tmp_path: Path) -> None:
+    """It may stay for long: nothing draws it at each step."""
+    learner, _ = shown(tmp_path)
+    learner.show()
+    learner.run_until((2, 1))
+    texts = [data["text/plain"].splitlines()[0] for *_, data in cells.stills]
+    assert texts[0].endswith("· as of epoch 2, train, step 0 of 10"), texts
+    assert texts[-1].endswith("· paused at epoch 2, train, step 1 of 10")
+    assert not [text for text in texts if "running" in text]
+
+
+def test_a_run_that_a_button_began_ends_with_a_picture_of_its_end(
+    cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(face, "LONG", 0.0)
+    learner, _ = shown(tmp_path)
+    learner.run_until((1, 3))
+    learner.show()
+    learner.step()
+    cells.end()
+    learner.start()  # as the panel does it: no cell runs
+    learner.wait()
+    assert (
+        cells.stills[-1][2]["text/plain"]
+        .splitlines()[0]
+        .endswith("· finished at epoch 3, valid, step 2 of 2")
+    )

@@ -229,7 +229,7 @@ export class Curves {
       const at = series.nearest(x === Infinity ? Number.MAX_VALUE : x);
       if (at >= 0 && (step === null || split === "train")) step = series.x[at];
       setAttribute(item.children[0], "data-split", splitNumber([], split));
-      setText(item.children[1], split);
+      setText(item.children[1], `${split} ${isOfEpochs(split, series, marks) ? "avg" : "batch"}`);
       setText(item.children[2], at < 0 ? "–" : valueText(series, at, this.unit));
     });
     const epoch = step === null ? null : epochOf(epochSpans(marks, this.board.epoch, this.plot.bounds), step);
@@ -241,10 +241,13 @@ export class Curves {
     if (Date.now() - this.#described < DESCRIBED_EVERY && this.canvas.dataset.metric === name) return;
     this.#described = Date.now();
     this.canvas.dataset.metric = name;
-    const words = this.plot.lines.map(({ split, series }) => `${split} ${series.length > 0 ? valueText(series, series.length - 1, unit) : "has no values yet"}`);
+    const words = this.plot.lines.map(({ split, series }) => `${split} ${isOfEpochs(split, series, this.plot.marks) ? "avg" : "batch"} ${series.length > 0 ? valueText(series, series.length - 1, unit) : "has no values yet"}`);
     setAttribute(this.canvas, "aria-label", `${name} against training steps: ${words.join(", ")}. The table holds the numbers.`);
   }
 }
+
+/** Validation has a point an epoch, and so has the training of a metric that has no value of a batch. */
+const isOfEpochs = (split, series, marks) => split !== "train" || series.length <= marks.filter(({ kind }) => kind === "epoch").length;
 
 function valueText(series, at, unit) {
   const suffix = unit ? ` ${unit}` : "";

@@ -14,7 +14,7 @@ export const swatch = () => h("span", { class: "nl-swatch", "aria-hidden": "true
 export class Numbers {
   constructor() {
     this.body = h("tbody");
-    const heads = ["Metric", "Last", "Epoch", "Best"].map((name) => h("th", { scope: "col" }, name));
+    const heads = ["Metric", "Last batch", "Epoch avg", "Best epoch"].map((name) => h("th", { scope: "col" }, name));
     heads.push(h("th", { scope: "col" }, h("span", { class: "nl-unseen" }, "Best at")));
     this.element = section("Metrics", "numbers", h("div", { class: "nl-scroll", tabindex: 0, role: "group", "aria-label": "Table of metrics" }, h("table", { class: "nl-table" }, h("thead", {}, h("tr", {}, ...heads)), this.body)));
   }
@@ -24,7 +24,7 @@ export class Numbers {
     // Before the first value there are only names, which the tabs and the settings say better.
     show(this.element, table.some(({ last, epoch, best }) => last || epoch || best));
     const rows = table.flatMap((row, at) => (table[at - 1]?.metric === row.metric ? [row] : [{ metric: row.metric, unit: row.unit }, row]));
-    fill(this.body, rows, makeRow, (row, { metric, unit, split, last, epoch, best, where }) => {
+    fill(this.body, rows, makeRow, (row, { metric, unit, split, last, epoch, so_far, best, where }) => {
       const isName = split === undefined;
       const [head, ...cells] = row.children;
       row.dataset.kind = isName ? "metric" : "split";
@@ -33,16 +33,19 @@ export class Numbers {
       show(head.firstElementChild, !isName);
       setAttribute(head.firstElementChild, "data-split", isName ? null : splitNumber(["train", "valid"], split));
       setText(head.lastElementChild, isName ? (unit ? `${metric} (${unit})` : metric) : split);
-      [last, epoch, best, where].forEach((text, column) => {
-        show(cells[column], !isName);
-        setText(cells[column], text ?? "");
-      });
+      cells.forEach((cell) => show(cell, !isName));
+      const [lastCell, epochCell, bestCell, whereCell] = cells;
+      setText(lastCell, last ?? "");
+      show(epochCell.firstElementChild, so_far === true && Boolean(epoch));
+      setText(epochCell.lastElementChild, epoch ?? "");
+      setText(bestCell, best ?? "");
+      setText(whereCell, where ?? "");
     });
   }
 }
 
 const makeRow = () =>
-  h("tr", {}, h("th", {}, swatch(), h("span")), h("td", { class: "nl-last" }), h("td"), h("td"), h("td", { class: "nl-best-at" }));
+  h("tr", {}, h("th", {}, swatch(), h("span")), h("td"), h("td", { class: "nl-epoch" }, h("small", {}, "so far"), h("span")), h("td"), h("td", { class: "nl-best-at" }));
 
 /** The sets that were evaluated: the name of each over its values, as names are long and the place is narrow. */
 export class Evaluated {
