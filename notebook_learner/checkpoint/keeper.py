@@ -17,6 +17,10 @@ _STANDING: tuple[Kind, ...] = ("auto", "epoch", "manual")
 """Which kind a checkpoint is that was saved twice at one place: what a person saved stays theirs."""
 
 
+class Void(Exception):
+    """What was to be written is not what it was meant to be: it is left out, and made again by who trains."""
+
+
 class Keeper:
     """Owns the checkpoint folder of a run while it trains.
 
@@ -66,7 +70,8 @@ class Keeper:
             label: what its files end with.
             parts: what is in each file.
             about: what the commit file tells besides.
-            before: called by the writer: what must be on the disk when the checkpoint is.
+            before: called by the writer: what must be on the disk when the checkpoint is. Raises Void where
+                there is nothing to write.
         """
         self.background.wait(JOB)
         self.check()
@@ -74,6 +79,8 @@ class Keeper:
         def write() -> None:
             try:
                 before()
+            except Void:
+                return
             except OSError as error:
                 raise CheckpointError(not_written(label, self.folder.path, error)) from error
             self._write(label, parts, about)

@@ -15,8 +15,8 @@ from uuid import uuid4
 from ..artifacts.reading import read_record
 from ..checkpoint.folder import CheckpointFolder
 from ..checkpoint.info import CheckpointInfo, Kind, label_of
-from ..checkpoint.keeper import Keeper
-from ..errors import CheckpointError, DamagedError, StateError, StoreError
+from ..checkpoint.keeper import Keeper, Void
+from ..errors import DamagedError, StateError, StoreError
 from ..event import MetricInfo, Record, SplitRecord
 from ..store.layout import RunLayout
 from ..store.log_sync import sync_logs
@@ -102,10 +102,7 @@ class FileCheckpointer:
 
         def before() -> None:
             if not state.ready():
-                raise CheckpointError(
-                    f"checkpoint {label} was not written: the training step wrote to parameters itself while "
-                    "they were copied. Copies are made at once from now on; learner.save() saves this step"
-                )
+                raise Void
             first = trunk.ended[trunk.synced].epoch if trunk.synced < ended else at.epoch
             sync_logs(self.layout, min(first, at.epoch), at.epoch)
             trunk.synced = max(trunk.synced, ended)

@@ -35,8 +35,8 @@ from .watch import Again, Hit, Reached, Watch
 _BLAMED = 3
 """How many steps back the cause of a hit may lie."""
 _WRITES_ITSELF = (
-    "the training step writes to parameters outside the optimizer, so they cannot be copied while it runs; a "
-    "copy was thrown away, and from now on training waits for them"
+    "the training step writes to parameters outside the optimizer, so they cannot be copied while it runs; "
+    "from now on training waits for its copies"
 )
 
 
@@ -63,11 +63,17 @@ class Replica:
         self.watch = Watch(loop, self._way_back, self._warn)
         self.hit: Hit | None = None
         """The breakpoint that stopped the last run."""
-        self.snapshots = Snapshots(loop.update.optimizer)
+        self.snapshots = Snapshots()
         self._on_this_line: dict[str, Position] = {}
         """Checkpoints that the run has come by: others belong to steps that were taken back."""
         self._soon: Pending | None = None
         """The last copy that may still be made. Not its state: whoever keeps that one lets it go."""
+        self._deferring = True
+        """Whether nobody was told yet that copies are made at once."""
+        self._saved_soon: tuple[Position, Kind] | None = None
+        """The checkpoint that is written from it."""
+        self._lost: tuple[Position, Kind] | None = None
+        """A checkpoint whose copy was void."""
         self._failure: LoggerError | None = None
         loop.boundary = self
         loop.emit = self.emit
@@ -93,6 +99,9 @@ class Replica:
         self.hit = None
         try:
             why = self._watched(until)
+            self.settle()
+            if self._lost is not None:
+                self._save_again(*self._lost)
             return why if self.watch.late is None else self._stopped(self.watch.late)
         except Reached as reached:
             return self._stop_before(reached.hit)
@@ -129,11 +138,15 @@ class Replica:
 
     def settle(self) -> None:
         """Before anybody touches the weights: the copy that is being made of them is whole, or void."""
+        deferring = self._deferring
         self.snapshots.settle()
-        soon, self._soon = self._soon, None
+        self._deferring = self.snapshots.deferring
+        (soon, self._soon), (saved, self._saved_soon) = (self._soon, None), (self._saved_soon, None)
         if soon is not None and not soon.wait():
             self.timeline.keyframes = [kept for kept in self.timeline.keyframes if kept.ready != soon.wait]
-            self.emit(Notice(_WRITES_ITSELF, "warning"))
+            self._lost = saved
+        if deferring and not self._deferring:
+            self._warn(_WRITES_ITSELF)
 
     def restore(self, state: State, reason: str = "restored") -> None:
         """Stand exactly where the state was captured; history and logs follow."""
@@ -267,13 +280,18 @@ class Replica:
         self._tell_of_steps()
         self.saving.check()
         self.snapshots.tidy()
+        if self._soon is not None and self.snapshots.idle:
+            self.settle()
+        if self._lost is not None:
+            self._save_again(*self._lost)
         save, keyframe = self.saving.due(position), self.timeline.due(position)
         if save or keyframe:
             started = perf_counter()
             state = self._capture_soon()
             seconds = perf_counter() - started
             if save:
-                self.saving.take(state)
+                kind = self.saving.take(state)
+                self._saved_soon = None if self._soon is None else (position, kind)
             if keyframe:
                 self._keep(state, seconds)
         self.watch.refresh()  # after the keyframe: how closely it looks depends on the way back
@@ -312,6 +330,28 @@ class Replica:
             self.ranks.capture(parts)
         self._soon = self.snapshots.go()
         return State(self.loop.position, parts, self.history.snapshot(), self._soon.wait)
+
+    def _save_again(self, target: Position, kind: Kind) -> None:
+        """Make a checkpoint of a place that was passed and whose copy was void: go back, copy, and return."""
+        self._lost, loop = None, self.loop
+        keyframe = self.timeline.nearest(target) if loop.current.cursor.walks_again else None
+        known = self.history.snapshot()
+        if keyframe is None or self.ranks is not None or loop.position < target:
+            self._warn(
+                f"no checkpoint of {target}: the training step wrote to parameters while they were copied"
+            )
+            return
+        here, batch, output = self.capture(), loop.batch, loop.output
+        try:
+            replay = self._return_to(target, keyframe)
+            if loop.position.key != target.key or replay.gap:
+                self._warn(f"no checkpoint of {target}: {replay.verdict(target, loop.position)}")
+            elif self.saving.store is not None:
+                parts = self.capture().parts
+                self.saving.store.keep(State(loop.position, parts, cut_at(known, target)), kind)
+        finally:
+            self.put_back(here)
+            loop.batch, loop.output = batch, output
 
     def _keep(self, state: State, seconds: float) -> None:
         told = self.timeline.too_large

@@ -108,15 +108,16 @@ class Saving:
         """Whether the state at this boundary is to be kept."""
         return self._epoch_due(position) or self._auto_due(position)
 
-    def take(self, state: State) -> None:
-        """Keep a state that was due."""
+    def take(self, state: State) -> Kind:
+        """Keep a state that was due; as what."""
         position = state.position
         if self.checkpointer is not None and self._epoch_due(position):
             self.checkpointer.save(position.epoch - 1, state)
             self.saved_epoch = position.epoch - 1
             self._since = monotonic()
-        else:
-            self.take_auto(state)
+            return "epoch"
+        self.take_auto(state)
+        return "auto"
 
     def take_auto(self, state: State) -> None:
         """Keep a state for as long as it is the newest."""

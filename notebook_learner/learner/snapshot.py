@@ -1,24 +1,28 @@
 """Copies of the weights, made while the next forward and backward compute.
 
 Copying a state of 400 MB takes 50 ms and more. But between two optimizer steps nobody writes to the
-parameters, nor to what the optimizer remembers of them; so they are copied by a thread meanwhile, and the
-optimizer waits before it steps. What a forward pass can change (buffers, random generators, gradients) is
-copied at once. A small state is copied at once, too: a thread would cost more.
+parameters, nor to what the optimizer remembers of them; so they are copied by a thread meanwhile, and every
+optimizer that moves one of them waits before it steps, whoever calls it. What a forward pass can change
+(buffers, random generators, gradients) is copied at once. A small state is copied at once, too: a thread
+would cost more.
 
-A training step that writes to parameters itself (weight clipping, say) breaks the premise. It is found
-out, by the tensors' versions and by a sample of values taken before; such a copy is thrown away, and from
-then on this learner's copies are made at once.
+A training step that writes to parameters without an optimizer (weight clipping, an average of its own) breaks
+the premise. So the first copy is made at once, and compared with the weights that the first optimizer step
+meets; where they differ, all copies are made at once. A step that begins to do so later is found out by the
+tensors' versions and by a sample of values taken before; such a copy is void, and is made again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..store.workers import hand_over
 from .copy_memory import CopyMemory
@@ -34,20 +38,22 @@ has to come from memory, and four values in it cost what one does. Twice as much
 
 
 class Snapshots:
-    """Takes copies for one optimizer, one at a time."""
+    """Takes copies, one at a time."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
+    def __init__(self) -> None:
         self.deferring = True
+        self._sure = False
+        """Whether a step was seen that left the weights to optimizers."""
         self._memory = CopyMemory()
         self._copying: _Copying | None = None
         self._hook: Any = None
+        self._thread = 0
 
     def begin(self) -> Copy:
         """A function that gives tensors' copies, to be filled by `go`."""
         self.settle()
         self._memory.open()
-        self._copying = _Copying(self._memory)
+        self._copying, self._thread = _Copying(self._memory), get_ident()
         return self._copying.take_all
 
     def go(self) -> Pending:
@@ -56,21 +62,28 @@ class Snapshots:
         assert copying is not None
         if not self.deferring or copying.nbytes < LARGE:
             copying.run()
+            copying.forget()
             self._copying = None
         else:
-            self._hook = self._hook or self.optimizer.register_step_pre_hook(self._before_step)
-            copying.start()
+            self._hook = self._hook or register_optimizer_step_pre_hook(self._before_step)
+            copying.start(in_background=self._sure)
         return Pending(copying)
 
     def settle(self) -> None:
         """Wait for the copy under way. Before anybody changes the weights."""
         copying, self._copying = self._copying, None
         if copying is not None:
-            copying.wait()
-            self.deferring = not copying.torn
+            self._sure = self.deferring = copying.judged()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no copy is under way, nor to be judged."""
+        return self._copying is None
 
     def tidy(self) -> None:
         """At a boundary: take the hook off again; torch forbids it while the hook runs."""
+        if self._copying is not None and self._copying.done:
+            self.settle()
         if self._hook is not None and self._copying is None:
             self._hook.remove()
             self._hook = None
@@ -81,8 +94,14 @@ class Snapshots:
         self.tidy()
         self._memory.close()
 
-    def _before_step(self, *_: Any) -> None:
-        self.settle()
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Of any optimizer in the process, in any thread."""
+        copying = self._copying
+        if copying is None or not copying.moved_by(optimizer):
+            return
+        copying.wait()
+        if get_ident() == self._thread:  # else the weights may be about to change while they are looked at
+            self.settle()
 
 
 class Pending:
@@ -103,6 +122,8 @@ class _Copying:
         self.nbytes = 0
         self.torn = False
         self._pairs: list[tuple[Tensor, Tensor]] = []
+        self._lives: list[Tensor] = []
+        self._places: set[int] = set()
         self._versions: list[int] = []
         self._watched: list[tuple[Tensor, Tensor]] = []
         self._samples: list[Tensor] = []
@@ -128,31 +149,64 @@ class _Copying:
     def run(self) -> None:
         if self._pairs:
             torch._foreach_copy_([copy for copy, _ in self._pairs], [live for _, live in self._pairs])
-        self._forget()
 
-    def start(self) -> None:
-        self._versions = [live._version for _, live in self._pairs]
+    def start(self, in_background: bool) -> None:
+        self._lives = [live for _, live in self._pairs]
+        self._versions = [live._version for live in self._lives]
+        self._places = set(map(_place, self._lives))
+        if not in_background:
+            self.run()
+            return
         self._watched = _watched(self._pairs)
         self._samples = _samples([live for _, live in self._watched])
         self.torn = True  # until it is known to be whole
         self._work_done = hand_over(self._work)
 
+    @property
+    def done(self) -> bool:
+        return self._work_done is None or self._work_done.done()
+
     def wait(self) -> None:
         if self._work_done is not None:
             self._work_done.exception()
+
+    def moved_by(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer has one of the copied tensors, or another one in the same memory."""
+        places = self._places
+        return any(_place(p) in places for group in optimizer.param_groups for p in group["params"])
+
+    def judged(self) -> bool:
+        """Before the weights move: whether the step has left them alone. By the thread that trains, which
+        writes to none of them at this moment: what it wrote shows in the versions."""
+        self.wait()
+        clean = self._same_versions()
+        if self._work_done is None:
+            clean = clean and all(map(_same_bytes, *zip(*self._pairs, strict=True)))
+        elif not clean:
+            self.torn = True
+        self.forget()
+        return clean and not self.torn
 
     def _work(self) -> None:
         # In pieces: the list call holds Python's lock while it starts.
         for begin in range(0, len(self._pairs), 64):
             part = self._pairs[begin : begin + 64]
             torch._foreach_copy_([copy for copy, _ in part], [live for _, live in part])
-        same = [live._version for _, live in self._pairs] == self._versions
         now = _samples([copy for copy, _ in self._watched])
-        self.torn = not (same and all(map(_same_bytes, now, self._samples)))
-        self._forget()
+        self.torn = not (self._same_versions() and all(map(_same_bytes, now, self._samples)))
+        self.forget()
 
-    def _forget(self) -> None:
+    def _same_versions(self) -> bool:
+        return [live._version for live in self._lives] == self._versions
+
+    def forget(self) -> None:
+        """Hold no copy any more: it is their state's."""
         self._pairs, self._known, self._watched, self._samples = [], {}, [], []
+
+
+def _place(tensor: Tensor) -> int:
+    """The memory that a tensor lies in."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def _watched(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
@@ -176,4 +230,8 @@ def _samples(tensors: list[Tensor]) -> list[Tensor]:
 
 def _same_bytes(one: Tensor, other: Tensor) -> bool:
     """A NaN equals itself."""
-    return torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))
+    return torch.equal(_bytes_of(one), _bytes_of(other))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from builder_support import Tape, quiet
 from exactness import differences
 from torch import nn
+from torch.optim import optimizer as optimizers
 
 from notebook_learner.checkpoint import KeepAll
-from notebook_learner.errors import CheckpointError
 from notebook_learner.event import Notice
 from notebook_learner.learner import snapshot
 from notebook_learner.learner.filing import FileCheckpointer
@@ -167,28 +167,164 @@ def test_samples_of_all_shapes_and_dtypes_are_of_each_of_the_tensors():
         live.copy_(changed)
 
 
-def test_a_checkpoint_whose_copy_was_spoilt_is_an_error_and_not_a_file(tmp_path, monkeypatch):
+def test_a_checkpoint_whose_copy_was_spoilt_is_made_again(tmp_path, monkeypatch):
     def clipping_later(model, batch):
         if learner.position.epoch == 2:
             with torch.no_grad():
                 model.last.weight.add_(1.0)
         return plain_step(model, batch)
 
-    learner = learner_in(tmp_path, step=clipping_later)
+    told = Tape()
+    learner = learner_in(tmp_path, step=clipping_later, renderer=told)
     learner.run_until((1, 4))
     slowly(monkeypatch)
-    with pytest.raises(CheckpointError, match="checkpoint 1 was not written: the training step wrote"):
-        learner.fit()
-    assert [info.label for info in learner.checkpoints] == []
+    learner.run_until((2, 3))
+    here, weights = learner.position, weights_of(learner.model)
+    assert any("writes to parameters outside the optimizer" in notice.text for notice in told.of(Notice))
     learner.fit()
-    assert [info.label for info in learner.checkpoints] == ["2", "3"]
+    assert [info.label for info in learner.checkpoints if info.ends_epoch] == ["1", "2", "3"]
+    learner.restore(1)
+    twin = learner_in(tmp_path / "twin", step=plain_step, epochs=1)
+    twin.fit()
+    assert_same(weights_of(learner.model), weights_of(twin.model))
+    learner.run_until(here)
+    assert_same(weights_of(learner.model), weights)
+
+
+def test_where_no_step_can_be_taken_again_a_void_checkpoint_is_told_of_and_training_goes_on(
+    tmp_path, monkeypatch
+):
+    def clipping_later(model, batch):
+        if learner.position.epoch == 2:
+            with torch.no_grad():
+                model.last.weight.add_(1.0)
+        return plain_step(model, batch)
+
+    told = Tape()
+    learner = learner_in(tmp_path, step=clipping_later, renderer=told)
+    learner.run_until((1, 4))
+    slowly(monkeypatch)
+    monkeypatch.setattr(learner._replica.timeline, "nearest", lambda position: None)
+    learner.fit()
+    assert any("no checkpoint of epoch 2, train, step 0" in notice.text for notice in told.of(Notice))
+    assert [info.label for info in learner.checkpoints if info.ends_epoch] == ["2", "3"]
+
+
+class Two(nn.Module):
+    """A generator that the learner moves, and a critic that the step moves."""
+
+    def __init__(self, way):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.critic = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.register_buffer("count", torch.zeros(()))
+        self.__dict__["way"] = way
+        self.__dict__["optimizer"] = WAYS[way](self.critic) if WAYS[way] else None
+
+    def train_step(self, batch):
+        loss = (self.critic(self.body(batch).detach()) - batch).square().mean()
+        loss.backward()
+        optimizer, way = self.optimizer, self.way
+        if way == "made in the step":
+            optimizer = torch.optim.SGD(self.critic.parameters(), lr=0.1)
+        if optimizer is not None and way != "closure":
+            optimizer.step()
+        elif way == "closure":
+            optimizer.step(lambda: (self.critic(batch) - batch).square().mean())
+        elif way == "a list of tensors":
+            with torch.no_grad():
+                torch._foreach_add_([p.data for p in self.critic.parameters()], 0.01)
+        else:  # no optimizer of torch's
+            with torch.no_grad():
+                for parameter in self.critic.parameters():
+                    parameter.mul_(0.99)
+        self.critic.zero_grad()
+        if way == "clipped":
+            for parameter in self.critic.parameters():
+                parameter.data.clamp_(-0.1, 0.1)
+        return (self.critic(self.body(batch)) - batch).square().mean()
+
+
+def scheduled(critic):
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1000)  # which puts a counter around step()
+    return optimizer
+
+
+WAYS = {
+    "plain": lambda critic: torch.optim.SGD(critic.parameters(), lr=0.1),
+    "scheduled": scheduled,
+    "fused": lambda critic: torch.optim.Adam(critic.parameters(), lr=0.1, fused=True),
+    "foreach": lambda critic: torch.optim.Adam(critic.parameters(), lr=0.1, foreach=True),
+    "closure": lambda critic: torch.optim.SGD(critic.parameters(), lr=0.1),
+    "clipped": lambda critic: torch.optim.SGD(critic.parameters(), lr=0.1),
+    "made in the step": None,
+    "in place": None,
+    "a list of tensors": None,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_that_moves_weights_itself_is_saved_as_a_loop_by_hand_has_them(way, tmp_path, monkeypatch):
+    slowly(monkeypatch)
+    batches = list(torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1)))
+
+    model, by_hand = Two(way), []
+    optimizer = torch.optim.Adam(model.body.parameters(), lr=0.01)
+    for _ in range(3):
+        for batch in batches:
+            optimizer.zero_grad()
+            model.train_step(batch).backward()
+            optimizer.step()
+        by_hand.append(weights_of(model))
+
+    trained = Two(way)
+    builder = quiet(tmp_path).num_epochs(3).with_file_checkpointer()
+    builder = builder.with_checkpointing_strategy(KeepAll()).autosave(2)
+    optimizer = torch.optim.Adam(trained.body.parameters(), lr=0.01)
+    learner = builder.build(trained, optimizer, None, batches)
+    learner.fit()
+    assert learner._replica.snapshots.deferring == (way not in ("in place", "a list of tensors"))
+    for epoch, weights in enumerate(by_hand, 1):
+        learner.restore(epoch)
+        assert_same(weights_of(trained), weights)
+
+
+def test_an_optimizer_of_other_weights_does_not_wait(monkeypatch):
+    model, other = nn.Linear(300, 300), nn.Linear(3, 3)
+    snapshots, waited = sure(), []
+    snapshots.begin()([model.weight])
+    snapshots.go()
+    monkeypatch.setattr(snapshots._copying, "wait", lambda: waited.append(True))
+    torch.optim.SGD(other.parameters(), lr=1.0).step()
+    assert not waited and not snapshots.idle
+    torch.optim.SGD([model.weight.view(-1).detach()], lr=1.0).step()  # the same memory, as a flat parameter
+    assert waited
+    snapshots.tidy()
+    assert not optimizers._global_optimizer_pre_hooks
+
+
+def test_no_optimizer_is_hooked_while_nothing_is_copied(tmp_path):
+    seen = []
+
+    def step(model, batch):
+        seen.append(len(optimizers._global_optimizer_pre_hooks))
+        return plain_step(model, batch)
+
+    learner = learner_in(tmp_path, step=step)
+    learner.step()
+    before = len(seen)
+    learner._replica.timeline.every = None
+    learner.step(10)
+    assert seen[before] == 1 and 0 in seen[before:]
+    assert not optimizers._global_optimizer_pre_hooks
 
 
 def test_an_optimizer_waits_for_the_copy_and_forgets_the_hook_afterwards(monkeypatch):
     slowly(monkeypatch)
     model = nn.Linear(300, 300)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    snapshots = Snapshots(optimizer)
+    snapshots = sure()
     before = model.weight.detach().clone()
     model(torch.ones(2, 300)).sum().backward()
 
@@ -199,14 +335,14 @@ def test_an_optimizer_waits_for_the_copy_and_forgets_the_hook_afterwards(monkeyp
     assert pending.wait() and torch.equal(copy, before)
     assert not torch.equal(model.weight, before)
     snapshots.tidy()
-    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizers._global_optimizer_pre_hooks
 
 
 def test_a_copy_is_of_the_memory_that_a_parameter_had(monkeypatch):
     slowly(monkeypatch)
     model = nn.Linear(300, 300)
     before = model.weight.detach().clone()
-    snapshots = Snapshots(torch.optim.SGD(model.parameters(), lr=1.0))
+    snapshots = sure()
     (copy,) = snapshots.begin()([model.weight])
     pending = snapshots.go()
     changed = before.clone()
@@ -219,7 +355,7 @@ def test_a_copy_that_failed_is_void(monkeypatch):
     """It is not known to come: buffers are made beforehand."""
     monkeypatch.setattr(torch, "_foreach_copy_", lambda copies, lives: 1 / 0)
     model = nn.Linear(300, 300)
-    snapshots = Snapshots(torch.optim.SGD(model.parameters(), lr=1.0))
+    snapshots = sure()
     snapshots.begin()([model.weight])
     pending = snapshots.go()
     snapshots.settle()
@@ -249,6 +385,22 @@ def test_a_state_that_was_written_is_let_go_of(tmp_path, monkeypatch):
     learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.01), None, images())
     learner.fit()
     assert left and left == [None] * len(left)
+
+
+def sure():
+    """As after a first step that left the weights to its optimizers."""
+    snapshots = Snapshots()
+    snapshots._sure = True
+    return snapshots
+
+
+def weights_of(model):
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 def slowly(monkeypatch):
