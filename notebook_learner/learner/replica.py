@@ -355,7 +355,7 @@ class Replica:
 
     def _keep(self, state: State, seconds: float) -> None:
         told = self.timeline.too_large
-        self.timeline.add(state, seconds)
+        self.timeline.add(state, seconds, whole=self.snapshots.settled)
         if self.timeline.too_large and not told:
             self.emit(
                 Notice(

@@ -69,6 +69,11 @@ class Snapshots:
             copying.start(in_background=self._sure)
         return Pending(copying)
 
+    @property
+    def settled(self) -> bool:
+        """Whether no copy is under way."""
+        return self._copying is None
+
     def settle(self) -> None:
         """Wait for the copy under way. Before anybody changes the weights."""
         copying, self._copying = self._copying, None

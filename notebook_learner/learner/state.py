@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -18,7 +18,15 @@ from torch.optim import Optimizer
 
 from ..errors import StateError
 from ..event import Record
+from .compact import SMALL, Compact, is_packed
 from .position import Position
+
+BESIDE = 1000
+"""Bytes that a tensor takes beside its numbers: objects, their places in dicts, the ends of memory pieces."""
+OTHERS = 32_000
+"""Bytes of a keyframe that are no tensors: Python's and NumPy's generators, dicts, rests of memory."""
+FEW = 16
+"""So many make no difference."""
 
 
 class Part(Protocol):
@@ -72,19 +80,36 @@ class State:
         metrics that only append. Found out when it is first asked for: a boundary that only writes a
         checkpoint does not."""
         if not self._memory:
-            found = {id(tensor): tensor for tensor in tensors_in(self.parts)}
+            compact = isinstance(self.parts, Compact)
+            held = self.parts.held() if isinstance(self.parts, Compact) else self.parts
+            found = {id(tensor): tensor for tensor in tensors_in(held)}
+            beside = BESIDE if compact or len(found) > FEW else 0
             plain = [tensor.untyped_storage() for tensor in found.values() if tensor.layout is torch.strided]
             others = {
-                key: tensor.nbytes for key, tensor in found.items() if tensor.layout is not torch.strided
+                key: tensor.nbytes + beside
+                for key, tensor in found.items()
+                if tensor.layout is not torch.strided
             }
-            pieces = {piece.data_ptr(): piece.nbytes() for piece in plain}
+            pieces = {piece.data_ptr(): piece.nbytes() + beside for piece in plain}
+            if compact:
+                others[id(self.parts)] = OTHERS
             object.__setattr__(self, "_memory", {**others, **pieces})
         return self._memory
 
     @property
     def nbytes(self) -> int:
-        """The memory its tensors take; a tied one counts once."""
+        """The memory it takes; a tied tensor counts once."""
         return sum(self.memory.values())
+
+    def compact(self, like: State | None) -> State:
+        """The same in less memory, where it has many small tensors; what it shares with another one that is
+        alike is kept once."""
+        before = None if like is None else like.parts
+        if not isinstance(before, Compact):
+            packed = [part for name, part in self.parts.items() if is_packed(name)]
+            if sum([tensor.nbytes <= SMALL for tensor in tensors_in(packed)]) <= FEW:
+                return self
+        return replace(self, parts=Compact(self.parts, before))
 
     def __repr__(self) -> str:
         return f"State({self.position}; {', '.join(self.parts)}; {self.nbytes / 1e6:.1f} MB)"

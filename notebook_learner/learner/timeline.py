@@ -52,12 +52,20 @@ class Timeline:
             return 1 << 40
         return self.every - position.iteration % self.every
 
-    def add(self, state: State, seconds: float = 0.0) -> None:
-        """Keep a state, in place of one at the same position; thin out what no longer fits."""
+    def add(self, state: State, seconds: float = 0.0, whole: bool = True) -> None:
+        """Keep a state, in place of one at the same position; thin out what no longer fits.
+
+        Args:
+            state: what is kept.
+            seconds: how long it took to capture.
+            whole: whether all of it is there already, so that it can be laid together.
+        """
         self.wanted = False
         self._cost = seconds
         self._taken_at = perf_counter()
         self.forget_from(state.position)
+        if whole:
+            state = state.compact(self.keyframes[-1] if self.keyframes else None)
         size = state.nbytes
         if size > self._budget():
             self.too_large = size
@@ -74,6 +82,7 @@ class Timeline:
 
     def leave(self, state: State) -> None:
         """Keep a state on the way back, unless the first keyframe, which reaches back furthest, had to go."""
+        state = state.compact(self.keyframes[-1] if self.keyframes else None)
         if self.keyframes and self.keyframes[0].nbytes + state.nbytes <= self._budget():
             self.keyframes.append(state)
             while len(self.keyframes) > MOST or self.nbytes > self._budget():
