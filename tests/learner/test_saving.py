@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -402,7 +401,7 @@ def test_a_derived_file_that_cannot_be_written_is_told_of_and_stops_nothing(tmp_
 
 def test_a_state_that_no_file_can_hold_names_its_place(tmp_path):
     learner = learner_in(tmp_path)
-    learner.optimizer.param_groups[0]["callback"] = threading.Lock
+    learner.optimizer.param_groups[0]["callback"] = len
     learner.step()
     with pytest.raises(CheckpointError, match=r"optim\['groups'\]\[0\]\['callback'\] is a builtin"):
         learner.save()
