@@ -144,10 +144,13 @@ class Artifacts:
 
     def summary(self) -> Summary:
         """Model, settings, and the best and worst epochs of every metric."""
+        return self._summary(self.history)
+
+    def _summary(self, history: History) -> Summary:
         from ..renderer.summary import Summary, summary_rows
 
-        run, history = self._described(self.run), self.history
-        settings = {**run.settings, "epochs": f"{self.epochs_done} of {run.num_epochs}"}
+        run = self._described(self.run)
+        settings = {**run.settings, "epochs": f"{_epochs_done(history)} of {run.num_epochs}"}
         return Summary(run.model, run.parameters, settings, summary_rows(history, run.metrics or None))
 
     def plot(self, metrics: str | Iterable[str] | None = None) -> Figure:
@@ -215,7 +218,7 @@ class Artifacts:
     @property
     def epochs_done(self) -> int:
         """How many epochs have ended."""
-        return max((len(self.history.epoch_numbers(split)) for split in _SPLITS), default=0)
+        return _epochs_done(self.history)
 
     # Checkpoints -------------------------------------------------------------------------------------
 
@@ -315,8 +318,10 @@ class Artifacts:
             require_run(self.directory)
         except Exception:
             return f"Artifacts({os.fspath(self.directory)!r}: no run there yet)"
-        steps = len(self.history)
-        facts = [self.status, _plural(self.epochs_done, "epoch"), _plural(steps, "training step")]
+        return self._said(self.history)
+
+    def _said(self, history: History) -> str:
+        facts = [self.status, _plural(_epochs_done(history), "epoch"), _plural(len(history), "training step")]
         facts.append(_plural(len(self._folder.list()), "checkpoint"))
         return f"Artifacts({os.fspath(self.directory)!r}: {', '.join(facts)})"
 
@@ -337,13 +342,15 @@ class Artifacts:
 
         from .page import plain
 
-        head = f"<p><code>{escape(plain(repr(self)))}</code></p>"
         try:
             require_run(self.directory)
         except Exception:
-            return head
-        sets = self.evaluations._repr_html_() if self.evaluations else ""
-        return head + self.summary()._repr_html_() + sets + self.checkpoints._repr_html_()
+            return f"<p><code>{escape(plain(repr(self)))}</code></p>"
+        history = self.history  # to be read once: who asks again has all files looked at again
+        head = f"<p><code>{escape(plain(self._said(history)))}</code></p>"
+        sets = Evaluations.of(map(Evaluation.of, history.evaluated.values()))
+        shown = sets._repr_html_() if sets else ""
+        return head + self._summary(history)._repr_html_() + shown + self.checkpoints._repr_html_()
 
     # -------------------------------------------------------------------------------------------------
 
@@ -409,16 +416,17 @@ class Artifacts:
         seen = []
         for path in (self.directory / FILE, *logs_in(self.directory), *test_logs_in(self.directory)):
             try:
-                there = path.lstat()
+                there = os.lstat(path)
             except OSError:
                 continue
-            seen.append((path, there.st_mtime_ns, there.st_size, there.st_ino))
+            seen.append((os.fspath(path), there.st_mtime_ns, there.st_size, there.st_ino))
         return seen
 
     def _encoded(self, checkpoints: Sequence[CheckpointInfo]) -> bytes:
         run = self._described(self.run)
-        record = self.history.snapshot()
-        sets = tuple(self.history.evaluated.values())
+        history = self.history
+        record = history.snapshot()
+        sets = tuple(history.evaluated.values())
         return encode_index(run, record, self._clock(), self.timeline, checkpoints, evaluated=sets)
 
     def _rebuild(self) -> None:
@@ -428,8 +436,9 @@ class Artifacts:
         noted = {mark.text for mark in told if mark.kind == "checkpoint"}
         marks = [*told, *(mark_of_checkpoint(info) for info in known if info.label not in noted)]
         marks.sort(key=lambda mark: mark.when)
-        sets = tuple(self.history.evaluated.values())
-        data = encode_index(run, self.history.snapshot(), self._clock(), marks, known, evaluated=sets)
+        history = self.history
+        sets = tuple(history.evaluated.values())
+        data = encode_index(run, history.snapshot(), self._clock(), marks, known, evaluated=sets)
         durable.replace(self.directory / FILE, [data], len(data))
 
 
@@ -438,6 +447,10 @@ _SPLITS: tuple[Split, ...] = ("train", "valid")
 
 def _opened(run: RunInfo) -> RunOpened:
     return RunOpened(run.directory, run.model, run.parameters, run.num_epochs, run.metrics, run.settings)
+
+
+def _epochs_done(history: History) -> int:
+    return max((len(history.epoch_numbers(split)) for split in _SPLITS), default=0)
 
 
 def _place(mark: Mark) -> tuple[str, int, str, int]:

@@ -14,6 +14,7 @@ from ..errors import DamagedError, StoreError
 from ..event.values import MetricInfo
 from ..store import durable, files
 from ..store.layout import RunLayout
+from ..store.log_blocks import LogLines
 from ..store.run_folder import RunPath
 from .claims import Claims
 from .index import read_header
@@ -146,6 +147,7 @@ def _bad_logs(directory: Path, infos: Iterable[MetricInfo], notes: list[str]) ->
     infos = tuple(infos)
     record = read_record(directory, infos, problems)
     sets = read_evaluations(directory, infos, problems)
+    read_timeline(RunLayout(directory).experiment_log, problems)
     yield from problems
     steps = sum(past.steps for past in record if past.split == "train")
     notes.append(f"{len({past.epoch for past in record})} epochs and {steps} training steps in the logs")
@@ -176,18 +178,14 @@ def _whole_lines(path: Path) -> int | None:
     """The size of the file's whole lines, where it ends otherwise than with one."""
     try:
         with durable.opened(path) as file:
-            place = file.size
-            if not place or file.read(place - 1, 1) == b"\n":
+            if not file.size or file.read(file.size - 1, 1) == b"\n":
                 return None
-            while place:
-                start = max(0, place - (1 << 16))
-                found = bytes(file.read(start, place - start)).rfind(b"\n")
-                if found >= 0:
-                    return start + found + 1
-                place = start
+            lines = LogLines(file)
+            for _ in lines:
+                pass
     except (OSError, DamagedError):
         return None
-    return 0
+    return lines.end
 
 
 def _bad_index(path: Path) -> Iterator[str]:

@@ -4,8 +4,10 @@ of from the timeline."""
 from __future__ import annotations
 
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from ..event.values import Evaluated, MetricInfo, Record
 from ..store.layout import RunLayout
@@ -31,11 +33,16 @@ def evaluated_in(
     if sets:  # another process may have evaluated: the log of what happened is everybody's
         logged = read_timeline(RunLayout(directory).experiment_log)
         marks = sorted([*marks, *logged], key=lambda mark: mark.when)
-    found = [(mark_of(name, marks), name, past) for name, past in sets.items()]
+    latest = marks_of(marks)
+    found = [(latest.get(name, _UNKNOWN), name, past) for name, past in sets.items()]
     found.sort(key=lambda each: each[0].when)
+    steps = [(past.epoch, past.steps) for past in record if past.split == "train"]
+    epochs = [epoch for epoch, _ in steps]
+    trained = [0, *accumulate(count for _, count in steps)]
     evaluated = []
     for mark, name, past in found:
-        at = _iteration(mark, record)
+        before = trained[bisect_left(epochs, mark.epoch)]
+        at = before + mark.step if mark.split == "train" else trained[bisect_right(epochs, mark.epoch)]
         blocks = tuple(replace(block, epoch=mark.epoch, iteration=at) for block in past.blocks)
         measured = {*(past.finals or ()), *(metric for block in blocks for metric in block.columns)}
         evaluated.append(
@@ -51,15 +58,10 @@ def evaluated_in(
     return evaluated
 
 
-def mark_of(name: str, marks: Sequence[Mark]) -> Mark:
-    """The last time that a set was evaluated."""
-    of_it = [mark for mark in marks if mark.kind == "evaluated" and mark.text.startswith(f"{name}: ")]
-    return of_it[-1] if of_it else Mark("evaluated", 0, "train", 0, 0.0)
+def marks_of(marks: Sequence[Mark]) -> dict[str, Mark]:
+    """The last time that each set was evaluated, by its name: no name of one has a colon."""
+    return {mark.text.partition(": ")[0]: mark for mark in marks if mark.kind == "evaluated"}
 
 
-def _iteration(mark: Mark, record: Record) -> int:
-    """How many training steps the run had taken there."""
-    trained = sum(past.steps for past in record if past.split == "train" and past.epoch < mark.epoch)
-    if mark.split == "train":
-        return trained + mark.step
-    return trained + sum(past.steps for past in record if past.split == "train" and past.epoch == mark.epoch)
+_UNKNOWN = Mark("evaluated", 0, "train", 0, 0.0)
+"""Where the timeline does not tell of which weights a set was measured."""

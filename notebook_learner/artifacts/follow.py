@@ -10,14 +10,14 @@ from typing import Literal
 
 from ..errors import DamagedError
 from ..event.values import Column, MetricInfo, Split
-from ..store.layout import RunLayout, check_metric_name, file_name, log_files
+from ..store.layout import RunLayout, check_metric_name, file_name, is_inside, log_files
 from ..store.run_folder import RunPath
 from .claims import Claims
 from .evaluations import Evaluation
 from .followed_sets import FollowedSets
 from .index import read_header
 from .live import FILE
-from .place import RECENT, is_inside, last_marks
+from .place import RECENT, last_marks
 from .run import RunInfo
 from .tail import Tail
 from .timeline import Mark

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from ..event.values import MetricInfo
-from ..store.layout import RunLayout, log_files
+from ..store.layout import RunLayout, is_inside, log_files
 from ..store.run_folder import RunPath
-from .evaluated import evaluated_in, mark_of
+from .evaluated import evaluated_in, marks_of
 from .evaluations import Evaluation
-from .place import is_inside, last_marks
+from .place import last_marks
 from .timeline import Mark
 
 PATIENCE = 1.0
@@ -44,10 +44,12 @@ class FollowedSets:
             return
         found = {each.name: each for each in evaluated_in(self._layout.directory, infos, marks, ())}
         after = self._files()
+        logged = last_marks(self._layout.directory)
+        noted = marks_of(sorted([*marks, *logged], key=lambda mark: mark.when))
         for name, event in found.items():
             if name not in fresh or after.get(name) != fresh[name]:
                 continue  # told before, or changed meanwhile: the next look sees it whole
-            if hurried or self._waited(name, fresh[name]) or self._whole(name, fresh[name], marks):
+            if hurried or self._waited(name, fresh[name]) or self._whole(name, fresh[name], noted.get(name)):
                 self._told[name] = fresh[name]
                 self._waiting.pop(name, None)
                 yield Evaluation.of(event)
@@ -68,14 +70,12 @@ class FollowedSets:
             return False
         return time.monotonic() - since >= PATIENCE
 
-    def _whole(self, name: str, files: _Files, marks: Sequence[Mark]) -> bool:
+    def _whole(self, name: str, files: _Files, noted: Mark | None) -> bool:
         """Whether the last log is in its place, and what follows it was noted: of which weights it is."""
         folder = self._layout.test_dir(name)
-        if folder.with_name(f".{folder.name}.tmp").exists():
+        if noted is None or folder.with_name(f".{folder.name}.tmp").exists():
             return False
-        written = max(each[1] for each in files) / 1e9
-        noted = [mark_of(name, marks).when, mark_of(name, last_marks(self._layout.directory)).when]
-        return max(noted) >= written - _ROUNDED
+        return noted.when >= max(each[1] for each in files) / 1e9 - _ROUNDED
 
 
 def _logs_of(folder: RunPath) -> _Files:

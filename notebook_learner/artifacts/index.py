@@ -36,6 +36,7 @@ import json
 import os
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,7 @@ from numpy.typing import NDArray
 
 from ..checkpoint.info import CheckpointInfo
 from ..errors import DamagedError
+from ..event.join import text_runs
 from ..event.values import (
     Column,
     Evaluated,
@@ -73,6 +75,8 @@ MAGIC = b"NBLINDEX"
 _FIXED = struct.Struct("<8sIQ32s")
 _LARGEST_TEXTS = 1 << 24
 """Bytes that the texts of one metric may take: all have the room of the longest, which is cut for it."""
+_MOST_TEXTS = 1 << 18
+"""Texts of one metric that are written; the logs have them all."""
 _ROWS = 1 << 16
 """Rows of a column that are made at a time."""
 
@@ -419,20 +423,18 @@ def _weights(name: str, steps: _Steps, part: list[_Stretch]) -> Floats:
 
 
 def _changes(blocks: Sequence[MetricBlock], name: str) -> tuple[list[int], list[str]]:
-    """The rows at which a text metric says something else than before, and what."""
-    rows: list[int] = []
-    texts: list[str] = []
+    """The rows at which a text metric says something else than before, and what: the latest `_MOST_TEXTS`."""
+    changes: deque[tuple[int, str]] = deque(maxlen=_MOST_TEXTS)
     row = 0
     for block in blocks:
         here = row
         if name in block.texts:
-            for count, text in block.text_runs.get(name) or ((block.count, block.texts[name]),):
-                if not texts or texts[-1] != text:
-                    rows.append(here)
-                    texts.append(text)
+            for count, text in text_runs(block, name):
+                if not changes or changes[-1][1] != text:
+                    changes.append((here, text))
                 here += count
         row += block.count
-    return rows, texts
+    return [at for at, _ in changes], [text for _, text in changes]
 
 
 def _example() -> bytes:

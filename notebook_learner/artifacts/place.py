@@ -6,12 +6,14 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from ..errors import StoreError
 from ..store import durable
-from ..store.layout import RunLayout, log_files, names_if_folder
+from ..store.layout import RunLayout, is_inside, log_files, names_if_folder
 from ..store.run_folder import RunPath
 from .live import FILE
 from .timeline import Mark, parse_timeline
@@ -71,11 +73,6 @@ def test_logs_in(directory: Path) -> Iterator[RunPath]:
             yield from (path for path in log_files(folder) if not path.is_symlink())
 
 
-def is_inside(path: Path, directory: Path) -> bool:
-    """Whether a path leads to something in the directory, links followed."""
-    return path.resolve().is_relative_to(directory.resolve())
-
-
 def last_marks(directory: Path) -> list[Mark]:
     """What the end of the application log tells."""
     return parse_timeline(last_lines(directory))
@@ -113,13 +110,20 @@ def _last_said(directory: Path) -> str:
 def is_recent(directory: Path) -> bool:
     """Whether something was written to the run a moment ago."""
     layout = RunLayout(directory)
-    newest = 0.0
-    for path in (layout.experiment_log, directory / FILE, *logs_in(directory)):
-        try:
-            newest = max(newest, path.lstat().st_mtime)
-        except OSError:
-            continue
-    return time.time() - newest < RECENT
+    since = time.time() - RECENT
+    for path in chain((layout.experiment_log, directory / FILE), _latest_logs(directory)):
+        with suppress(OSError):
+            if path.lstat().st_mtime > since:
+                return True
+    return False
+
+
+def _latest_logs(directory: Path) -> Iterator[Path]:
+    """Those that grow, if any does: of the last epoch of each split."""
+    latest = {split: (epoch, folder) for split, epoch, folder in sorted(RunLayout(directory).passes())}
+    for _, folder in latest.values():
+        if is_inside(folder, directory):
+            yield from log_files(folder)
 
 
 def size_of(directory: Path) -> int:

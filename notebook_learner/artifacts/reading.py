@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,19 +14,30 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DamagedError
+from ..event.record import between
+from ..event.texts import Texts
 from ..event.values import Column, Floats, MetricBlock, MetricInfo, Record, Split, SplitRecord
 from ..store import durable, files
-from ..store.layout import SPLITS, TEST, RunLayout, check_metric_name, check_set_name, file_name
-from ..store.log_lines import LogFile, parse_log
+from ..store.layout import SPLITS, TEST, RunLayout, check_metric_name, check_set_name, file_name, is_inside
+from ..store.log_blocks import BLOCK, LONGEST_LINE, LogLines
+from ..store.log_lines import parse_numbers
 
 _EPOCH = re.compile(r"epoch-([1-9][0-9]{0,17})")
 _SUFFIX = ".log"
-_CHUNK = 1 << 20
-"""Bytes parsed at once: a parsed line takes up to 30 times its bytes for a moment."""
-_FEW = 4096
-"""Different texts that are kept once, however often a log alternates between them."""
-
-Runs = list[tuple[int, str]]
+_NOT_LOST = (
+    errno.EIO,
+    errno.EINTR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOMEM,
+    errno.EFBIG,
+    errno.EMFILE,
+    errno.ENFILE,
+)
+"""Errors behind which a log may be whole."""
+LARGEST = 1 << 30
+"""Bytes that a log may have. At fifteen a step that is a pass of 70 million steps; its values take the same
+in memory."""
 
 
 class _Skipped(Exception):
@@ -39,11 +51,11 @@ class _Log:
     values: Floats = field(default_factory=lambda: np.empty(0))
     weights: Floats | None = None
     final: float | None = None
-    runs: Runs | None = None
+    texts: Texts | None = None
     """The lines of a text metric."""
 
     def __len__(self) -> int:
-        return len(self.values) if self.runs is None else sum(rows for rows, _ in self.runs)
+        return len(self.values) if self.texts is None else self.texts.steps
 
     @property
     def is_weighted(self) -> bool:
@@ -101,7 +113,6 @@ class _Reader:
         self.directory = directory
         self.problems = problems
         self.strict = strict
-        self._home = os.path.realpath(directory)
         self._infos: dict[Split, dict[str, MetricInfo]] = {"train": {}, "valid": {}}
         for info in infos:
             if check_metric_name(info.name) is None:
@@ -159,7 +170,7 @@ class _Reader:
             try:
                 if not name.endswith(_SUFFIX) or check_metric_name(metric) is not None:
                     raise _Skipped("is no metric log")
-                log = _parsed(self._bytes(folder / name), info)
+                log = self._log(folder / name, info)
             except _Skipped as reason:
                 self._report(folder / name, str(reason))
                 continue
@@ -178,32 +189,34 @@ class _Reader:
         return []
 
     def _refuse_if_strict(self, error: OSError) -> None:
-        if self.strict and error.errno in (errno.EIO, errno.EINTR, errno.EACCES, errno.EPERM, errno.ENOMEM):
+        if self.strict and error.errno in _NOT_LOST:
             raise error
 
-    def _bytes(self, path: Path) -> bytearray:
-        """The file's bytes up to the first NUL: after a power cut a file may end in blocks of them."""
+    def _log(self, path: Path, info: MetricInfo | None) -> _Log:
+        """What a log's whole lines say, up to the first NUL: after a power cut a file may end in blocks of
+        them."""
         try:
             with durable.opened(self._inside(path)) as file:
-                data = file.read(0, file.size)
+                if file.size > LARGEST:
+                    raise OSError(
+                        errno.EFBIG, f"has {file.size:,} bytes; one of over {LARGEST:,} is not read"
+                    )
+                lines = LogLines(file, BLOCK)
+                log = _parsed(lines, info)
         except OSError as error:
             self._refuse_if_strict(error)
             raise _Skipped(error.strerror or str(error)) from None
         except DamagedError:
             raise _Skipped("was cut while it was read") from None
-        end = data.find(b"\0")
-        if end >= 0:
-            self._report(path, f"has NUL bytes from byte {end} on, as a power cut leaves them")
-            del data[end:]
-        del data[data.rfind(b"\n") + 1 :]
-        return data
+        if lines.nul is not None:
+            self._report(path, f"has NUL bytes from byte {lines.nul} on, as a power cut leaves them")
+        return log
 
     def _inside(self, path: Path) -> Path:
-        """The path without links, which must not lead out of the run's directory."""
-        real = os.path.realpath(path)
-        if os.path.commonpath([real, self._home]) != self._home:
+        """A path that does not lead out of the run's directory."""
+        if not is_inside(path, self.directory):
             raise _Skipped("is a link that leads out of the run's directory")
-        return Path(real)
+        return Path(os.path.realpath(path)) if path.is_symlink() else path
 
     def _report(self, path: Path, what: str) -> None:
         self.problems.append(f"{os.fspath(path)!r} {what}")
@@ -212,75 +225,51 @@ class _Reader:
 # One log ---------------------------------------------------------------------------------------------
 
 
-def _parsed(data: bytearray, info: MetricInfo | None) -> _Log:
+def _parsed(lines: LogLines, info: MetricInfo | None) -> _Log:
     """What a log's whole lines say."""
     if info is None or info.kind == "numeric":
-        log = _numbers(data)
+        log = _numbers(lines)
         if log is not None:
             return log
         if info is not None:
             raise _Skipped("holds lines that are no numbers")
-    return _Log(runs=_text_runs(data))
+    return _Log(texts=_texts(lines))
 
 
-def _numbers(data: bytearray) -> _Log | None:
+def _numbers(lines: LogLines) -> _Log | None:
     """The values of a numeric log; None where the lines are no numbers of one shape."""
-    parts: list[LogFile] = []
-    for chunk in _chunks(data):
-        part = parse_log(chunk)
-        if part.texts is not None or (parts and parts[-1].final is not None):
+    values, weights, final = array("d"), array("d"), None
+    for block in _refusing_too_long(lines):
+        part = None if final is not None else parse_numbers(block)
+        if part is None or (len(part) and values and (part.weights is None) == bool(weights)):
             return None
-        parts.append(part)
-    with_rows = [part for part in parts if len(part)]
-    weights = [part.weights for part in with_rows if part.weights is not None]
-    if weights and len(weights) != len(with_rows):
-        return None
-    return _Log(
-        _joined([part.values for part in with_rows]),
-        _joined(weights) if weights else None,
-        parts[-1].final if parts else None,
-    )
+        values.frombytes(part.values.tobytes())
+        if part.weights is not None:
+            weights.frombytes(part.weights.tobytes())
+        final = part.final
+    return _Log(_as_floats(values), _as_floats(weights) if weights else None, final)
 
 
-def _text_runs(data: bytearray) -> Runs:
-    """The lines, as (rows, text) with equal neighbours taken together."""
-    runs: Runs = []
-    kept: dict[tuple[int, str], tuple[int, str]] = {}
-    text, rows = "", 0
-    for chunk in _chunks(data):
+def _texts(lines: LogLines) -> Texts:
+    """The lines, with equal neighbours taken together."""
+    texts = Texts()
+    for block in _refusing_too_long(lines):
         try:
-            lines = chunk.decode().split("\n")[:-1]
+            block.decode()
         except UnicodeDecodeError:
             raise _Skipped("is no text in UTF-8") from None
-        for line in lines:
-            if line != text and rows:
-                _keep(runs, kept, (rows, text))
-                rows = 0
-            text, rows = line, rows + 1
-    if rows:
-        _keep(runs, kept, (rows, text))
-    return runs
+        texts.add_lines(block.split(b"\n")[:-1])
+    return texts
 
 
-def _keep(runs: Runs, kept: dict[tuple[int, str], tuple[int, str]], run: tuple[int, str]) -> None:
-    if len(kept) < _FEW:
-        run = kept.setdefault(run, run)
-    runs.append(kept.get(run, run))
+def _refusing_too_long(lines: LogLines) -> Iterator[bytes]:
+    yield from lines
+    if lines.too_long:
+        raise _Skipped(f"has a line of more than {LONGEST_LINE:,} bytes, which no metric writes")
 
 
-def _chunks(data: bytearray) -> Iterator[bytes]:
-    """The whole lines of a log, about so many bytes at a time."""
-    start = 0
-    while start < len(data):
-        end = len(data) if start + _CHUNK >= len(data) else data.find(b"\n", start + _CHUNK) + 1
-        yield bytes(memoryview(data)[start:end])
-        start = end
-
-
-def _joined(parts: Sequence[Floats]) -> Floats:
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.empty(0)
+def _as_floats(numbers: array[float]) -> Floats:
+    return np.frombuffer(numbers, np.float64) if numbers else np.empty(0)
 
 
 # One pass --------------------------------------------------------------------------------------------
@@ -298,17 +287,17 @@ def _pass(epoch: int, split: Split, logs: Mapping[str, _Log], trained: int) -> S
 
 def _block(epoch: int, split: Split, logs: Mapping[str, _Log], count: int, trained: int) -> MetricBlock:
     with_rows = {name: log for name, log in logs.items() if len(log)}
-    texts = {name: _of_length(log.runs, count) for name, log in with_rows.items() if log.runs is not None}
+    texts = {name: _of_length(log.texts, count) for name, log in with_rows.items() if log.texts is not None}
     return MetricBlock(
         epoch=epoch,
         split=split,
         first=1,
         count=count,
         iteration=trained + (count if split == "train" else 0),
-        columns={name: _column(log, count) for name, log in with_rows.items() if log.runs is None},
-        texts={name: runs[-1][1] for name, runs in texts.items()},
+        columns={name: _column(log, count) for name, log in with_rows.items() if log.texts is None},
+        texts={name: told[-1][1] for name, told in texts.items()},
         seconds=0.0,
-        text_runs={name: tuple(runs) for name, runs in texts.items() if len(runs) > 1},
+        text_runs={name: told for name, told in texts.items() if len(told) > 1},
     )
 
 
@@ -323,13 +312,9 @@ def _padded(values: Floats, count: int, blank: float) -> Floats:
     return np.concatenate([values, np.full(count - len(values), blank)])
 
 
-def _of_length(runs: Runs, count: int) -> Runs:
-    """The runs cut, or lengthened by empty lines."""
-    kept: Runs = []
-    left = count
-    for run in runs:
-        if not left:
-            break
-        kept.append(run if run[0] <= left else (left, run[1]))
-        left -= kept[-1][0]
-    return [*kept, (left, "")] if left else kept
+def _of_length(texts: Texts, count: int) -> Texts:
+    """The texts cut, or lengthened by empty lines."""
+    if texts.steps > count:
+        return Texts.of(between(texts, 0, count))
+    texts.add(count - texts.steps, "")
+    return texts

@@ -4,6 +4,7 @@ evaluations."""
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.info import CheckpointInfo
+from ..errors import DamagedError
 from ..event.values import Evaluated, Event, Marked, Rewound, RunOpened, Split, StatusChanged
 from ..logger.evaluation import evaluated_text
 from ..store import durable
+from ..store.log_blocks import lines_between
 from .claims import LARGEST, Claims
 
 KINDS = (
@@ -31,6 +34,12 @@ KINDS = (
     "evaluated",
 )
 
+MOST_MARKS = 1 << 17
+"""Marks that a timeline has room for: what happened before the latest so many is left out."""
+_WHOLE = 1 << 25
+_FIRST = 1 << 16
+_LAST = 1 << 24
+"""Bytes of an application log that are read: all, or the first and the last so many."""
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?)Z  ?(?:INFO|WARN|ERROR) +(.*)")
 _PLACE = re.compile(
     r"(?:(paused|failed|stopped|finished|breakpoint|edited|forked|evaluated) at|(rewound) to) "
@@ -105,17 +114,29 @@ def mark_of_checkpoint(info: CheckpointInfo) -> Mark:
 
 
 def read_timeline(experiment_log: Path, problems: list[str] | None = None) -> list[Mark]:
-    """The marks of a run from its application log; what cannot be read is passed over and reported."""
+    """The marks of a run from its application log, the latest `MOST_MARKS` of them; what cannot be read is
+    passed over and reported. Of a log of over 32 MiB the first line and the end are read."""
+    problems = [] if problems is None else problems
+    marks: deque[Mark] = deque(maxlen=MOST_MARKS)
     try:
         with durable.opened(experiment_log) as file:
-            data = file.read(0, file.size)
+            start = 0 if file.size <= _WHOLE else file.size - _LAST
+            if start:
+                problems.append(
+                    f"{experiment_log} has {file.size:,} bytes; of those before the last {_LAST:,} only the "
+                    "first line is read"
+                )
+                head = next(lines_between(file, 0, min(_FIRST, file.size)))
+                marks += parse_timeline(line.decode(errors="replace") for line in head[:1])
+            for lines in lines_between(file, start, file.size):
+                marks += parse_timeline(line.decode(errors="replace") for line in lines)
     except FileNotFoundError:
         return []
     except OSError as error:
-        if problems is not None:
-            problems.append(f"{experiment_log}: {error.strerror or error}")
-        return []
-    return parse_timeline(bytes(line).decode(errors="replace") for line in data.split(b"\n")[:-1])
+        problems.append(f"{experiment_log}: {error.strerror or error}")
+    except DamagedError:
+        problems.append(f"{experiment_log} was cut while it was read")
+    return list(marks)
 
 
 def parse_timeline(lines: Iterable[str]) -> list[Mark]:

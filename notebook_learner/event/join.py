@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from .texts import Run, Texts
 from .values import Column, Floats, MetricBlock
 
-TextRuns = tuple[tuple[int, str], ...]
+TextRuns = Sequence[Run]
 
 
 def text_runs(block: MetricBlock, name: str) -> TextRuns:
@@ -83,17 +84,7 @@ def _frozen(array: Floats) -> Floats:
 def _join_texts(group: Sequence[MetricBlock]) -> dict[str, TextRuns]:
     together: dict[str, TextRuns] = {}
     for name in group[0].texts:
-        runs = _merge(run for block in group for run in text_runs(block, name))
+        runs = Texts.of(run for block in group for run in text_runs(block, name))
         if len(runs) > 1:
             together[name] = runs
     return together
-
-
-def _merge(runs: Iterable[tuple[int, str]]) -> TextRuns:
-    merged: list[tuple[int, str]] = []
-    for rows, text in runs:
-        if merged and merged[-1][1] == text:
-            merged[-1] = (merged[-1][0] + rows, text)
-        else:
-            merged.append((rows, text))
-    return tuple(merged)

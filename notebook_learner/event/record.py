@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from .texts import Run, Texts
 from .values import Column, MetricBlock, Record, Split, SplitRecord
 
-Runs = tuple[tuple[int, str], ...]
+Runs = Sequence[Run]
 
 _ORDER = {"train": 0, "valid": 1}
 
@@ -79,19 +80,25 @@ def steps_before(record: Record, count: int) -> Iterator[tuple[SplitRecord, int]
 
 
 def _part_of(runs: Runs, start: int, stop: int) -> Runs:
-    kept, begin = [], 0
+    return Texts.of(between(runs, start, stop))
+
+
+def between(runs: Runs, start: int, stop: int) -> Iterator[Run]:
+    """The runs of rows start..stop, counted from 0."""
+    begin = 0
     for length, text in runs:
+        if begin >= stop:
+            return
         here = min(begin + length, stop) - max(begin, start)
         if here > 0:
-            kept.append((here, text))
+            yield here, text
         begin += length
-    return tuple(kept)
 
 
 def _text_at(block: MetricBlock, name: str, stop: int) -> str:
     """The text of the row before `stop`: in a joined block it is not the last one's."""
-    runs = _part_of(block.text_runs.get(name, ()), 0, stop)
-    return runs[-1][1] if runs else block.texts[name]
+    runs = block.text_runs.get(name, ())
+    return next((text for _, text in between(runs, stop - 1, stop)), block.texts[name])
 
 
 def _first_rows(blocks: tuple[MetricBlock, ...], steps: int) -> tuple[MetricBlock, ...]:

@@ -8,7 +8,7 @@ the step of a small model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -93,7 +93,7 @@ class MetricBlock:
     texts: Mapping[str, str]
     seconds: float
     """Wall time these steps took: the rate, for whoever shows one. Never part of the state."""
-    text_runs: Mapping[str, tuple[tuple[int, str], ...]] = field(default_factory=dict)
+    text_runs: Mapping[str, Sequence[tuple[int, str]]] = field(default_factory=dict)
     """Only where blocks with different texts were joined: (rows, text) runs that cover every row."""
 
     @property

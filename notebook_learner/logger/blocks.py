@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +68,8 @@ def _equal_rows(ours: MetricBlock, theirs: MetricBlock, first: int, last: int) -
             rows = _prefix(column.weights[a : a + rows], other.weights[b : b + rows])
     for name in ours.texts:
         mine, yours = text_runs(ours, name), text_runs(theirs, name)
-        rows = _text_prefix(_expand(mine, a, rows), _expand(yours, b, rows))
+        if mine is not yours or a != b:
+            rows = _text_prefix(_expanded(mine, a, rows), _expanded(yours, b, rows), rows)
     return rows
 
 
@@ -80,10 +82,10 @@ def _bits(array: Floats) -> NDArray[np.int64]:
     return np.asarray(array, dtype=np.float64).view(np.int64)
 
 
-def _expand(runs: TextRuns, start: int, rows: int) -> list[str]:
-    lines = [text for count, text in runs for _ in range(count)]
-    return lines[start : start + rows]
+def _expanded(runs: TextRuns, start: int, rows: int) -> Iterator[str]:
+    lines = chain.from_iterable(repeat(text, count) for count, text in runs)
+    return islice(lines, start, start + rows)
 
 
-def _text_prefix(a: list[str], b: list[str]) -> int:
-    return next((row for row, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+def _text_prefix(a: Iterator[str], b: Iterator[str], rows: int) -> int:
+    return next((row for row, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), rows)

@@ -112,13 +112,14 @@ class LineAppender:
 
 
 def _end_of_line(path: RunPath, line: int) -> int | None:
-    """The size of the file's first `line` lines; None where it has fewer, or none are asked for."""
+    """The size of the file's first `line` lines; None where none are asked for, or it has fewer before the
+    first NUL byte: a power cut leaves blocks of them."""
     if line == 0 or not os.path.lexists(path):
         return None
-    passed = 0
+    passed, nul = 0, bytearray()
     with durable.opened(path) as file:
-        while passed < file.size:
-            chunk = file.read(passed, min(_CHUNK, file.size - passed))
+        while passed < file.size and not nul:
+            chunk, nul, _ = file.read(passed, min(_CHUNK, file.size - passed)).partition(b"\0")
             here = chunk.count(b"\n")
             if here >= line:
                 ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n"))

@@ -104,6 +104,14 @@ def names_if_folder(path: Path) -> list[str]:
         return []
 
 
+def is_inside(path: Path, directory: os.PathLike[str]) -> bool:
+    """Whether a path leads to something in the directory, links followed."""
+    here, top = os.fspath(path), os.fspath(directory)
+    while len(here) > len(top) and not os.path.islink(here):  # resolving costs ten times as much
+        here = os.path.dirname(here)
+    return here == top or Path(path).resolve().is_relative_to(Path(directory).resolve())
+
+
 def log_files(folder: RunPath) -> list[RunPath]:
     """The metric logs in a folder, sorted; none where there is no such folder."""
     return [folder / name for name in names_if_folder(folder) if name.endswith(".log")]

@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+LONGEST_TEXT = 1 << 20
+"""Characters of a text metric's line, or of one of the application log. Readers take up to four bytes for
+each."""
 _COMMA, _NEWLINE = b",\n"
 _NUMERIC = b"0123456789.,\n-+eEinfNa"
 
@@ -110,12 +113,12 @@ def format_final(value: float) -> str:
 
 
 def format_text(text: str) -> str:
-    """A text metric's line: whatever breaks lines becomes a space.
+    """A text metric's line: whatever breaks lines becomes a space; no more of it than is read again.
 
     >>> format_text("GPU 0: 3 GB\\nGPU 1: idle")
     'GPU 0: 3 GB GPU 1: idle\\n'
     """
-    return " ".join(text.splitlines()) + "\n"
+    return " ".join(text.splitlines())[:LONGEST_TEXT] + "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +150,17 @@ def parse_log(data: bytes) -> LogFile:
     LogFile(values=array([0.5 , 0.25]), weights=array([32., 16.]), final=0.4166, texts=None)
     """
     whole = data[: data.rfind(b"\n") + 1]
-    rows, final = _split_final(whole)
-    numbers = _parse_numbers(rows)
+    numbers = parse_numbers(whole)
     if numbers is None:
         return LogFile(np.empty(0), texts=tuple(whole.decode(errors="replace").split("\n")[:-1]))
-    values, weights = numbers
-    return LogFile(values, weights, final)
+    return numbers
+
+
+def parse_numbers(lines: bytes) -> LogFile | None:
+    """What whole lines of a metric log say; None where they are no numbers of one shape."""
+    rows, final = _split_final(lines)
+    numbers = _parse_numbers(rows)
+    return None if numbers is None else LogFile(*numbers, final)
 
 
 def _split_final(data: bytes) -> tuple[bytes, float | None]:

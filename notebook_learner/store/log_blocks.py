@@ -1,0 +1,73 @@
+"""The whole lines of a log, a block at a time: however large a file is, reading it takes little memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from .durable import Reader
+
+BLOCK = 1 << 18
+"""Bytes read and parsed at once: a parsed line takes up to 30 times its bytes for a moment."""
+LONGEST_LINE = 1 << 24
+"""Bytes that a line may have. A number has no 2,000, and a text is cut well below it when it is written."""
+
+_NULS = re.compile(rb"\0+")
+
+
+class LogLines:
+    """Blocks of whole lines, in order, as far as the file can be believed.
+
+    They end before the first NUL byte: after a power cut a file may end in blocks of them. They end before a
+    line that is longer than any that is written, and a last line without its end is held back.
+    """
+
+    def __init__(self, file: Reader, block: int = BLOCK, longest: int = LONGEST_LINE) -> None:
+        self._file, self._block, self._longest = file, block, longest
+        self.end = 0
+        """Bytes of the whole lines so far; once it is through, of all that can be believed."""
+        self.nul: int | None = None
+        """The place of a NUL byte, where one was met."""
+        self.too_long = False
+        """Whether a line was longer than any may be."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        begun, at, self.end, self.nul, self.too_long = bytearray(), 0, 0, None, False
+        while at < self._file.size and self.nul is None:
+            data = self._file.read(at, min(self._block, self._file.size - at))
+            found = data.find(b"\0")
+            if found >= 0:
+                self.nul = at + found
+                del data[found:]
+            at += len(data)
+            cut = data.rfind(b"\n") + 1
+            if cut:
+                whole = bytes(begun + data[:cut])
+                self.end += len(whole)
+                yield whole
+                begun = data[cut:]
+            else:
+                begun += data
+            if len(begun) > self._longest:
+                self.too_long = True
+                return
+
+
+def lines_between(
+    file: Reader, start: int, end: int, longest: int = 1 << 16, block: int = BLOCK
+) -> Iterator[list[bytes]]:
+    """The whole lines of a part of a file to which lines are only ever added, a block's at a time.
+
+    NUL bytes end a line, as a power cut that left them ended it; longer lines than `longest` are passed over.
+    """
+    begun, passes_over = b"", False
+    for at in range(start, end, block):
+        data = _NULS.sub(b"\n", file.read(at, min(block, end - at)))  # one for all: a block may hold no other
+        *lines, begun = (begun + data).split(b"\n")
+        if passes_over:
+            passes_over = not lines
+            begun = b"" if passes_over else begun
+            del lines[:1]
+        if len(begun) > longest:
+            begun, passes_over = b"", True
+        yield [line for line in lines if len(line) <= longest]
