@@ -249,7 +249,8 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         """Take back n steps, or all steps after a position. Stepping on gives the same bits again.
 
         `learner.rewind(3)`, `learner.rewind(to=(1, 5))`, `learner.rewind(to=(1, "valid", 0))`; and by the
-        run's training steps, `learner.rewind(to=1200)`.
+        run's training steps, `learner.rewind(to=1200)`. Steps on the way are taken again; what your code
+        prints then is not shown, and `breakpoint()` does not stop there.
         """
         count = counted("rewind", n, "step(n) goes forward, rewind(to=(epoch, step)) goes to a place")
         target: Position | int | None = None

@@ -29,6 +29,7 @@ from .soundness import check_sound
 from .state import Checks, Large, Part, State
 from .teaching import teach
 from .timeline import Timeline
+from .unheard import Unheard
 from .until import At, Until
 from .watch import Again, Hit, Reached, Watch
 
@@ -414,20 +415,22 @@ class Replica:
         timeline.forget_after(target)
         if all(kept is not keyframe for kept in timeline.keyframes):  # it is from the disk
             self._keep(keyframe, 0.0)
+        unheard = Unheard()
         replay = Replay(
             self.history.snapshot(),
             keyframe.position,
             target,
             timeline.room_for(keyframe),
             lambda: timeline.leave(State(loop.position, self._captured_parts())),
-            self.emit,
+            unheard.aloud(self.emit),
             loop.pace.rate,
         )
         self.put_back(keyframe)
         loop.emit, loop.boundary = replay.emit, replay
         loop.breakable, loop.passing = False, True
         try:
-            loop.run(At(target))
+            with unheard:
+                loop.run(At(target))
         finally:
             loop.emit, loop.boundary = self.emit, self
             loop.breakable, loop.passing = True, False

@@ -251,3 +251,40 @@ def test_names_log_lines_and_errors_are_text_whatever_they_say(notebook):
     page.wait_idle()
     assert page.page.locator(".jp-OutputArea-output img[src=x]").count() == 0
     assert page.page.evaluate("window.hacked === undefined")
+
+
+def test_each_number_says_what_it_is_of_and_the_bold_one_is_the_epochs(notebook):
+    page = notebook([SETUP + "learner = build('labels', steps=20)", "learner.run_until((2, 5))\nlearner"])
+    page.result(0)
+    page.run(1)
+    panel = PanelPage(page, 1)
+    panel.wait_status("paused")
+    table = panel.region.get_by_role("group", name="Table of metrics")
+    expect(table.locator("thead th")).to_have_text(
+        ["Metric", "Last batch", "Epoch avg", "Best epoch", "Best at"]
+    )
+    train, valid = table.locator("tr[data-kind=split]").all()
+    assert re.fullmatch(r"train\s+[\d.]+\s+so far\s*[\d.]+\s+[\d.]+\s+epoch 1", train.inner_text()), (
+        train.inner_text()
+    )
+    assert re.fullmatch(r"valid\s+[\d.]+\s+[\d.]+\s+[\d.]+\s+epoch 1", valid.inner_text()), valid.inner_text()
+    weights = "row => [...row.querySelectorAll('td')].map(each => [each, ...each.children].some("
+    weights += "part => Number(getComputedStyle(part).fontWeight) >= 600))"
+    for row in (train, valid):
+        assert row.evaluate(weights) == [False, True, False, False]
+    read = panel.region.locator(".nl-read").all_inner_texts()
+    assert [re.sub(r"[\s\d.]+$", "", each) for each in read] == ["train batch", "valid avg"], read
+
+
+def test_the_interrupt_button_pauses_what_the_panels_run_began(notebook):
+    page = notebook([SETUP + "learner = build('idle', epochs=1000)\nlearner", "print(learner.status)"])
+    page.run(0)
+    panel = PanelPage(page, 0)
+    panel.wait_status("ready")
+    panel.click("Run")
+    panel.wait_status("running")
+    panel.wait_more_points_than(5)
+    page.wait_idle()
+    page.interrupt()
+    panel.wait_status("paused")
+    assert page.result(1) == "paused"

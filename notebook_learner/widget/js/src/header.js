@@ -54,7 +54,7 @@ export class Progress {
     this.run = bar("Whole run");
     this.epoch = bar("This epoch");
     this.share = h("span", { class: "nl-share" });
-    this.rate = h("span", { class: "nl-rate" });
+    this.rate = h("span", { class: "nl-rate", title: "of training" });
     this.left = h("span", { class: "nl-left" });
     this.element = h(
       "div",
