@@ -15,6 +15,9 @@ LIMIT = 2048
 """Buckets of a series at most: a screen has fewer pixels across."""
 MOST_NEW = 4096
 """Points of a series that one message adds at most; of more, the lowest and highest are told."""
+AT_ONCE = 16_384
+"""Points that wait to be put into buckets, at most, until somebody asks for these: grouping takes tens of
+microseconds, however few they are, and messages tell of points."""
 
 Key = tuple[str, Split]
 
@@ -30,25 +33,45 @@ class Series:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
-        self.size = 1
-        """Points of a full bucket."""
+        self._size = 1
         self._length = 0
         self._table = np.empty((len(_COLUMNS), 256))
+        self._waiting: list[tuple[Floats, Floats]] = []
+        self._points_waiting = 0
 
     def __len__(self) -> int:
+        self._settle()
         return self._length
 
+    @property
+    def size(self) -> int:
+        """Points of a full bucket."""
+        self._settle()
+        return self._size
+
     def add(self, x: Floats, values: Floats) -> None:
-        """Append points, in order."""
+        """Append points, in order. The arrays must not change any more."""
         if not len(x):
             return
+        self._waiting.append((x, values))
+        self._points_waiting += len(x)
+        if self._points_waiting >= AT_ONCE:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Put what waits into buckets."""
+        if not self._waiting:
+            return
+        x, values = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
+        self._waiting, self._points_waiting = [], 0
         self._join(np.stack([x, values, values, values, np.ones(len(x))]))
         while self._length > self.limit:
-            self.size *= 2
-            self._write(0, _grouped(self._table[:, : self._length], self.size))
+            self._size *= 2
+            self._write(0, _grouped(self._table[:, : self._length], self._size))
 
     def put(self, x: float, value: float) -> None:
         """Append a point, or replace the last one, if it stands at the same x."""
+        self._settle()
         last = self._table[:, self._length - 1]
         if self._length and last[_X] == x and last[_COUNT] == 1:
             last[_LOW : _MEAN + 1] = value
@@ -58,24 +81,27 @@ class Series:
     @property
     def last(self) -> float:
         """The x of the last bucket; before all others where there is none."""
+        self._settle()
         return float(self._table[_X, self._length - 1]) if self._length else -1.0
 
     def columns(self) -> tuple[Floats, Floats, Floats, Floats]:
         """x, low, high and mean of every bucket; NaN where no value of it is a number."""
+        self._settle()
         x, low, high, mean, _ = self._table[:, : self._length]
         return x, low, high, mean
 
     def tobytes(self) -> bytes:
         """The columns one after the other."""
+        self._settle()
         return self._table[: _MEAN + 1, : self._length].astype("<f8").tobytes()
 
     def _join(self, added: Floats) -> None:
         """Append buckets, after the last one was filled up: only that may be less than full."""
         start = self._length
-        if start and self._table[_COUNT, start - 1] < self.size:
+        if start and self._table[_COUNT, start - 1] < self._size:
             start -= 1
             added = np.concatenate([self._table[:, start : self._length], added], axis=1)
-        self._write(start, added if self.size == 1 else _grouped(added, self.size))
+        self._write(start, added if self._size == 1 else _grouped(added, self._size))
 
     def _write(self, start: int, buckets: Floats) -> None:
         end = start + buckets.shape[1]
@@ -127,10 +153,16 @@ class _Fresh:
 def _thinned(x: Floats, values: Floats) -> tuple[Floats, Floats]:
     if len(x) <= MOST_NEW:
         return x, values
-    series = Series(MOST_NEW // 2)
-    series.add(x, values)
-    at, low, high, _ = series.columns()
-    return np.repeat(at, 2), np.column_stack([low, high]).ravel()
+    size = -(-len(x) // (MOST_NEW // 2))
+    whole = len(x) // size * size
+    low, high = (
+        np.append(
+            join.reduce(values[:whole].reshape(-1, size), axis=1), join.reduce(values[whole:], initial=np.nan)
+        )
+        for join in (np.fmin, np.fmax)
+    )
+    told = -(-len(x) // size)
+    return np.repeat(x[::size], 2), np.column_stack([low[:told], high[:told]]).ravel()
 
 
 class Curves:

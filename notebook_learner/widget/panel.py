@@ -43,7 +43,7 @@ IDLE_PER_COST, LONGEST = 600, 2.0
 seconds: a sixth of a percent of the time where a message takes up to three milliseconds. The kernel's thread
 that sends it takes as much again; and the next steps are slower, since the processor's caches hold something
 else then, and a browser on the same machine draws: twice as much."""
-MOST_BLOCKS = 64
+MOST_BLOCKS = 256
 """Blocks of steps that wait to be folded in, at most: one at a time costs three times as much."""
 PATIENCE = 60.0
 """Seconds after which a page that says nothing is taken for closed; an open one speaks every 20."""
@@ -126,14 +126,14 @@ class Panel:
         with self._lock:
             if isinstance(event, MetricBlock):
                 self._blocks.append(event)
+                if len(self._blocks) >= MOST_BLOCKS:
+                    self._fold_blocks()
             else:
                 self._fold(event)
-            if _is_one_of_many(event):
-                self._tell_steps()
-            else:
+            if not _is_one_of_many(event):
                 self._tell_soon()
-            if len(self._blocks) >= MOST_BLOCKS:
-                self._fold_blocks()
+            elif time.monotonic() >= self._sent + max(INTERVAL, self._rest):
+                self._tell_steps()
         if self._servant is not None:
             self._servant.serve()
 
@@ -223,12 +223,11 @@ class Panel:
         return any(until > now for until in self._lookers.values())
 
     def _tell_steps(self) -> None:
-        """If it is time. They need no thread that waits: others follow, or the end of the run does."""
-        now = time.monotonic()
-        if not self._looked_at:
-            self._miss()
-        elif now >= self._sent + max(INTERVAL, self._rest):
+        """They need no thread that waits: others follow, or the end of the run does."""
+        if self._looked_at:
             self._tell()
+        else:
+            self._miss()
 
     def _tell_soon(self) -> None:
         """Now, or once the interval is over: what came last is always told, to who looks later, too."""

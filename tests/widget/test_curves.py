@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notebook_learner.event import Column, MetricBlock, SplitRecord
+from notebook_learner.widget import curves
 from notebook_learner.widget.curves import LIMIT, MOST_NEW, Curves, Series
 
 
@@ -117,3 +118,18 @@ def test_what_was_measured_before_is_rebuilt() -> None:
     for key in live.series:
         assert rebuilt.series[key].tobytes() == live.series[key].tobytes()
     assert rebuilt.fresh() == []
+
+
+def test_points_are_put_into_buckets_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    grouped, calls = curves._grouped, []
+
+    def counted(*given: object) -> object:
+        calls.append(given)
+        return grouped(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(curves, "_grouped", counted)
+    series = Series()
+    for step in range(40_000):
+        series.add(np.array([step + 1.0]), np.array([float(step)]))
+    assert len(calls) < 10
+    assert series.columns()[2].max() == 39_999.0
