@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -354,7 +355,7 @@ class Artifacts:
 
     # -------------------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def _folder(self) -> CheckpointFolder:
         return CheckpointFolder(RunLayout(self.directory).checkpoint)
 

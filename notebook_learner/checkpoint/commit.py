@@ -21,8 +21,9 @@ FORMAT = "notebook_learner checkpoint"
 KINDS = get_args(Kind)
 
 
-def checked(decoded: Decoded, path: Path) -> dict[str, Any]:
-    """A commit whose every value has the type that it needs: it may come from a stranger."""
+def checked(decoded: Decoded, path: Path, *, only_head: bool = False) -> dict[str, Any]:
+    """A commit whose every value has the type that it needs: it may come from a stranger. `only_head` where
+    what follows its head was not read."""
     commit = decoded.value
     if not isinstance(commit, dict) or commit.get("format") != FORMAT:
         raise damaged(path, "it is not the commit file of a checkpoint")
@@ -31,7 +32,7 @@ def checked(decoded: Decoded, path: Path) -> dict[str, Any]:
             path,
             f"it was written by a newer version (schema {commit.get('schema')}); update notebook_learner",
         )
-    for key, fits in _COMMIT_KEYS.items():
+    for key, fits in (_HEAD_KEYS if only_head else _COMMIT_KEYS).items():
         if not fits(commit.get(key)):
             raise damaged(path, f"its {key!r} is missing, or no value that it can have")
     if _label_told(commit) != commit["label"]:
@@ -106,10 +107,16 @@ _COMMIT_KEYS: dict[str, Callable[[Any], bool]] = {
     "metrics": _are_metrics,
     "files": _are_files,
     "exact": lambda value: isinstance(value, bool),
-    "run": lambda value: isinstance(value, dict),
     "best": _is_rule,
     "earlier": _is_line,
+    "run": lambda value: isinstance(value, dict),
 }
+_HEAD_KEYS = {key: fits for key, fits in _COMMIT_KEYS.items() if key != "run"}
+
+HEAD = (*_HEAD_KEYS,)
+"""What a list of checkpoints shows. It comes first in a commit file, and is read without what follows,"""
+REST = "position"
+"""which begins with this."""
 
 
 def damaged(path: Path, why: str) -> DamagedError:

@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from ..errors import CheckpointError, DamagedError, StateError
 from ..store import durable, files
 from ..store.run_folder import RunPath, below
 from . import passes
-from .commit import FORMAT, SCHEMA, checked, damaged
+from .commit import FORMAT, HEAD, REST, SCHEMA, checked, damaged
 from .formats import is_known, recorder_for
 from .info import LABEL, PARTS, CheckpointInfo, info_of
 from .recorder import Lossy, Recorder
@@ -35,6 +35,9 @@ from .strategy import KeepBest, best_of
 _COMMIT = re.compile(rf"state-({LABEL.pattern})\.([A-Za-z0-9.]+)")
 _PART = re.compile(rf"(?:{'|'.join(PARTS)})(-[0-9].*)")
 _TEMPORARY = re.compile(r"\.(.+)\.([0-9a-f]{8})\.tmp")
+_MAY_BE_COMMIT = re.compile(r"\.?state-")
+_TICK = 50_000_000
+"""Nanoseconds: the times of files are no more exact than the system's clock ticks, 1 to 10 ms."""
 _MOST_LOOKS = 5
 """How often a folder is looked through in which names change meanwhile."""
 
@@ -44,10 +47,28 @@ class _Commit:
     """A commit file: what it says, and where."""
 
     info: CheckpointInfo
-    siblings: Mapping[str, tuple[RunPath, int, str]]
-    """Path, size and digest of each part."""
-    state: RunPath
+    siblings: Mapping[str, tuple[str, int, str]]
+    """Name, size and digest of each part."""
+    state: str
+    """Its name."""
     recorder: Recorder
+    best: Any = None
+    """What "best" means to its run."""
+
+
+_Names = Mapping[str, os.stat_result]
+"""The names in the folder, and what each is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A commit that was looked at, or saved."""
+
+    commit: _Commit
+    signature: tuple[tuple[int, ...] | None, ...]
+    """Size, time and inode of the commit file and of its siblings."""
+    settled: bool
+    """Whether a change would give them another time: not within the tick in which they were written."""
 
 
 class CheckpointFolder:
@@ -69,6 +90,9 @@ class CheckpointFolder:
         self._undeleted: set[RunPath] = set()
         """Parts of checkpoints whose deletion has failed half way."""
         self._made = False
+        self._seen: dict[str, _Seen] = {}
+        """What commit files said when they were looked at, for as long as neither they nor the files beside
+        them are others."""
 
     # Look --------------------------------------------------------------------------------------------
 
@@ -84,6 +108,9 @@ class CheckpointFolder:
         Raises:
             StateError: there is none; the message lists what there is.
         """
+        if which not in ("latest", "best"):
+            for commit in self._commits(str(which)):
+                return commit.info
         known = self.list()
         whole = [info for info in known if not info.damage]
         found = None
@@ -91,8 +118,6 @@ class CheckpointFolder:
             found = whole[-1] if whole else None
         elif which == "best":
             found = self.best(known, best)
-        else:
-            found = next((info for info in known if info.label == str(which)), None)
         if found is None:
             why = "".join(f"\n  - {info.damage}" for info in known if info.damage)
             raise StateError(f"there is no checkpoint {which}; {_listed(known)}{why}")
@@ -125,11 +150,12 @@ class CheckpointFolder:
         """What a part ("model", "optim", "scheduler", "state") holds, every byte of it checked."""
         commit = self._commit_of(info)
         if part == "state":
-            with _opened(commit.state) as file:
-                return checked(commit.recorder.decode(file), commit.state)
+            with _opened(self.path / commit.state) as file:
+                return checked(commit.recorder.decode(file), file.path)
         if part not in commit.siblings:
             raise StateError(f"checkpoint {info.label} has no {part}; it has {', '.join(info.files)}")
-        path, size, digest = commit.siblings[part]
+        name, size, digest = commit.siblings[part]
+        path = self.path / name
         with _opened(path) as file:
             if file.size != size:
                 raise damaged(path, f"it has {file.size} bytes, its commit file says {size}")
@@ -148,7 +174,7 @@ class CheckpointFolder:
         commit = self._commit_of(info)
         if not isinstance(commit.recorder, Lossy):
             return ""
-        with _opened(commit.siblings["model"][0]) as file:
+        with _opened(self.path / commit.siblings["model"][0]) as file:
             return commit.recorder.lost(file)
 
     def recorder_of(self, info: CheckpointInfo) -> Recorder:
@@ -158,15 +184,13 @@ class CheckpointFolder:
     def leftovers(self) -> Sequence[RunPath]:
         """Files that belong to no checkpoint: of a save that was cut off, or of a deletion."""
         commits = list(self._commits())
-        used = {path for commit in commits for path in (commit.state, *_paths(commit))}
+        used = {name for commit in commits for name in (commit.state, *_names(commit))}
         # The parts beside a commit file that cannot be read may be all that is left of somebody's work.
-        kept = {commit.state.name.removeprefix("state") for commit in commits}
+        kept = {commit.state.removeprefix("state") for commit in commits}
         found = []
         for name in files.names_in(self.path):
             part = _PART.fullmatch(name)
-            if self.path / name not in used and (
-                _TEMPORARY.fullmatch(name) or (part and part[1] not in kept)
-            ):
+            if name not in used and (_TEMPORARY.fullmatch(name) or (part and part[1] not in kept)):
                 found.append(self.path / name)
         return found
 
@@ -207,11 +231,13 @@ class CheckpointFolder:
         return passes.holds(self.path / passes.NAME, line)
 
     def delete(self, info: CheckpointInfo) -> None:
-        """Delete a checkpoint: the commit first, so that none is ever seen without its parts."""
-        commit = self._commit_of(info)
-        parts = _paths(commit)
+        """Delete a checkpoint: the commit first, so that none is ever seen without its parts. One that was
+        saved or looked at here, and is the same still, is not read for it."""
+        commit = self._as_saved(info) or self._commit_of(info)
+        parts = [self.path / name for name in _names(commit)]
         self._undeleted.update(parts)
-        files.unlink(commit.state)
+        files.unlink(self.path / commit.state)
+        self._seen.pop(commit.state, None)
         files.sync_directory(self.path)
         for path in parts:
             files.unlink(path)
@@ -243,11 +269,17 @@ class CheckpointFolder:
             paths.append(path)
         state = self.path / f"state-{label}.{recorder.suffix}"
         commit = {"format": FORMAT, "schema": SCHEMA, "label": label, "saved_at": time.time()}
-        commit |= {"exact": recorder.exact, **about, "files": entries}
+        commit |= {"exact": recorder.exact, "files": entries}
+        # What a list of checkpoints shows comes first, so that it need not read the rest.
+        first = [key for key in HEAD if key in about]
+        commit |= {key: about[key] for key in [*first, *(key for key in about if key not in HEAD)]}
         encoded = recorder.encode(commit, "state")
         durable.write_new(durable.temporary_name(state, token), encoded.pieces, encoded.size)
         self._give_names(durable.temporary_name(state, token), paths, token)
-        return info_of(commit, sum(entry["size"] for entry in entries.values()) + encoded.size)
+        saved = self._understood(commit, encoded.size, state.name, recorder, set())
+        with files.opened_folder(self.path) as folder:
+            self._seen[state.name] = _seen(saved, folder.stats([state.name, *_names(saved)]))
+        return saved.info
 
     def _make_way(self, state: RunPath) -> None:
         """A checkpoint of this label that is there already: from here on the new one, whole under its
@@ -273,8 +305,8 @@ class CheckpointFolder:
     def _finish(self, commit: _Commit) -> None:
         """Name what a save, whole but cut off among its renames, has not named yet."""
         token = _token(commit.state)
-        unnamed = [self.path / _final_name(path.name) for path in _paths(commit) if _token(path) == token]
-        self._give_names(commit.state, unnamed, token)
+        unnamed = [self.path / _final_name(name) for name in _names(commit) if _token(name) == token]
+        self._give_names(self.path / commit.state, unnamed, token)
 
     def _finish_failed(self) -> None:
         """After a save of this process has failed: finish it where it was whole, else take it back."""
@@ -284,7 +316,7 @@ class CheckpointFolder:
             if _token(commit.state) in self._failed and not commit.info.damage:
                 self._finish(commit)
         for name in files.names_in(self.path):
-            if _token(self.path / name) in self._failed:
+            if _token(name) in self._failed:
                 files.unlink(self.path / name)
         self._failed.clear()
 
@@ -323,69 +355,112 @@ class CheckpointFolder:
                 f"{self.path} is a link that leads out of its run's directory; checkpoints are read only "
                 "from inside it"
             )
-        names = files.names_in(self.path)
-        for _ in range(_MOST_LOOKS):
-            found, before = self._among(names, label), names
-            # A save that got its names meanwhile was there under neither.
-            if (names := files.names_in(self.path)) == before:
-                break
+        with files.opened_folder(self.path) as folder:
+            names = folder.names()
+            for _ in range(_MOST_LOOKS):
+                there = folder.stats(name for name in names if label is None or f"-{label}." in name)
+                found, before = self._among(folder, there, label), set(names)
+                # A save that got its names meanwhile was there under neither.
+                if set(names := folder.names()) == before:
+                    break
+        if label is None:
+            self._seen = {name: seen for name, seen in self._seen.items() if name in there}
         yield from found.values()
 
-    def _among(self, names: Sequence[str], label: str | None) -> dict[str, _Commit]:
+    def _among(self, folder: files.Folder, there: _Names, label: str | None = None) -> dict[str, _Commit]:
         found: dict[str, _Commit] = {}
-        for name in sorted(names, key=lambda name: name.startswith(".")):
+        for name in sorted(filter(_MAY_BE_COMMIT.match, there), key=lambda name: name.startswith(".")):
             match = _COMMIT.fullmatch(_final_name(name))
             if match is None or not is_known(match[2], self.recorder) or label not in (None, match[1]):
                 continue
-            commit = self._look(self.path / name, match[1], match[2], set(names))
+            commit = self._look(folder, name, match[1], match[2], there)
             if name.startswith(".") and (commit.info.damage or _is_whole(found.get(match[1]))):
                 continue  # the pieces of a save that was cut off, or about to be
             found[match[1]] = commit
         return found
 
-    def _look(self, path: RunPath, label: str, suffix: str, names: set[str]) -> _Commit:
-        recorder = recorder_for(suffix, self.recorder)
+    def _look(self, folder: files.Folder, name: str, label: str, suffix: str, there: _Names) -> _Commit:
+        """What a commit file says: what it said last time, where nothing is another since."""
+        seen = self._seen.get(name)
+        if seen is not None and seen.settled and seen.signature == _signature(seen.commit, there):
+            return seen.commit
+        recorder, path = recorder_for(suffix, self.recorder), self.path / name
         try:
-            with _opened(path) as file:
-                # Without its name it may be half written, the outline before the tensors: all of it is read.
-                commit = checked((recorder.decode if _token(path) else recorder.outline)(file), path)
-                size = file.size
-            if commit["label"] != label:
-                raise damaged(path, f"it says that it is the commit of checkpoint {commit['label']}")
-            info = info_of(commit, size + sum(entry["size"] for entry in commit["files"].values()))
-            siblings = dict(self._siblings(commit, path, suffix, names))
+            with durable.opened(path, folder) as file:
+                size, said = file.size, self._said(recorder, file)
+            if said["label"] != label:
+                raise damaged(path, f"it says that it is the commit of checkpoint {said['label']}")
+            commit = self._understood(said, size, name, recorder, there)
         except (DamagedError, OSError) as error:
-            return _Commit(_unreadable(label, str(error), path), {}, path, recorder)
-        damage = next((wrong for entry in siblings.values() if (wrong := _wrong_size(*entry))), "")
-        used = {part: entry[0].name for part, entry in siblings.items()} | {"state": path.name}
-        return _Commit(replace(info, damage=damage, files=used), siblings, path, recorder)
+            return _Commit(_unreadable(label, _why(error, path), name), {}, name, recorder)
+        damage = next(
+            (wrong for each in commit.siblings.values() if (wrong := self._wrong(*each, there))), ""
+        )
+        if damage:
+            return replace(commit, info=replace(commit.info, damage=damage))
+        self._seen[name] = _seen(commit, there)
+        return commit
 
-    def _siblings(
-        self, commit: Mapping[str, Any], path: RunPath, suffix: str, names: set[str]
-    ) -> Iterator[tuple[str, tuple[RunPath, int, str]]]:
-        """Where each part lies; its name is computed, not taken from a stranger's file."""
-        token = _token(path)
-        for part, entry in commit["files"].items():
+    def _said(self, recorder: Recorder, file: durable.Reader) -> dict[str, Any]:
+        if _token(file.path.name):
+            # Without its name it may be half written, the outline before the tensors: all of it is read.
+            return checked(recorder.decode(file), file.path)
+        read_head = getattr(recorder, "head", None)  # asking for the protocol takes longer than reading it
+        head = None if read_head is None else read_head(file, REST)
+        if head is None or not {"files", "sequence"} <= head.value.keys():  # of the version before, say
+            return checked(recorder.outline(file), file.path)
+        return checked(head, file.path, only_head=True)
+
+    def _understood(
+        self, said: Mapping[str, Any], size: int, name: str, recorder: Recorder, there: Container[str]
+    ) -> _Commit:
+        """A commit file's contents with the names of its parts, which are computed, not taken from a
+        stranger's file."""
+        token, (_, _, suffix) = _token(name), _final_name(name).partition(".")
+        siblings = {}
+        for part, entry in said["files"].items():
             if part not in PARTS:
-                raise damaged(path, f"it speaks of a part {part!r}, which no checkpoint has")
-            where = self.path / f"{part}-{commit['label']}.{suffix}"
-            if token and (unnamed := durable.temporary_name(where, token)).name in names:
-                where = unnamed
-            yield part, (where, entry["size"], entry["digest"])
+                raise damaged(self.path / name, f"it speaks of a part {part!r}, which no checkpoint has")
+            sibling = f"{part}-{said['label']}.{suffix}"
+            if token and (unnamed := f".{sibling}.{token}.tmp") in there:
+                sibling = unnamed
+            siblings[part] = (sibling, entry["size"], entry["digest"])
+        used = {part: sibling for part, (sibling, _, _) in siblings.items()} | {"state": name}
+        size += sum(size for _, size, _ in siblings.values())
+        return _Commit(info_of(said, size, used), siblings, name, recorder, said.get("best"))
+
+    def _wrong(self, name: str, size: int, digest: str, there: _Names) -> str:
+        if name not in there:
+            return str(damaged(self.path / name, "it is missing"))
+        found = there[name].st_size
+        return (
+            "" if found == size else str(damaged(self.path / name, f"it has {found} bytes instead of {size}"))
+        )
 
     def _commit_of(self, info: CheckpointInfo) -> _Commit:
-        for commit in self._commits(info.label):
+        with files.opened_folder(self.path) as folder:
+            for commit in self._among(folder, folder.stats(info.files.values()), info.label).values():
+                if not commit.info.damage:
+                    return commit
+        for commit in self._commits(info.label):  # it may have got its names meanwhile
             if commit.info.damage:
                 raise DamagedError(commit.info.damage)
             return commit
         raise StateError(f"there is no checkpoint {info.label} any more; {_listed(self.list())}")
 
+    def _as_saved(self, info: CheckpointInfo) -> _Commit | None:
+        """A commit that is what it was when it was saved or looked at; nothing is read."""
+        seen = self._seen.get(info.files.get("state", ""))
+        if seen is None:
+            return None
+        with files.opened_folder(self.path) as folder:
+            there = folder.stats([seen.commit.state, *_names(seen.commit)])
+        return seen.commit if seen.signature == _signature(seen.commit, there) else None
+
     def _rule(self, whole: Sequence[CheckpointInfo]) -> KeepBest:
         """What "best" means to this run, as its newest commit says."""
         for info in reversed(whole):
-            commit = self._commit_of(info)
-            with _opened(commit.state) as file:
-                rule = commit.recorder.outline(file).value.get("best")
+            rule = self._commit_of(info).best
             if rule:
                 return KeepBest(rule["metric"], rule["split"], rule["mode"])
         return KeepBest()
@@ -404,15 +479,15 @@ def _opened(path: Path) -> Iterator[durable.Reader]:
         raise
 
 
-def _wrong_size(path: Path, size: int, digest: str) -> str:
-    try:
-        there = os.stat(path, follow_symlinks=False).st_size
-    except FileNotFoundError:
+def _why(error: DamagedError | OSError, path: Path) -> str:
+    if isinstance(error, FileNotFoundError):
         return str(damaged(path, "it is missing"))
-    return "" if there == size else str(damaged(path, f"it has {there} bytes instead of {size}"))
+    if isinstance(error, OSError) and error.filename is None:  # a failed read knows no name
+        error.filename = str(path)
+    return str(error)
 
 
-def _unreadable(label: str, damage: str, path: Path) -> CheckpointInfo:
+def _unreadable(label: str, damage: str, name: str) -> CheckpointInfo:
     """What is known of a checkpoint by its name alone."""
     epoch, *rest = label.split("-")
     return CheckpointInfo(
@@ -422,7 +497,7 @@ def _unreadable(label: str, damage: str, path: Path) -> CheckpointInfo:
         0,
         split="valid" if "valid" in rest else "train",
         kind="manual" if rest else "epoch",
-        files={"state": path.name},
+        files={"state": name},
         damage=damage,
     )
 
@@ -447,13 +522,26 @@ def _is_whole(commit: _Commit | None) -> bool:
     return commit is not None and not commit.info.damage
 
 
-def _paths(commit: _Commit) -> list[RunPath]:
-    return [path for path, _, _ in commit.siblings.values()]
+def _names(commit: _Commit) -> list[str]:
+    return [name for name, _, _ in commit.siblings.values()]
 
 
-def _token(path: Path) -> str:
+def _seen(commit: _Commit, there: _Names) -> _Seen:
+    signature = _signature(commit, there)
+    newest = max(each[1] for each in signature if each is not None)
+    return _Seen(commit, signature, time.time_ns() - newest > _TICK)
+
+
+def _signature(commit: _Commit, there: _Names) -> tuple[tuple[int, ...] | None, ...]:
+    return tuple(
+        (found.st_size, found.st_mtime_ns, found.st_ino) if (found := there.get(name)) is not None else None
+        for name in (commit.state, *_names(commit))
+    )
+
+
+def _token(name: str) -> str:
     """What tells the temporary files of one save from another's; empty for a file with its final name."""
-    match = _TEMPORARY.fullmatch(path.name)
+    match = _TEMPORARY.fullmatch(name)
     return match[2] if match else ""
 
 

@@ -15,7 +15,7 @@ from ..store.budget import TIMES
 from ..store.durable import Reader
 from ..store.hdf5_codecs import CODECS, require
 from ..store.hdf5_columns import Entry
-from ..store.hdf5_manifest import Manifest, damaged, read_manifest
+from ..store.hdf5_manifest import Manifest, damaged, read_head, read_manifest
 from ..store.hdf5_names import dataset_paths
 from ..store.tensors import are_direct, dtype_name
 from ..store.tree import Malformed, outlined, pack, unpack
@@ -118,6 +118,18 @@ class Hdf5Recorder:
         except (Malformed, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise damaged(file, f"its tree is malformed: {error}") from error
         return _decoded(file, manifest, tree, tensors)
+
+    def head(self, file: Reader, before: str, /) -> Decoded | None:
+        """The entries of a dict that come before a key, without what follows, in a tenth of the time of
+        `outline`; None where it has no such key, or tensors before it."""
+        found = read_head(file, before)
+        if found is None:
+            return None
+        tree, digest, plain = found
+        try:
+            return Decoded(tree if plain else unpack(tree, []), digest)
+        except Malformed:
+            return None  # `outline` tells what is wrong
 
     def load_into(self, file: Reader, into: Mapping[str, Tensor], /) -> Decoded:
         """Read the tensors of a file straight into live ones, by the names of their datasets

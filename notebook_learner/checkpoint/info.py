@@ -92,8 +92,8 @@ def label_of(epoch: int, split: str, step: int) -> str:
     return f"{epoch}-{step}" if split == "train" else f"{epoch}-{split}-{step}"
 
 
-def info_of(commit: Mapping[str, Any], size: int) -> CheckpointInfo:
-    """What a commit file tells."""
+def info_of(commit: Mapping[str, Any], size: int, files: Mapping[str, str]) -> CheckpointInfo:
+    """What a commit file tells of a checkpoint of so many bytes in these files."""
     return CheckpointInfo(
         label=commit["label"],
         epoch=commit["epoch"],
@@ -106,6 +106,6 @@ def info_of(commit: Mapping[str, Any], size: int) -> CheckpointInfo:
         saved_at=commit["saved_at"],
         size=size,
         metrics=commit["metrics"],
-        files={part: entry["name"] for part, entry in commit["files"].items()},
+        files=files,
         exact=commit["exact"],
     )

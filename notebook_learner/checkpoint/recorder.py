@@ -70,4 +70,7 @@ class Recorder(Protocol):
 
     def outline(self, file: Reader, /) -> Decoded:
         """The value with empty tensors (on the "meta" device) in place of the real ones, reading as
-        little as can be: for lists of checkpoints. Its digest is what the file says of itself."""
+        little as can be: for lists of checkpoints. Its digest is what the file says of itself.
+
+        Where a recorder has a method `head(file, before, /)`, that is asked first: for the entries of a dict
+        before a key, or None where they cannot be read without the rest."""

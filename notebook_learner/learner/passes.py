@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from operator import is_
 from typing import Any, Literal
 
@@ -162,13 +163,18 @@ def _passes_of(told: Any) -> list[Pass]:
     return passes
 
 
+@lru_cache(maxsize=1000)  # the same few in each of thousands of passes
+def _is_no_name(name: Any) -> bool:
+    return check_metric_name(name) is not None
+
+
 class Pass:
     """One pass as a commit file tells it."""
 
     def __init__(self, epoch: Any, split: Any, steps: Any, finals: Any) -> None:
         if type(epoch) is not int or split not in ("train", "valid") or type(steps) is not int or steps < 0:
             raise ValueError("a pass that is none")
-        if isinstance(finals, dict) and any(check_metric_name(name) is not None for name in finals):
+        if isinstance(finals, dict) and any(_is_no_name(name) for name in finals):
             raise ValueError("a metric whose log would leave the directory")
         self.epoch: int = epoch
         self.split: Literal["train", "valid"] = split

@@ -149,9 +149,9 @@ class Reader:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Reader]:
-    """A file to read from."""
-    descriptor = files.open_to_read(path)
+def opened(path: Path, folder: files.Folder | None = None) -> Iterator[Reader]:
+    """A file to read from; `folder` where the one that it is in is open already."""
+    descriptor = files.open_to_read(path) if folder is None else folder.open_to_read(path)
     try:
         yield Reader(path, descriptor)
     finally:

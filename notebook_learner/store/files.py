@@ -12,11 +12,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .run_folder import RunPath, directory_at, explained, folder_of, is_below, refused
+from .run_folder import Opened, RunPath, below, directory_at, explained, folder_of, is_below, refused
 
 Bytes = bytes | bytearray | memoryview
 
@@ -50,17 +50,8 @@ def open_to_read(path: Path) -> int:
     """A file to read. In a run from a stranger, a link that leads elsewhere is refused, and a pipe or a
     device instead of waited for."""
     if is_below(path):
-        above = folder_of(path, reading=True)
-        try:
-            descriptor = os.open(path.name, os.O_RDONLY | _PLAIN, dir_fd=above.number)
-        except OSError as error:
-            raise explained(error, path, above) from None
-    else:
-        descriptor = os.open(path, os.O_RDONLY | _PLAIN)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a plain file", str(path))
-    return descriptor
+        return _opened_to_read(path, folder_of(path, reading=True))
+    return _plain(os.open(path, os.O_RDONLY | _PLAIN), path)
 
 
 def close(descriptor: int) -> None:
@@ -188,6 +179,57 @@ def names_in(path: Path) -> list[str]:
         return sorted(os.listdir(path))
     except FileNotFoundError:
         return []
+
+
+class Folder:
+    """A directory in which many files are looked at: what is above it is walked once."""
+
+    def __init__(self, above: Opened | None) -> None:
+        self._above = above
+
+    def names(self) -> list[str]:
+        """The names in it; none where there is no such directory."""
+        return [] if self._above is None else os.listdir(self._above.number)
+
+    def stats(self, names: Iterable[str]) -> dict[str, os.stat_result]:
+        """What each of these names is, as far as they are there; links are not followed."""
+        found: dict[str, os.stat_result] = {}
+        if self._above is None:
+            return found
+        for name in names:
+            with suppress(FileNotFoundError):
+                found[name] = os.stat(name, dir_fd=self._above.number, follow_symlinks=False)
+        return found
+
+    def open_to_read(self, path: Path) -> int:
+        """A plain file in it."""
+        if self._above is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return _opened_to_read(path, self._above)
+
+
+@contextmanager
+def opened_folder(path: Path) -> Iterator[Folder]:
+    """A directory to look at; it need not be there."""
+    above = None
+    with suppress(FileNotFoundError):
+        above = directory_at(below(path), reading=True)
+    yield Folder(above)
+
+
+def _opened_to_read(path: Path, above: Opened) -> int:
+    try:
+        descriptor = os.open(path.name, os.O_RDONLY | _PLAIN, dir_fd=above.number)
+    except OSError as error:
+        raise explained(error, path, above) from None
+    return _plain(descriptor, path)
+
+
+def _plain(descriptor: int, path: Path) -> int:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    return descriptor
 
 
 def _opened_to_write(path: RunPath, flags: int) -> int:

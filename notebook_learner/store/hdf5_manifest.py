@@ -48,6 +48,7 @@ HEAVIEST_REMEMBERED = SPARE // REMEMBERED
 
 _HEADER = struct.Struct("<8sIIQQQ16s")
 _SUM = 16
+_TREE, _LONGEST_HEAD = b',"tree":{', 1 << 16
 _DIGESTS, _END = b',"digests":"', b'"}'
 
 
@@ -114,6 +115,31 @@ def read_manifest(file: Reader) -> Manifest:
         return _understood(file, (offset, length), text, digest)
     except (Wrong, ValueError) as error:
         raise damaged(file, f"its manifest is malformed: {error}") from error
+
+
+def read_head(file: Reader, before: str) -> tuple[Any, str, bool] | None:
+    """The part of a tree, an object, that comes before a key; the checksum of the manifest, all of which is
+    under it; and whether the part is plain JSON, its own value. None where the key is not there, or no object
+    comes before it: what a stranger wrote may have it elsewhere.
+
+    Raises:
+        DamagedError: with the reason.
+    """
+    offset, length, digest = _read_header(file)
+    text = file.read(offset, length)
+    if digest_of(text) != digest:
+        raise damaged(file, "the checksum of its manifest does not fit")
+    start = text.find(_TREE)
+    end = text.find(b',"' + before.encode() + b'":', start)
+    if start < 0 or end < 0 or end - start > _LONGEST_HEAD:
+        return None
+    head = text[start + len(_TREE) - 1 : end] + b"}"
+    plain = b'"$' not in head
+    try:
+        found = parse(head, file.size)
+    except ValueError:
+        return None
+    return (found, digest, plain) if isinstance(found, dict) else None
 
 
 def _cut(text: bytearray) -> None:

@@ -38,10 +38,18 @@ def parse(text: bytearray, size: int, pairs: Callable[[list[tuple[str, Any]]], A
     characters = text.decode()
     text.clear()
     try:
-        return json.loads(characters, object_pairs_hook=pairs, parse_constant=_no_constant)
+        return (_PLAIN if pairs is None else _decoder(pairs)).decode(characters)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
+
+
+def _decoder(pairs: Callable[[list[tuple[str, Any]]], Any] | None) -> json.JSONDecoder:
+    return json.JSONDecoder(object_pairs_hook=pairs, parse_constant=_no_constant)
+
+
+_PLAIN = _decoder(None)
+"""Made once: that takes as long as to read a short text."""
