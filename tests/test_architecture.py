@@ -45,7 +45,7 @@ TABLE = """
     checkpoint                  | errors store
     inspection                  | errors renderer
     widget                      | errors event renderer
-    remote                      | errors event
+    remote                      | errors event store
     artifacts                   | errors event store logger checkpoint renderer widget remote.detached
     command                     | errors artifacts remote renderer store
 
@@ -103,7 +103,7 @@ TABLE = """
     .wiring.forking      | errors event PARTS .step .learner WIRING
     .wiring.assembly     | errors event metric breakpoint store logger renderer remote learner
     fleet                | errors cluster event metric breakpoint learner
-    detach               | errors event metric breakpoint checkpoint logger remote fleet learner
+    detach         | errors event metric breakpoint store checkpoint logger remote fleet learner
 
     .evaluator | errors event metric logger artifacts store renderer WORDS PARTS .data .step .driver EVALUATOR
 

@@ -350,10 +350,10 @@ class CheckpointFolder:
     def _commits(self, label: str | None = None) -> Iterator[_Commit]:
         """Every commit file (or only those of a label), named or still under its temporary name; of two
         with one label the named one, unless only the other is complete."""
-        if _leaves(self.path):
+        if self.path.is_symlink():
             raise DamagedError(
-                f"{self.path} is a link that leads out of its run's directory; checkpoints are read only "
-                "from inside it"
+                f"{self.path} is a link, which may lead out of its run's directory; checkpoints are read and "
+                "written only inside it. Move what it leads to into its place"
             )
         with files.opened_folder(self.path) as folder:
             names = folder.names()
@@ -563,7 +563,3 @@ def _sync_names_above(path: Path) -> None:
             files.sync_directory(above)
         if os.path.ismount(above):
             return
-
-
-def _leaves(path: Path) -> bool:
-    return path.is_symlink() and not path.resolve().is_relative_to(path.parent.resolve())

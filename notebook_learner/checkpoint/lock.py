@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from pathlib import Path
 
+from ..store import files
 from ..store.descriptor import Descriptor
+from ..store.run_folder import below
 
 
 class FolderLock:
@@ -16,7 +17,7 @@ class FolderLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = below(path)
         self._folder = Descriptor()
 
     def alone(self) -> bool:
@@ -39,7 +40,7 @@ class FolderLock:
             return False
         try:
             if self._folder.number is None:
-                self._folder = Descriptor(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
+                self._folder = Descriptor(files.open_directory(self.path))
             assert self._folder.number is not None
             fcntl.flock(self._folder.number, getattr(fcntl, kind) | fcntl.LOCK_NB)
         except OSError:  # somebody has it, or the file system knows no locks

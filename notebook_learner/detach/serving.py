@@ -29,6 +29,9 @@ from ..learner.wiring.forking import report_steps
 from ..logger import FileMetricLogger
 from ..remote.detached import LOG, noted_in
 from ..remote.listening import other_process_in
+from ..store import files
+from ..store.layout import RunLayout
+from ..store.run_folder import RunPath
 from .ambient import surround
 from .starting import SIZE
 from .ticket import THE_LEARNER, Surroundings, Ticket
@@ -123,7 +126,7 @@ class Serving:
         learner = self._learner
         directory = os.fspath(learner._supplies.origin.settings.directory)
         _require_the_same(directory, identity)
-        _print_into(os.path.join(directory, LOG))
+        _print_into(RunLayout(directory).directory / LOG)
         self._measured_before(directory)
         found = learner.look_for_checkpoints()
         if not found or found[-1].label != label:
@@ -286,11 +289,11 @@ def _require_the_same(directory: str, identity: list[int]) -> None:
         raise DetachError(f"{directory!r} is another directory by now: another run has begun there")
 
 
-def _print_into(path: str) -> None:
+def _print_into(path: RunPath) -> None:
     """From here on into this file, with what was printed so far."""
     sys.stdout.flush()
     sys.stderr.flush()
-    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    log = files.open_to_append(path)
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     os.write(log, f"{now}  process {os.getpid()} goes on with the run\n".encode())
     size = os.fstat(1).st_size

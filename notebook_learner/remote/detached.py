@@ -18,6 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..errors import DamagedError
+from ..store import durable, files
+from ..store.layout import RunLayout
+from ..store.run_folder import RunPath
+
 NOTE = "detached.json"
 LOG = "detached.log"
 """What the process prints: its renderer's lines, what steps print, and the traceback of what went wrong."""
@@ -62,10 +67,11 @@ class Detached:
 
     def note_in(self, directory: str | os.PathLike[str]) -> None:
         """Write it down for whoever comes to the directory."""
-        draft = os.path.join(directory, _DRAFT)
-        with open(draft, "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-        os.replace(draft, os.path.join(directory, NOTE))
+        note, data = _note(directory), json.dumps(asdict(self)).encode()
+        draft = note.with_name(_DRAFT)
+        files.unlink(draft)
+        durable.write_new(draft, [data], len(data))
+        files.rename(draft, note)
 
     def ends(self, directory: str | os.PathLike[str], status: str, error: str, num_epochs: int) -> None:
         """Write down how it ends."""
@@ -119,9 +125,9 @@ def process_of(pid: int) -> Detached:
 def noted_in(directory: str | os.PathLike[str]) -> Detached | None:
     """What the directory tells of a process that its run was handed over to, alive or not."""
     try:
-        with open(os.path.join(directory, NOTE), encoding="utf-8") as file:
-            told = json.loads(file.read(_LONGEST))
-    except (OSError, ValueError, RecursionError):
+        with durable.opened(_note(directory)) as file:
+            told = json.loads(file.read(0, min(file.size, _LONGEST)))
+    except (OSError, ValueError, RecursionError, DamagedError):
         return None
     return _checked(told)
 
@@ -142,7 +148,11 @@ def end_detached(directory: str | os.PathLike[str]) -> None:
 def forget_in(directory: str | os.PathLike[str]) -> None:
     """It never began there."""
     with suppress(OSError):
-        os.unlink(os.path.join(directory, NOTE))
+        files.unlink(_note(directory))
+
+
+def _note(directory: str | os.PathLike[str]) -> RunPath:
+    return RunLayout(directory).directory / NOTE
 
 
 def _checked(told: Any) -> Detached | None:

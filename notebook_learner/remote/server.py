@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from pathlib import Path
 
+from ..store.run_folder import RunFolder
 from .commands import Commands
 from .inherited import held, let_go
 from .peer import peer_of
@@ -68,7 +69,7 @@ class RemoteControl:
         return ""
 
     def _open(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
+        RunFolder(self.directory).make()
         with ExitStack() as undo:
             folder = held(Folder(self.directory))
             undo.callback(let_go, folder)

@@ -54,6 +54,12 @@ def open_to_read(path: Path) -> int:
     return _plain(os.open(path, os.O_RDONLY | _PLAIN), path)
 
 
+def open_directory(path: RunPath) -> int:
+    """A directory, to lock it."""
+    opened = directory_at(path, reading=True)
+    return os.dup(opened.number)
+
+
 def close(descriptor: int) -> None:
     """Give a descriptor back."""
     os.close(descriptor)
@@ -230,6 +236,16 @@ def _plain(descriptor: int, path: Path) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a plain file", str(path))
     return descriptor
+
+
+def require_plain(path: RunPath, *, folder: bool = False) -> None:
+    """Refuse what is there and is neither a file that has no other name nor, if so asked, a directory."""
+    above = folder_of(path, reading=True)
+    with suppress(FileNotFoundError):
+        there = os.stat(path.name, dir_fd=above.number, follow_symlinks=False)
+        if stat.S_ISDIR(there.st_mode) if folder else stat.S_ISREG(there.st_mode) and there.st_nlink == 1:
+            return
+        raise refused(path, there, above)
 
 
 def _opened_to_write(path: RunPath, flags: int) -> int:

@@ -55,6 +55,16 @@ class RunLayout:
         """The log of one metric in one pass."""
         return self.split_dir(split, epoch) / file_name(name)
 
+    def require_plain(self) -> None:
+        """Refuse a run in which a link, say, lies where it writes: before it writes anywhere.
+
+        Raises:
+            RefusedError: one of these names is something else.
+        """
+        for folder in (*SPLITS, TEST, self.checkpoint.name):
+            files.require_plain(self.directory / folder, folder=True)
+        files.require_plain(self.experiment_log)
+
     def test_dir(self, name: str) -> RunPath:
         """The folder of a set that was evaluated."""
         mistake = check_set_name(name)
@@ -109,7 +119,7 @@ def is_inside(path: Path, directory: os.PathLike[str]) -> bool:
     here, top = os.fspath(path), os.fspath(directory)
     while len(here) > len(top) and not os.path.islink(here):  # resolving costs ten times as much
         here = os.path.dirname(here)
-    return here == top or Path(path).resolve().is_relative_to(Path(directory).resolve())
+    return here == top or Path(os.path.realpath(path)).is_relative_to(os.path.realpath(directory))
 
 
 def log_files(folder: RunPath) -> list[RunPath]:

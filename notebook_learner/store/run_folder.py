@@ -42,6 +42,7 @@ _KINDS = {
 }
 _STRANGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EINVAL, errno.EPERM)
 """What the system says of a link, of a pipe without a reader, of a socket, of a directory for a file."""
+_CLOSED = -1
 _LONGEST = 200
 """Characters of where a link leads that an error tells."""
 
@@ -57,7 +58,10 @@ class RefusedError(StoreError, OSError):
 
 
 class Opened:
-    """An open directory; it is closed when nobody needs it any more, in whichever thread that is."""
+    """An open directory; it is closed when nobody needs it any more, in whichever thread that is.
+
+    What a learner leaves behind may write after the garbage collector came by, and finds it closed then.
+    """
 
     __slots__ = ("number",)
 
@@ -65,8 +69,9 @@ class Opened:
         self.number = number
 
     def __del__(self) -> None:
-        with suppress(OSError, AttributeError):
-            os.close(self.number)
+        number, self.number = self.number, _CLOSED
+        with suppress(OSError):
+            os.close(number)
 
 
 class RunFolder:
@@ -111,18 +116,24 @@ class RunFolder:
         """
         with self._lock:
             if self._held is None:
-                opened = Opened(os.open(self.path, _DIRECTORY))
-                self.identity = _identity_of(os.fstat(opened.number))
-                self._held, self._where = opened, os.path.abspath(self.path)
-            elif not self.is_in_place():
+                self._where = os.path.abspath(self.path)
+                self._held = Opened(os.open(self._where, _DIRECTORY))
+                self.identity = _identity_of(os.fstat(self._held.number))
+                return self._held
+            if not self.is_in_place():
                 self._require_gone()
                 self._held = self.identity = None
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+            if self._held.number == _CLOSED:
+                self._held = Opened(os.open(self._where, _DIRECTORY))
             return self._held
 
     def found(self) -> Opened:
         """The open directory to read from: the one that is held, or else the one that is there."""
-        return self._held or Opened(os.open(self.path, _DIRECTORY))
+        held = self._held
+        if held is None or held.number == _CLOSED:
+            return Opened(os.open(self.path, _DIRECTORY))
+        return held
 
     def is_in_place(self) -> bool:
         """Whether its path still leads to the directory that is held. Costs one `stat`, 2 us."""

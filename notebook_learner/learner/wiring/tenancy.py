@@ -154,6 +154,7 @@ class Tenancy:
                 f"the run's directory {str(self.directory)!r} cannot be made ({error.strerror or error}); "
                 "give LearnerBuilder a directory in which you may write"
             ) from error
+        self._storing.layout.require_plain()
         return told
 
     def _made_room(self, before: Tenancy | None, what: What) -> str:

@@ -1,0 +1,74 @@
+"""Names and texts that come from outside, as a line of a log holds them.
+
+A directory, a set, a metric or another machine may be called anything: `run;touch pwned`. A line with such a
+name in it may come to where a shell reads it, and a terminal shows it. Neither must do anything with it.
+"""
+
+from __future__ import annotations
+
+_ACTIVE = frozenset(";&|<>$`\\\"'#")
+"""What a shell does something with outside of quotes."""
+
+
+def quoted(name: str) -> str:
+    """A name; in quotes, as a shell takes them, where a shell would do something with it.
+
+    >>> quoted("runs/digits"), quoted("Top-K Accuracy @ TopK(5)")
+    ('runs/digits', 'Top-K Accuracy @ TopK(5)')
+    >>> print(quoted("run;touch pwned"), quoted("it's"))
+    'run;touch pwned' 'it'"'"'s'
+    """
+    name = visible(name)
+    if _ACTIVE.isdisjoint(name):
+        return name
+    inside = name.replace("'", "'\"'\"'")
+    return f"'{inside}'"
+
+
+def harmless(text: str) -> str:
+    r"""A sentence, with a backslash before what a shell would do something with; quotes in pairs stay.
+
+    >>> print(harmless("'a;b' held a run, which is now in 'a;b-1'"))
+    'a;b' held a run, which is now in 'a;b-1'
+    >>> print(harmless("the run's directory is a;b"), harmless('"$(x)"'))
+    the run\'s directory is a\;b "\$(x)"
+    """
+    text = visible(text)
+    if _ACTIVE.isdisjoint(text):
+        return text
+    written: list[str] = []
+    place = 0
+    while place < len(text):
+        character = text[place]
+        end = _end_of_quotes(text, place) if character in "'\"" else -1
+        if end >= 0:
+            inside = text[place:end]
+            written.append(inside if character == "'" else _escaped(inside, "$`\\"))
+            written.append(character)
+            place = end
+        else:
+            written.append(_escaped(character, _ACTIVE))
+        place += 1
+    return "".join(written)
+
+
+def visible(text: str) -> str:
+    r"""In one line, with an escape for what a terminal would act on, or show as nothing.
+
+    >>> print(visible("one\ntwo"), visible("\x1b[2J"))
+    one two \x1b[2J
+    """
+    text = " ".join(text.splitlines())
+    if text.isprintable():
+        return text
+    shown = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(shown)
+
+
+def _end_of_quotes(text: str, start: int) -> int:
+    """Where the quotes end that begin there; -1 where they do not."""
+    return text.find(text[start], start + 1)
+
+
+def _escaped(text: str, active: frozenset[str] | str) -> str:
+    return "".join(f"\\{each}" if each in active else each for each in text)
