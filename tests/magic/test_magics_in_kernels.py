@@ -257,7 +257,8 @@ def test_the_visual_debugger_stops_at_a_line_of_the_body(page: Page) -> None:
     cell = page.begin(code.replace("checked = step", "if step == 1: breakpoint()"))
     thread = debugger.stop()
     frame = debugger.ask("stackTrace", threadId=thread)["body"]["stackFrames"][0]
-    assert (frame["name"], frame["line"]) == ("<module>", 5)  # debugpy stops behind it
+    # debugpy stops behind the call, and on it where Python itself reports lines (3.12 and newer).
+    assert frame["name"] == "<module>" and frame["line"] in (4, 5)
     debugger.ask("continue", threadId=thread)
     page.end(cell)
     assert page.run("print(learner.position.step)") == "2\n"
