@@ -70,7 +70,7 @@ TABLE = """
     .breaking                   |
     .parting                    | store.hdf5_library
     .background                 | .control
-    .driver                     | errors .control .breaking .background
+    .driver                     | errors .control .breaking .background store.ending
     .comparison                 | event.values renderer.numbers artifacts.page WORDS
     .changes                    | metric WORDS .data .step .loop
     .excursion                  | errors event WORDS PARTS .ranks .loop .replica .comparison .changes
@@ -84,7 +84,7 @@ TABLE = """
     .on_sets | event metric artifacts store WORDS .data .step .ranks TURNING .evaluating .predicting .beside
     .shown                      | event logger WORDS PARTS TURNING
     .debugging                  | errors event breakpoint WORDS PARTS TURNING STOPPING .step store .on_sets
-    .learner                    | errors event logger WORDS PARTS TURNING SHOWN artifacts .parting
+    .learner             | errors event logger WORDS PARTS TURNING SHOWN artifacts .parting store.ending
 
     .wiring              |
     .wiring.undo         |

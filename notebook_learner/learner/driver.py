@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from ..errors import BusyError
+from ..store import ending
 from . import background
 from .breaking import Breaking
 from .control import Control, Request
@@ -70,7 +70,7 @@ class Driver:
         """
         __tracebackhide__ = True
         # Around the claim: none may come between the two.
-        with _Interrupts(self.control, self.saves_its_end) as interrupts:
+        with _Interrupts(self.control) as interrupts, self._awaited():
             self._claim()
             try:
                 value = work()
@@ -104,6 +104,7 @@ class Driver:
                 raise
         if self._thread is not None:
             background.join_the_cell()
+        ending.remind()  # the interrupts that came meanwhile are forgotten, and a signal may be among them
         # Not only a late one: the background thread may have heard it first, and paused.
         return interrupts.seen
 
@@ -128,6 +129,7 @@ class Driver:
             with self._changed:
                 self._changed.wait_for(lambda: turn.ended, 0.1)
             meanwhile()  # without the lock, which the training needs at its boundaries
+        ending.rest()
         return turn.result
 
     # Ask ---------------------------------------------------------------------------------------------
@@ -175,6 +177,10 @@ class Driver:
                 self._holders.remove(me)
                 self.control.release()
 
+    def _awaited(self) -> AbstractContextManager[None]:
+        """The end of the process waits for this, where a pause is kept."""
+        return ending.awaited(self.control.interrupt) if self.saves_its_end else nullcontext()
+
     # The claim ---------------------------------------------------------------------------------------
 
     @property
@@ -214,6 +220,7 @@ class Driver:
 
     def _hand_over(self, work: Callable[[], Any], fail: Callable[[BaseException], None]) -> None:
         turn = self._turn
+        begun = ending.begin(self.control.interrupt) if self.saves_its_end else None
 
         def body() -> None:
             try:
@@ -221,6 +228,8 @@ class Driver:
             finally:
                 background.is_over(self.control)
                 self._let_go()
+                if begun is not None:
+                    ending.finish(begun)
 
         # In the context of the cell that runs now, a kernel shows the thread's prints below that cell and
         # not below the latest one (ipykernel 6.29 and 6.31 see to it themselves, older ones do not).
@@ -231,6 +240,8 @@ class Driver:
             self._thread.start()
         except RuntimeError as error:
             background.is_over(self.control)
+            if begun is not None:
+                ending.finish(begun)
             fail(error)
             raise
 
@@ -287,16 +298,10 @@ class _Turn:
 
 class _Interrupts:
     """Ctrl-C and the kernel's interrupt button ask for a pause at the step boundary; a second one
-    while a step hangs raises KeyboardInterrupt there and then.
+    while a step hangs raises KeyboardInterrupt there and then."""
 
-    Where pauses are kept, SIGTERM (a cluster that wants its machine back, a kernel that is shut down) asks
-    for one, too, and ends the process afterwards; a second one at once. A handler of the user's own stays.
-    """
-
-    def __init__(self, control: Control, saves_its_end: bool = False) -> None:
+    def __init__(self, control: Control) -> None:
         self.control = control
-        self.saves_its_end = saves_its_end
-        self.told_to_end = False
         self.late = False
         """Afterwards: whether one came that no boundary was left to answer."""
         self.seen = False
@@ -304,35 +309,20 @@ class _Interrupts:
         # Only the main thread gets signals, and only it may say what they do.
         self._mine = threading.current_thread() is threading.main_thread()
         self._before: Any = None
-        self._process = os.getpid()
         self._breaking = Breaking()
 
     def __enter__(self) -> _Interrupts:
         if self._mine:
             self._before = signal.signal(signal.SIGINT, self._interrupted)
-            self.saves_its_end &= signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-            if self.saves_its_end:
-                signal.signal(signal.SIGTERM, self._terminated)
         return self
 
     def __exit__(self, *error: object) -> None:
         if not self._mine:
             return
-        if self.saves_its_end:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if self.told_to_end:
-            os.kill(os.getpid(), signal.SIGTERM)
         try:
             signal.signal(signal.SIGINT, self._before)
         finally:  # the handler of before may raise as soon as it is back
             self.late = self.control.forget_interrupts()
-
-    def _terminated(self, signum: int, frame: FrameType | None) -> None:
-        if self.told_to_end or os.getpid() != self._process:  # again; or a child of the step's own
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
-        self.told_to_end = True
-        self.control.interrupt()
 
     def _interrupted(self, signum: int, frame: FrameType | None) -> None:
         self.seen = True

@@ -16,6 +16,7 @@ from ..artifacts import Artifacts, Checkpoints
 from ..errors import BusyError, CheckpointError, LoggerError, Paused, StateError, a_kind
 from ..event import Display, Event, Notice, RunOpened, StatusChanged
 from ..logger import History
+from ..store import ending
 from .debugging import Debugging, Supplies
 from .driver import Driver
 from .early_stopping import why_ended
@@ -304,7 +305,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         Raises:
             CheckpointError: it could not be written; training is as it was.
         """
-        with self._driver.held():
+        with self._driver.held(), ending.awaited():
             self._enter(saves=True)
             self._announce()
             label = self._replica.keep("manual")
@@ -539,7 +540,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         if why == "breakpoint":
             self._tell_hit()
         elif self._status != _STATUS[why]:
-            self._set_status(_STATUS[why], self._why_over() if why == "finished" else "")
+            self._set_status(_STATUS[why], self._why_over() if why == "finished" else ending.why())
         if why != "budget":  # between two steps taken by hand nobody waits for the disk
             self._replica.keep_stop()
             self._replica.saving.wait()
@@ -570,8 +571,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
             self._replica.keep_stop()
 
     def _set_status(self, status: Status, reason: str = "") -> None:
-        self._status = status
-        at = self.position
+        self._status, at = status, self.position
         self._emit(StatusChanged(status, at.epoch, at.split, at.step, at.total, reason))
 
     def _emit(self, event: Event) -> None:

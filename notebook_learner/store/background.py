@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from . import ending
 from .workers import hand_over
 
 Job = Callable[[], None]
@@ -24,8 +25,8 @@ class Background:
     """Does jobs one after the other, out of the training's way.
 
     Of several waiting jobs with one name only the latest is done: each is a newer version of the same
-    file. The thread is given back with its last job, so an idle learner holds none; the interpreter does
-    not end before it.
+    file. The thread is given back with its last job, so an idle learner holds none; neither the
+    interpreter nor a process that is told to end (SIGTERM) ends before it.
 
     >>> done = []
     >>> background = Background()
@@ -41,6 +42,7 @@ class Background:
         self._running: str | None = None
         self._failures: list[Failure] = []
         self._alive = False
+        self._begun: ending.Stand = _nothing
 
     def submit(self, name: str, job: Job) -> None:
         """Do this as soon as what is under way is done."""
@@ -48,6 +50,7 @@ class Background:
             self._waiting[name] = job
             if self._alive:
                 return
+            self._begun = ending.begin(_nothing)
             self._alive = True
         hand_over(self._work)
 
@@ -78,9 +81,9 @@ class Background:
         while True:
             with self._changed:
                 if not self._waiting:
-                    self._alive = False
+                    self._alive, begun = False, self._begun
                     self._changed.notify_all()
-                    return
+                    break
                 name = next(iter(self._waiting))
                 job = self._waiting.pop(name)
                 self._running = name
@@ -93,3 +96,8 @@ class Background:
             with self._changed:
                 self._running = None
                 self._changed.notify_all()
+        ending.finish(begun)
+
+
+def _nothing() -> None:
+    """A job is not asked to stand: it is done soon."""

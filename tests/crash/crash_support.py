@@ -52,7 +52,13 @@ class Training:
         self.epochs = epochs
         self.batches = batches
 
-    def learner(self, directory: Path, checkpoint: str | None = None, renderer: Any = "silent") -> Learner:
+    def learner(
+        self,
+        directory: Path,
+        checkpoint: str | None = None,
+        renderer: Any = "silent",
+        configure: Callable[[LearnerBuilder], object] = lambda builder: builder,
+    ) -> Learner:
         """A fresh learner, its model and the global generators at fixed seeds."""
         torch.manual_seed(3)
         np.random.seed(3)
@@ -77,6 +83,7 @@ class Training:
         )
         if checkpoint is not None:
             builder.checkpoint(checkpoint)
+        configure(builder)
         return builder.build(
             model,
             optimizer,
