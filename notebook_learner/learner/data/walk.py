@@ -23,7 +23,8 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..rng import mix
-from .sampling import END, SeededDataset, SkippingSampler
+from .ends import collate_makes_no_end, next_of
+from .sampling import SeededDataset, SkippingSampler
 from .share import Share
 
 
@@ -97,7 +98,7 @@ class Walk:
 
     def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
         """Start an epoch after `skip` batches, its order drawn. `base` seeds each sample."""
-        with interrupts_kept_from(getattr(self.loader, "num_workers", 0)):
+        with interrupts_kept_from(getattr(self.loader, "num_workers", 0)), collate_makes_no_end(self.loader):
             iterator: Iterator[Any] = iter(self.loader)
         return self._kept(iterator)
 
@@ -161,7 +162,9 @@ class _SequenceWalk(Walk):
         return batch if self._share is None else self._share.of_batch(batch)
 
     def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
-        return iter(self.loader) if skip == 0 else map(self.loader.__getitem__, range(skip, len(self.loader)))
+        if skip == 0:
+            return iter(self.loader)
+        return (self.loader[index] for index in range(skip, len(self.loader)))  # StopIteration is no end here
 
 
 class _StatefulWalk(Walk):
@@ -177,9 +180,10 @@ class _StatefulWalk(Walk):
         if skip and self._pending is not None:
             self.loader.load_state_dict(copy.deepcopy(self._pending))
             self._pending, skip = None, 0
-        iterator = self._kept(iter(self.loader))
+        with collate_makes_no_end(self.loader):
+            iterator = self._kept(iter(self.loader))
         for _ in range(skip):
-            next(iterator, END)
+            next_of(iterator)
         return iterator
 
     def capture(self, inside: bool) -> Any:
