@@ -23,13 +23,13 @@ from .control import Control
 from .data.cursor import Cursor
 from .driver import Driver
 from .evaluating import Tour, evaluate_set
-from .modes import Modes
+from .modes import Modes, switch
 from .position import Position, Split
-from .predicting import AfterBatch, Forward, as_batches, output_of, predict
+from .predicting import AfterBatch, Forward, as_batches, output_of, predict, require_functions
 from .rng import capture_generators, capture_rng, restore_generators, restore_rng
 from .step.step import ValidationStep
 from .step.supervised import supervised
-from .wiring.checks import metric_mistakes
+from .wiring.checks import metric_mistakes, step_mistakes
 from .wiring.loaders import not_a_loader
 from .wiring.settings import PRECISIONS, Registered, Settings
 
@@ -122,6 +122,7 @@ class Evaluator:
             step: `fn(model, batch)` that gives the output, for batches that are no x, (x,) or (x, y).
         """
         __tracebackhide__ = True
+        require_functions(function, step)
         own = self._settings.valid_step is not None or hasattr(self.model, "valid_step")
         if step is not None:
             runner = self._step(partial(step, self.model))
@@ -199,7 +200,7 @@ class Evaluator:
         drawn, live = capture_generators(generators), capture_rng()
         try:
             with modes.kept():
-                self.model.eval()
+                switch(self.model, training=False)
                 value, interrupted = self._driver.here(work)
         finally:
             restore_generators(generators, drawn)
@@ -210,7 +211,7 @@ class Evaluator:
 
 
 def _require_sound(settings: Settings, metrics: list[AnyMetric], model: Any) -> None:
-    wrong = _metric_mistakes(metrics)
+    wrong = [*_metric_mistakes(metrics), *step_mistakes(settings)]
     if not isinstance(model, nn.Module):
         wrong.append(f"the model is of type {type(model).__name__}; give a torch.nn.Module")
     elif not settings.says_how_to_validate(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,7 +30,7 @@ class Modes:
             self._enter_training()
         else:
             self.remember()
-            self.validated.eval()
+            switch(self.validated, training=False)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -54,7 +55,57 @@ class Modes:
         if self.model.training:
             return
         if self._training is None:
-            self.model.train()
+            switch(self.model, training=True)
             return
         for module, training in self._training.items():
             module.training = training
+
+
+def switch(model: nn.Module, *, training: bool) -> None:
+    """`model.train()` or `model.eval()`, whatever else methods of these names may mean in a model: one that
+    trains it (`train(data)`, `train(epochs=10)`) is not called. What a model does to its modes in a `train`
+    of torch's form, `train(mode=True)`, it does.
+
+    >>> class Own(nn.Module):
+    ...     def train(self, data):
+    ...         raise RuntimeError("not asked for")
+    >>> model = Own()
+    >>> switch(model, training=False)
+    >>> model.training
+    False
+    """
+    if all(map(_means_modes, model.modules())):
+        model.train() if training else model.eval()
+        return
+    model.training = training
+    for child in model.children():
+        switch(child, training=training)
+
+
+def _means_modes(module: nn.Module) -> bool:
+    own = "train" in module.__dict__ or "eval" in module.__dict__
+    kind = type(module)
+    if not own and kind.train is nn.Module.train and kind.eval is nn.Module.eval:
+        return True
+    return _takes_a_mode(module.train) and not _required(module.eval)
+
+
+def _takes_a_mode(train: object) -> bool:
+    parameters = _parameters(train)
+    first = parameters[0] if parameters else None
+    if first is None or _required(train):
+        return False
+    return first.kind is first.VAR_POSITIONAL or isinstance(first.default, bool)
+
+
+def _required(method: object) -> bool:
+    """Whether it cannot be called without arguments."""
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return any(each.default is each.empty and each.kind not in optional for each in _parameters(method))
+
+
+def _parameters(method: object) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(method).parameters.values())  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # one in C tells nothing
+        return []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from builder_support import assert_same_bits, batches, by_hand, classifier, net, quiet, sgd
 from torch import nn
 
-from notebook_learner.learner.modes import Modes
+from notebook_learner.learner.modes import Modes, switch
 
 
 def seen_by(tmp_path, model, **builder_options):
@@ -90,3 +91,67 @@ def test_an_average_is_put_to_eval_mode_and_the_model_keeps_training():
     modes.enter("train")
     modes.enter("valid")
     assert (model.training, average.training) == (True, False)
+
+
+# Models whose methods of these names mean something else --------------------------------------------------
+
+
+class Trainer(nn.Module):
+    """It has a `train` of its own, as many a class that was no layer at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = with_norm()
+
+    def forward(self, x):
+        return self.layers(x)
+
+    def train(self, data):
+        raise AssertionError("nobody asked it to train itself")
+
+
+class Runs(Trainer):
+    def train(self, trainer=None, **more):
+        raise AssertionError("nobody asked it to train itself")
+
+
+class Asks(Trainer):
+    train = nn.Module.train
+
+    def eval(self, data):
+        raise AssertionError("nobody asked it to evaluate itself")
+
+
+class Frozen(nn.BatchNorm1d):
+    """It stays in eval mode, by torch's own way of saying so."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+@pytest.mark.parametrize("kind", [Trainer, Runs, Asks])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_train_that_means_something_else_is_not_called(tmp_path, kind, inside):
+    model = nn.Sequential(kind()) if inside else kind()
+    number = len(list(model.modules()))
+    train, valid = [True] * number, [False] * number
+    assert seen_by(tmp_path, model) == [train, valid, train, valid]
+    switch(model, training=False)
+    assert seen_by(tmp_path / "again", model) == [train, valid, train, valid]
+
+
+def test_beside_it_a_train_that_means_the_mode_is_called(tmp_path):
+    model = Trainer()
+    model.layers[1] = Frozen(4)
+    switch(model, training=False)
+    switch(model, training=True)
+    assert [module.training for module in model.modules()] == [True, True, True, False, True]
+
+
+def test_evaluate_and_predict_go_by_modes_too(tmp_path):
+    torch.manual_seed(0)
+    model = Trainer()
+    learner = classifier(tmp_path).build(model, sgd(model), None, batches(), batches()[:1])
+    learner.fit()
+    learner.evaluate(batches()[:1])
+    assert len(learner.predict(batches())) == sum(len(y) for _, y in batches())
