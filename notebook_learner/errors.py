@@ -24,6 +24,9 @@ A message says what was given, why it cannot be, and what to do instead.
 
 from __future__ import annotations
 
+import errno
+import inspect
+import os
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -37,6 +40,60 @@ def a_kind(value: object) -> str:
     """
     name = (value if isinstance(value, type) else type(value)).__name__
     return f"an {name}" if name[0] in "aeioAEIO" else f"a {name}"
+
+
+_REMEDIES = {
+    errno.ENOSPC: "Free some space there",
+    errno.EDQUOT: "Free some of your quota there, or have it raised",
+    errno.ENOENT: "Put back what was moved or removed there",
+    errno.ELOOP: "Put a plain file or directory in the place of the link",
+    errno.ENOTDIR: "Move the file away that lies in the place of a directory",
+    errno.EISDIR: "Move the directory away that lies in the place of the file",
+    errno.EACCES: "Give yourself the right to write there (chmod u+rwX)",
+    errno.EPERM: "Give yourself the right to write there (chmod u+rwX)",
+    errno.EROFS: "Have that file system mounted for writing",
+    errno.EMFILE: "Close files that this process holds open, or raise its limit (ulimit -n)",
+    errno.ENFILE: "Close files that are open on this machine",
+    errno.EFBIG: "Raise the limit of a file's size (ulimit -f)",
+    errno.ENOMEM: "Free some memory",
+    errno.EIO: "Look whether the disk is sound (the kernel's log, dmesg, says more)",
+    errno.ESTALE: "Have the network file system mounted again",
+}
+
+
+def remedy(error: BaseException) -> str:
+    """What to do about what the system refused, as the beginning of a sentence. An error in words of our
+    own has said it.
+
+    >>> remedy(OSError(errno.ENOSPC, "No space left on device"))
+    'Free some space there'
+    """
+    plain = isinstance(error, OSError) and error.errno and error.strerror == os.strerror(error.errno)
+    return _REMEDIES.get(error.errno, "Remove the cause") if plain else "Remove the cause"  # type: ignore
+
+
+def wrong_arguments(function: object, *given: str) -> str:
+    """Why a function cannot be called with these; nothing where it can, or where that is not known.
+
+    >>> wrong_arguments(lambda: 0, "the learner")
+    'it is called with one argument, the learner, and takes none'
+    >>> wrong_arguments(lambda output, targets: 0, "the output", "the targets")
+    ''
+    """
+    if hasattr(function, "named_modules"):  # a layer of torch passes all on to this
+        function = getattr(function, "forward", function)
+    try:
+        signature = inspect.signature(function)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # one in C tells nothing
+        return ""
+    try:
+        signature.bind(*given)
+    except TypeError:
+        number = ("no argument", "one argument", "two arguments", "three arguments")[len(given)]
+        takes = ", ".join(str(each.replace(annotation=each.empty)) for each in signature.parameters.values())
+        said = f"takes ({takes})" if takes else "takes none"
+        return f"it is called with {number}, {' and '.join(given)}, and {said}"
+    return ""
 
 
 class NotebookLearnerError(Exception):

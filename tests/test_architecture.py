@@ -140,6 +140,7 @@ LAZY = {
     ("learner.evaluator", "renderer"): "a display is loaded for whoever evaluates",
     ("learner.learner", "renderer.figure"): "matplotlib is loaded for whoever draws",
     ("learner.learner", "renderer.summary"): "a learner is bound to no display; a table is asked for",
+    ("learner.shown", "learner.wiring.builder"): "which verbs a builder has, for whoever looks for one here",
     ("learner.shown", "widget.face"): "a panel for a learner that has another display, where a page asks",
     ("metric.confusion_matrix", "renderer.matrix"): "matplotlib is loaded for whoever draws",
     ("learner.on_ranks", "fleet.table"): "for whoever looks",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
+from ..errors import wrong_arguments
 from .asked import When
 from .base import Condition, Moment
 
@@ -81,6 +82,8 @@ class Breakpoints:
                 f"{condition!r}"
             )
         if not isinstance(condition, Condition):
+            if why := wrong_arguments(condition, "the moment"):
+                raise TypeError(f"a breakpoint's function: {why}; write lambda moment: moment.loss > 100")
             condition = When(condition)
         made = Breakpoint(self._free(name or repr(condition)), condition, once, self._changed)
         self._all = [*self._all, made]

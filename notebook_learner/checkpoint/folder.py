@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, DamagedError, StateError
+from ..errors import CheckpointError, DamagedError, StateError, remedy
 from ..store import durable, files
 from ..store.run_folder import RunPath, below
 from . import passes
@@ -506,8 +506,8 @@ def not_written(label: str, path: Path, error: OSError) -> str:
     """What to tell a person whose disk refuses a checkpoint."""
     return (
         f"checkpoint {label} could not be written to {path}: {error.strerror or error}. Training stands at a "
-        "step boundary with everything in memory, and earlier checkpoints are as they were. Remove the cause "
-        "(free some space, say) and call fit() again: it writes the checkpoint first, then goes on"
+        f"step boundary with everything in memory, and earlier checkpoints are as they were. {remedy(error)} "
+        "and call fit() again: it writes the checkpoint first, then goes on"
     )
 
 

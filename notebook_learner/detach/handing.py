@@ -242,7 +242,7 @@ def _stand_at_the_newest(learner: Any) -> None:
 def _first_of(learner: Any) -> Sequence[Event]:
     """What brings new writers to where the run stands: their files hold just that already."""
     record, at = learner.history.snapshot(), learner._replica.loop.position
-    opened = replace(learner._opened, num_epochs=learner.num_epochs)
+    opened = replace(learner._opened, num_epochs=learner._replica.loop.num_epochs)
     return opened, Rewound(at.epoch, at.split, at.step, record, len(record), 0, "taken back")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from ..errors import LoggerError
+from ..errors import LoggerError, remedy
 from .sink import Sink
 from .values import Event, Notice
 
@@ -124,8 +124,7 @@ def _logger_error(failures: Sequence[tuple[Sink, Exception]]) -> LoggerError:
     who = "; ".join(f"{type(sink).__name__} failed: {_in_words(error)}" for sink, error in failures)
     return LoggerError(
         f"{who}. Training stands at a step boundary and nothing is lost: what could not be written is "
-        "kept. Remove the cause (free some space, say) and call fit() again; it writes what is waiting, "
-        "then goes on."
+        f"kept. {remedy(failures[0][1])} and call fit() again; it writes what is waiting, then goes on."
     )
 
 

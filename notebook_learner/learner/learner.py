@@ -30,9 +30,9 @@ from .position import Position, Split
 from .premises import Premises
 from .replica import Replica
 from .reports import RewindReport, StepReport, nothing_left
-from .shown import Shown
+from .shown import Epochs, Shown
 from .state import State
-from .until import At, End, EpochDone, Steps, Until, When, as_position, counted
+from .until import At, End, EpochDone, Steps, Until, When, as_condition, as_position, counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -241,8 +241,8 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         """
         __tracebackhide__ = True
         if callable(target):
-            condition = target
-            return self._move(lambda: When(lambda: bool(condition(self))))
+            condition = as_condition(target)
+            return self._move(lambda: When(lambda: condition(self)))
         position = as_position(target)
         return self._move(lambda: At(position))
 
@@ -346,7 +346,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
     @property
     def num_epochs(self) -> int:
         """The last epoch's number. Set it, while training runs too, to train more epochs or fewer."""
-        return self._replica.loop.num_epochs
+        return Epochs(self._replica.loop.num_epochs)
 
     @num_epochs.setter
     def num_epochs(self, number: int) -> None:
@@ -556,7 +556,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
     def _announce(self) -> None:
         if not self._announced:
             self._announced = True
-            self._replica.sinks.open(replace(self._opened, num_epochs=self.num_epochs))
+            self._replica.sinks.open(replace(self._opened, num_epochs=self._replica.loop.num_epochs))
             if told := self._opening(self):
                 self._untold.append(Notice(told, "warning"))
         while self._untold:

@@ -14,7 +14,7 @@ from .beside import beside
 from .data.cursor import Cursor
 from .driver import Driver
 from .evaluating import Tour, evaluate_set
-from .predicting import AfterBatch, Forward, as_batches, predict
+from .predicting import AfterBatch, Forward, as_batches, predict, require_functions
 from .ranks import Alone, Others, Task
 from .replica import Replica
 from .step.step import ValidationStep
@@ -154,6 +154,7 @@ class OnSets:
             BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
         """
         __tracebackhide__ = True
+        require_functions(function, step)
         return self._leaving_locals(lambda: self._predict(as_batches(loader), function, step))
 
     def _evaluate(self, loader: Any, name: str, metrics: Metrics) -> Evaluation:

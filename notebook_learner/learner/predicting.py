@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import StepError, a_kind
+from ..errors import ConfigurationError, StepError, a_kind, wrong_arguments
 from .data.batch import count_samples, mapped
 from .data.share import EMPTY, first_of
 from .evaluating import Tour
@@ -195,6 +195,26 @@ def _said(batch: Any) -> str:
 def as_batches(loader: Any) -> Any:
     """A tensor is one batch: walked as a loader it would give its rows, without the dimension of samples."""
     return [loader] if isinstance(loader, Tensor) else loader
+
+
+def require_functions(function: Any, step: Any) -> None:
+    """Raise where `predict` was given something that it cannot call.
+
+    Raises:
+        ConfigurationError: with what to give instead.
+    """
+    asked = {
+        "function": (function, ("the output", "the batch"), "lambda output, batch: output.argmax(1)"),
+        "step": (step, ("the model", "the batch"), 'lambda model, batch: model(batch["x"])'),
+    }
+    wrong = []
+    for name, (given, arguments, example) in asked.items():
+        if given is not None and not callable(given):
+            wrong.append(f"{name} is {given!r:.60}, and no function; write {example}")
+        elif given is not None and (why := wrong_arguments(given, *arguments)):
+            wrong.append(f"{name}: {why}; write {example}")
+    if wrong:
+        raise ConfigurationError(wrong, "predict() cannot use this")
 
 
 # Gathering -------------------------------------------------------------------------------------------

@@ -27,6 +27,18 @@ class Shown:
     _status: Status
     _display: Display | None
 
+    if not TYPE_CHECKING:  # a type checker would take every misspelt verb for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Asked for what is not here: a verb of the builder, perhaps, which is over."""
+            own = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):
+                from .wiring.builder import LearnerBuilder  # only somebody in error asks
+
+                if hasattr(LearnerBuilder, name):
+                    own += f"; {_why_built(name)}"
+            raise AttributeError(own, name=name, obj=self)
+
     @property
     def position(self) -> Position:
         raise NotImplementedError
@@ -57,7 +69,7 @@ class Shown:
     def tell(self, newcomer: Sink) -> None:
         """Tell somebody who comes later what happened so far."""
         at, record = self.position, self.history.snapshot()
-        newcomer.handle(replace(self._opened, num_epochs=self.num_epochs))
+        newcomer.handle(replace(self._opened, num_epochs=self._replica.loop.num_epochs))
         if record:
             newcomer.handle(Rewound(at.epoch, at.split, at.step, record, 0, 0))
         for evaluated in self.history.evaluated.values():
@@ -101,3 +113,36 @@ class Shown:
 
 def _nothing() -> None:
     pass
+
+
+class Epochs(int):
+    """A number of epochs, which is set and not called, as it is on the builder."""
+
+    def __call__(self, epochs: Any) -> Any:
+        raise TypeError(
+            f"num_epochs({epochs!r:.30}) is a verb of the builder; on a Learner it is a number: "
+            f"learner.num_epochs = {epochs!r:.30} sets it, and fit(epochs=n) trains n epochs more"
+        )
+
+
+_HERE = {
+    "break_on": "learner.breakpoints.add(condition) adds one to this one",
+    "checkpoint": "learner.restore(which) goes to one",
+    "autosave": "learner.save() saves now",
+    "with_file_checkpointer": "learner.save() saves now, where the learner keeps files",
+    "devices": "learner.fleet shows those in use",
+    "metrics": "learner.evaluate(loader, metrics=[...]) measures others",
+    "train_step": "a %%train cell changes it",
+    "valid_step": "a %%valid cell changes it",
+    "loss": "a %%train cell changes the step",
+    "build": "what is to change is given to the builder",
+}
+"""What a learner that is built can do instead."""
+
+
+def _why_built(verb: str) -> str:
+    said = (
+        f"{verb}(...) is a verb of LearnerBuilder, called before build(model, optimizer): say it there, and "
+        "build the learner again (with .resume() it goes on from its last checkpoint)"
+    )
+    return f"{said}; {_HERE[verb]}" if verb in _HERE else said

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from operator import index
 from typing import Any, Protocol
 
+from ..errors import ConfigurationError, StepError, a_kind, wrong_arguments
 from .position import Position
 
 FAR = 1 << 40
@@ -119,6 +120,31 @@ class When(End):
         self._moved = True
 
 
+def as_condition(condition: Callable[[Any], Any]) -> Callable[[Any], bool]:
+    """A function of the learner, as `run_until` asks it.
+
+    >>> as_condition(lambda learner: 1)("a learner")
+    True
+    """
+    if why := wrong_arguments(condition, "the learner"):
+        raise ConfigurationError(
+            [f"the condition: {why}; write lambda learner: learner.output.loss < 0.1"],
+            "run_until() cannot go by this",
+        )
+
+    def asked(learner: Any) -> bool:
+        answer = condition(learner)
+        try:
+            return bool(answer)
+        except (RuntimeError, ValueError) as refused:  # an array of several
+            raise StepError(
+                f"the condition of run_until() gave {a_kind(answer)} that is neither true nor false "
+                f"({refused}); make one of it, with .any() or .all()"
+            ) from refused
+
+    return asked
+
+
 def as_position(target: Any) -> Position:
     """A position as people write it: a Position, an (epoch, step) in training, or an (epoch, split, step).
 
@@ -133,8 +159,8 @@ def as_position(target: Any) -> Position:
         target = (target[0], "train", target[1])
     if not _is_place(target):
         raise ValueError(
-            f"{target!r} is no position; give (epoch, step), counted from epoch 1 and step 0, or (epoch, "
-            "'train' or 'valid', step)"
+            f"{target!r:.100} is no position; give (epoch, step), counted from epoch 1 and step 0, or "
+            "(epoch, 'train' or 'valid', step)"
         )
     return Position(*target)
 

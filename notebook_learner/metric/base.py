@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .arguments import checks_arguments
+
 Floats = NDArray[np.float64]
 Scalar = Tensor | float | int
 Input = Callable[[Any], Any]
@@ -96,6 +98,10 @@ class Metric:
 
     def __init__(self, *, input: Input | None = None) -> None:
         self.input = input
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        checks_arguments(cls)
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
         """Take one step's output (gradients are off); return its value and weight.
@@ -267,6 +273,10 @@ class TextMetric:
     context: StepContext
     input: Input | None = None
     by_reference: ClassVar[tuple[str, ...]] = ("input",)
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        checks_arguments(cls)
 
     def text(self) -> str:
         """Read it now."""

@@ -26,18 +26,19 @@ _WORST = 5
 class ConfusionMatrix(AccumulatedText):
     """How often each class was answered for each class, over the epoch so far: a picture, and a text.
 
-    Register it with `metric_valid(...)` or `metric_train(...)`: its text (the accuracy per class and what is
-    confused most) is shown and logged. The object itself is the picture: as the last line of a cell, or
-    `figure()`. It holds the pass that runs, or the last one until the next begins. An object that was
-    registered before (for the other split, with an earlier learner) is copied, so that each counts by itself:
-    make one for each, and look at that one.
+    Register it with `metric_valid(...)` or `metric_train(...)`, or with `metrics(...)` for both: its text
+    (the accuracy per class and what is confused most) is shown and logged. The object itself is the picture:
+    as the last line of a cell, or `figure()`. It holds the pass that runs, or the last one until the next
+    begins. An object that was registered before (for the other split, with an earlier learner) is copied, so
+    that each counts by itself: make one for each, and look at that one.
 
     `output` has a score per class and `targets` class indices, as for `Accuracy`; or, with a threshold, one
     score per target of 0 or 1. Every target counts once. Each block of steps the matrix is read from the
     device, 8 bytes a cell.
 
     Args:
-        labels: the classes' names, in the order of the indices; by default their numbers.
+        labels: the classes' names, in the order of the indices; by default their numbers, of as many classes
+            as the output has.
         threshold: above it the answer is class 1: 0.0 where the scores are logits, 0.5 for probabilities.
         pad_token: targets equal to it are left out.
         class_dim: where the classes are, if dimension 1 and the last one both fit.

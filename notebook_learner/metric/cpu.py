@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..errors import StepError, a_kind
 from .base import Reading
 
 REFRESH = 0.2
@@ -128,7 +129,13 @@ class CpuTemperature(Reading):
 
     def _ask(self) -> Mapping[str, Sequence[Any]]:
         if self._sensors is not None:
-            return self._sensors()
+            told = self._sensors()
+            if not isinstance(told, Mapping):
+                raise StepError(
+                    f"{self.name}: its sensors() gave {a_kind(told)}; give a dict of each chip's readings, "
+                    "as psutil.sensors_temperatures() does"
+                )
+            return told
         import psutil
 
         # psutil has the function on Linux and FreeBSD only.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..errors import StepError, a_kind
 from .base import TextMetric
 
 NO_DEVICE = "no CUDA device"
@@ -61,7 +62,10 @@ class CudaMetric(TextMetric):
 
     def text(self) -> str:
         """Read it now."""
-        return " | ".join(map(str, self._read())) or NO_DEVICE
+        told = self._read()
+        if not isinstance(told, Sequence):
+            raise StepError(f"{self.name}: its read() gave {a_kind(told)}; give a list of GpuReading")
+        return " | ".join(map(str, told)) or NO_DEVICE
 
 
 def read_gpus() -> list[GpuReading]:

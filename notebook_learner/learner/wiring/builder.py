@@ -17,7 +17,7 @@ from ...checkpoint.recorder import Recorder
 from ...checkpoint.strategy import Strategy
 from ...cluster import Cluster
 from ...event import Sink, Split
-from ...metric.base import AnyMetric
+from ...metric.base import AnyMetric, TextMetric
 from ..checkpointer import Checkpointer, Which
 from ..learner import Learner
 from ..step.schedule import When
@@ -90,14 +90,16 @@ class LearnerBuilder:
         return self._register(metric, "valid", plotted=True)
 
     def metrics(self, *metrics: AnyMetric) -> Self:
-        """Log, show and plot numeric metrics of both splits. Without any: no metric at all.
+        """Log, show and plot numeric metrics of both splits; a text (`ConfusionMatrix()`) has no curve.
+        Without any: no metric at all.
 
         A learner for which none is registered measures `Loss()` on both.
         """
         self._settings.metrics_given = True
         for metric in metrics:
-            self._register(metric, "train", plotted=True)
-            self._register(metric, "valid", plotted=True)
+            plotted = not isinstance(metric, TextMetric)
+            self._register(metric, "train", plotted=plotted)
+            self._register(metric, "valid", plotted=plotted)
         return self
 
     # Where it goes -----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from ...checkpoint.info import LABEL
 from ...checkpoint.recorder import Recorder
 from ...checkpoint.strategy import Strategy, best_rule
 from ...cluster import Cluster
+from ...errors import wrong_arguments
 from ...event import Sink
 from ...metric.base import Metric, TextMetric
 from ...metric.rows import HOW_TO_MERGE, says_how_to_merge
@@ -33,7 +34,7 @@ from .settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
 
 def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
     """Everything that is wrong before anything is made."""
-    yield from _directory(settings.directory)
+    yield from _directory(settings)
     yield from _counts(settings)
     yield from _numbers(settings)
     yield from _choices(settings)
@@ -51,7 +52,7 @@ def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
     yield from _early_stopping(settings)
     yield from _sinks(settings)
     yield from _checkpoint(settings)
-    yield from _functions(settings)
+    yield from step_mistakes(settings)
     yield from _breakpoints(settings)
     yield from _compile(settings.compile)
     if settings.graph:
@@ -79,8 +80,9 @@ def _counts(settings: Settings) -> Iterator[str]:
         "keyframes(every=...)": settings.keyframe_every,
         "keyframes(memory=...)": settings.keyframe_memory,
     }
+    needed = ("num_epochs", "grads_accumulation")
     for name, value in counts.items():
-        if value is not None and not _is_whole(value, 1):
+        if (value is not None or name in needed) and not _is_whole(value, 1):
             yield f"{name} is {value!r}; give a whole number from 1"
 
 
@@ -98,6 +100,14 @@ def _numbers(settings: Settings) -> Iterator[str]:
 
 
 def _choices(settings: Settings) -> Iterator[str]:
+    switches = {
+        "remote_control": settings.remote_control,
+        "ema(validate=...)": settings.ema_validates,
+        "resume(take_back=...)": settings.takes_back,
+    }
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            yield f"{name} is {value!r:.60}; give True or False"
     if not _is_one_of(settings.precision, PRECISIONS):
         yield f'precision({settings.precision!r}): choose "fp32", "bf16" or "fp16"'
     if not _is_one_of(settings.scheduler_when, (None, "step", "epoch")):
@@ -108,7 +118,8 @@ def _is_one_of(value: Any, choices: Any) -> bool:
     return any(value is choice or value == choice for choice in choices)
 
 
-def _directory(directory: Any) -> Iterator[str]:
+def _directory(settings: Settings) -> Iterator[str]:
+    directory: Any = settings.directory
     if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
         yield f"the directory is {directory!r}; give a path, such as LearnerBuilder('runs/digits')"
     elif os.path.exists(directory) and not os.path.isdir(directory):
@@ -116,9 +127,12 @@ def _directory(directory: Any) -> Iterator[str]:
     elif (above := _first_there(os.path.abspath(directory))) and not os.path.isdir(above):
         yield f"the directory {os.fspath(directory)!r} cannot be made: {above!r} is a file; give another name"
     elif not os.access(above, os.W_OK | os.X_OK):
+        read_only = hasattr(os, "statvfs") and os.statvfs(above).f_flag & os.ST_RDONLY
+        why = "Read-only file system" if read_only else "Permission denied"
         yield (
-            f"the directory {os.fspath(directory)!r} cannot be written to (Permission denied); give one in "
-            "your home directory, or in /tmp"
+            f"the directory {os.fspath(directory)!r} cannot be written to ({why}); give one in your home "
+            "directory, or in /tmp"
+            + ("; to go on with a run that lies here, copy it there first" if settings.resume else "")
         )
 
 
@@ -237,14 +251,17 @@ def metric_mistakes(metrics: Iterable[Registered]) -> Iterator[str]:
 
 def _merging(settings: Settings) -> Iterator[str]:
     """Metrics that several devices cannot measure together."""
-    several = isinstance(settings.devices, (list, tuple)) and len(settings.devices) > 1
-    for registered in settings.registered() if several else ():
+    for registered in settings.registered() if _has_several(settings.devices) else ():
         metric = registered.metric
         if isinstance(metric, (Metric, TextMetric)) and not says_how_to_merge(metric):
             yield (
                 f"{type(metric).__name__} keeps a state of its own (state_dict or compute), and several "
                 f"devices have one each: {HOW_TO_MERGE}; or leave it out"
             )
+
+
+def _has_several(devices: Any) -> bool:
+    return isinstance(devices, (list, tuple)) and len(devices) > 1
 
 
 def _early_stopping(settings: Settings) -> Iterator[str]:
@@ -335,7 +352,7 @@ def _going_on(settings: Settings) -> Iterator[str]:
             f"both {said[0]} and resume() say where to go on from; keep one of them (resume() is "
             'checkpoint("latest") that starts anew where there is none)'
         )
-    saves = settings.files_asked or settings.takes_back  # as a process that it was handed to did
+    saves = settings.files_asked or settings.takes_back is True  # as a process that it was handed to did
     if settings.resume and settings.checkpointer is None and not saves:
         yield (
             "resume() goes on from a checkpoint, and nothing saves any; add with_file_checkpointer() or "
@@ -395,23 +412,40 @@ def _autosave(every: Any, on_pause: Any) -> Iterator[str]:
 # The model and its steps -----------------------------------------------------------------------------
 
 
-def _functions(settings: Settings) -> Iterator[str]:
+def step_mistakes(settings: Settings) -> Iterator[str]:
+    """What is wrong with the functions that take a step."""
     steps = {"train_step": settings.train_step, "valid_step": settings.valid_step}
     for verb, function in steps.items():
         if function is not None and not callable(function):
             yield f"{verb}({function!r}): give a function fn(model, batch) that returns the output"
+        elif function is not None and (why := wrong_arguments(function, "the model", "the batch")):
+            yield f"{verb}({_called(function)}): {why}; write def {verb}(model, batch)"
     loss = settings.loss
     if isinstance(loss, type) and issubclass(loss, nn.Module):
         yield f"loss({loss.__name__}) is a class; give an instance: loss(nn.{loss.__name__}())"
     elif loss is not None and not callable(loss):
         yield f"loss({loss!r}): give a function of output and targets, such as F.cross_entropy"
-    if settings.loss_output is not None and not callable(settings.loss_output):
+    elif loss is not None and (why := wrong_arguments(loss, "the model's output", "the targets")):
         yield (
-            f"loss(output={settings.loss_output!r}): give an output class, such as ClassificationOutput, "
+            f"loss({_called(loss)}): {why}; write def loss(output, targets), or say how to train on a batch "
+            "with train_step(fn) and fn(model, batch)"
+        )
+    kind = settings.loss_output
+    if kind is not None and not callable(kind):
+        yield (
+            f"loss(output={kind!r}): give an output class, such as ClassificationOutput, "
             "which is called with loss, output and targets"
         )
+    elif kind is not None and (why := wrong_arguments(kind, "the loss", "the output", "the targets")):
+        yield f"loss(output={_called(kind)}): {why}; give one such as ClassificationOutput"
     if loss is not None and settings.train_step is not None:
         yield "both loss(...) and train_step(...) say how to train; keep one of them"
+
+
+def _called(function: Any) -> str:
+    """A function as a message says it."""
+    name = getattr(function, "__name__", "")
+    return "lambda ..." if name == "<lambda>" else name or f"{type(function).__name__}(...)"
 
 
 def _breakpoints(settings: Settings) -> Iterator[str]:
@@ -423,6 +457,8 @@ def _breakpoints(settings: Settings) -> Iterator[str]:
                 f"break_on({condition!r}): give a condition such as NonFinite(), or a function of the "
                 "moment, such as lambda moment: moment.loss > 100"
             )
+        elif not isinstance(condition, Condition) and (why := wrong_arguments(condition, "the moment")):
+            yield f"break_on({_called(condition)}): {why}; write lambda moment: moment.loss > 100"
 
 
 def _compile(options: dict[str, Any] | None) -> Iterator[str]:
@@ -440,18 +476,18 @@ def _nothing() -> None:
 
 def _graph(settings: Settings, model: Any) -> Iterator[str]:
     """What a recorded step cannot hold."""
-    if settings.cluster is not None or len(settings.devices or ()) > 1:
+    if settings.cluster is not None or _has_several(settings.devices):
         yield "graph() records the step of one device; leave it out, or the other devices"
     else:
         kind = _kind_of_device(settings, model)
         if kind is not None and kind not in RECORDERS:
             yield f"graph() records CUDA graphs, and this training is on {kind}; leave it out there"
-    if settings.window != 1:
+    if _is_whole(settings.window, 2):
         yield (
             f"graph() records a step with its update, and grads_accumulation({settings.window}) makes one "
             "update of several batches; leave one of the two out"
         )
-    if PRECISIONS.get(settings.precision) is torch.float16:
+    if _is_one_of(settings.precision, [name for name, kind in PRECISIONS.items() if kind is torch.float16]):
         yield "graph() cannot leave a step out, as fp16's loss scaling has to; use precision('bf16')"
     mode = (settings.compile or {}).get("mode")
     if mode in ("reduce-overhead", "max-autotune"):
@@ -484,7 +520,21 @@ def _model(settings: Settings, model: Any) -> Iterator[str]:
             f"{type(model).__name__} does not say how it trains: define train_step(self, batch) on it, or "
             "add loss(F.cross_entropy) for (x, y) batches, or train_step(fn) with fn(model, batch)"
         )
+    yield from _own_steps(settings, model)
     yield from _parameters(model)
+
+
+def _own_steps(settings: Settings, model: nn.Module) -> Iterator[str]:
+    """Other trainers call steps of these names with more than the batch."""
+    for name, given in {"train_step": settings.train_step, "valid_step": settings.valid_step}.items():
+        own = getattr(model, name, None)
+        if not callable(own) or given is not None or settings.loss is not None:
+            continue
+        if why := wrong_arguments(own, "the batch"):
+            yield (
+                f"{type(model).__name__}.{name}: {why}; write def {name}(self, batch), or give the learner "
+                f"another one: {name}(fn) with fn(model, batch)"
+            )
 
 
 def _parameters(model: nn.Module) -> Iterator[str]:
