@@ -58,9 +58,10 @@ def begin(stand: Stand = lambda: None) -> Stand:
 def finish(begun: Stand) -> None:
     """It is over. Where a signal waits for it, and for nothing else, the process ends here."""
     _at_work.remove(begun)
-    if _told is not None and not _at_work:
+    if _is_main():
+        rest()
+    elif _told is not None and not _at_work:
         _end(_told)
-    rest()
 
 
 def remind() -> None:
@@ -75,9 +76,10 @@ def rest() -> None:
     if not _is_main() or _blocks:
         return
     while _told is not None:
-        if not _at_work:
-            _end(_told)
-        time.sleep(0.02)
+        with suppress(Exception):  # torch raises from a handler where the signal has ended a loader's worker
+            if not _at_work:
+                _end(_told)
+            time.sleep(0.02)
     if not _at_work:
         for signum in _SIGNALS:
             if signal.getsignal(signum) is _handle:

@@ -336,15 +336,16 @@ the queues away before the workers are told to end, and waits five seconds for e
 
 @contextmanager
 def interrupts_kept_from(workers: int) -> Iterator[None]:
-    """Start worker processes with the interrupt signal blocked: they inherit that for life.
+    """Start worker processes with the interrupt signal blocked, and a closed terminal's: they inherit that
+    for life.
 
-    A kernel's interrupt goes to the whole process group, and a worker that gets it ends; here it means
-    "pause" to the parent and nothing to them. One that comes meanwhile reaches this process afterwards.
+    Both go to the whole process group, and a worker that gets one ends; here they mean "pause" to the parent
+    and nothing to them. One that comes meanwhile reaches this process afterwards.
     """
     if not workers or not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:
