@@ -72,11 +72,11 @@ TABLE = """
     .background                 | .control
     .driver                     | errors .control .breaking .background store.ending
     .comparison                 | event.values renderer.numbers artifacts.page WORDS
-    .changes                    | metric WORDS .data .step .loop
+    .changes                    | errors metric WORDS .data .step .loop
     .excursion                  | errors event WORDS PARTS .ranks .loop .replica .comparison .changes
     .what_if                    | errors WORDS .loop .replica .comparison .changes .excursion
     .trial                      | errors WORDS .replica .changes .excursion .step
-    .lr_find              | event.values renderer.numbers WORDS .step .replica .changes .excursion
+    .lr_find              | errors event.values renderer.numbers WORDS .step .replica .changes .excursion
     .inspecting                 | errors inspection WORDS PARTS .data .step .replica .aside
     .evaluating                 | errors event metric logger WORDS PARTS .data .step .loop .failure .ranks
     .predicting                 | errors PARTS .data .evaluating .step .ranks

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import ConfigurationError, a_kind, wrong_arguments
 from ..metric import Loss
 from .data.sampling import END
 from .loop import Loop
@@ -35,6 +36,17 @@ class Changes:
 
 
 AS_IT_IS = Changes()
+
+
+def require_step(said: str, function: Any) -> None:
+    """Raise where it is no `fn(model, batch)`.
+
+    Raises:
+        ConfigurationError: with what to write.
+    """
+    why = wrong_arguments(function, "the model", "the batch") if callable(function) else a_kind(function)
+    if why:
+        raise ConfigurationError([f"{why}; write def train_step(model, batch)"], f"{said} is no step")
 
 
 class LossOfStep(Loss):

@@ -192,7 +192,7 @@ class Debugging:
 
         if "train" not in self._replica.loop.passes:
             self._supplies.require()
-        if rank == 0:
+        if type(rank) is int and rank == 0:
             seen = inspect_step(self._replica, batch, tokenizer, self._supplies.loss)
         else:
             seen = self._on_rank(rank).inspect(rank, batch, tokenizer)

@@ -29,7 +29,7 @@ from .predicting import AfterBatch, Forward, as_batches, output_of, predict, req
 from .rng import capture_generators, capture_rng, restore_generators, restore_rng
 from .step.step import ValidationStep
 from .step.supervised import supervised
-from .wiring.checks import metric_mistakes, step_mistakes
+from .wiring.checks import listed, metric_mistakes, step_mistakes
 from .wiring.loaders import not_a_loader
 from .wiring.settings import PRECISIONS, Registered, Settings
 
@@ -76,7 +76,7 @@ class Evaluator:
         renderer: Any = "auto",
     ) -> None:
         self.artifacts = run if isinstance(run, Artifacts) else Artifacts(run)
-        self.metrics: list[AnyMetric] = [Loss()] if metrics is None else list(metrics)
+        self.metrics: list[AnyMetric] = [Loss()] if metrics is None else listed(metrics)
         self._settings = Settings(self.artifacts.directory, loss=loss, valid_step=valid_step)
         self._settings.precision = precision
         from ..renderer import resolve  # a display is loaded for whoever evaluates
@@ -104,7 +104,7 @@ class Evaluator:
             Paused: somebody interrupted it. Nothing was recorded.
         """
         __tracebackhide__ = True
-        chosen: list[AnyMetric] = self.metrics if metrics is None else list(metrics)
+        chosen: list[AnyMetric] = self.metrics if metrics is None else listed(metrics)
         if wrong := _metric_mistakes(chosen):
             raise ConfigurationError(wrong, "evaluate() cannot measure with these metrics")
         if not isinstance(loader, Mapping):

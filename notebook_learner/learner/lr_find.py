@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf, isfinite
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..errors import a_kind
 from ..event.values import Floats
 from ..renderer.numbers import number
 from .changes import Changes
@@ -98,6 +100,10 @@ def lr_find(
 
 
 def _check(start: float, end: float, steps: int, growth: float, smoothing: float) -> None:
+    given = {"start": start, "end": end, "growth": growth, "smoothing": smoothing}
+    for name, value in given.items():
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise ValueError(f"lr_find({name}={value!r:.60}): give a number, and not {a_kind(value)}")
     if not 0 < start < end < inf:
         raise ValueError(f"lr_find(start={start!r}, end={end!r}): 0 < start < end")
     if not isinstance(steps, int) or steps < _FEWEST:

@@ -33,9 +33,9 @@ class OnRanks:
         """Where another rank is asked."""
         ranks = self._replica.ranks
         world = 1 if ranks is None else ranks.world
-        if not 0 < rank < world:
+        if not isinstance(rank, int) or not 0 < rank < world:
             known = "there is one device, rank 0" if ranks is None else f"the last one is {world - 1}"
-            raise StateError(f"there is no rank {rank}; {known}")
+            raise StateError(f"there is no rank {rank!r:.60}; {known}")
         return ranks
 
     @property

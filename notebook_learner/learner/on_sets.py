@@ -117,7 +117,7 @@ class OnSets:
                 "one loader"
             )
         if metrics is not None:
-            metrics = list(metrics)  # once for each set
+            metrics = list(metrics) if isinstance(metrics, Iterable) else [metrics]  # once for each set
         sets = [partial(self._evaluate, each, key, metrics) for key, each in loader.items()]
         return Evaluations.of(self._leaving_locals(work) for work in sets)
 

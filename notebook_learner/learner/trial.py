@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StateError
-from .changes import Changes
+from .changes import Changes, require_step
 from .excursion import excursion
 from .position import Position
 from .replica import Replica
@@ -32,6 +32,8 @@ def try_step(replica: Replica, function: StepFunction | None) -> Trial:
     """
     __tracebackhide__ = True
     loop = replica.loop
+    if function is not None:
+        require_step("try_step(function)", function)
     tried = {} if function is None else {"train_step": function}
     with excursion(replica, what="a dry step") as trip:
         next_one = loop.iteration + 1

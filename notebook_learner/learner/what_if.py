@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import repeat
+from numbers import Real
 from typing import Any
 
+from torch import Tensor
+
 from ..errors import a_kind
-from .changes import Changes
+from .changes import Changes, require_step
 from .comparison import Comparison
 from .excursion import excursion
 from .loop import Loop
@@ -46,10 +50,35 @@ def _check(loop: Loop, changes: Mapping[str, Any]) -> None:
                 f"what_if({name}={value!r}): the optimizer has {len(groups)} groups; give one value, or a "
                 f"list of {len(groups)}"
             )
-    if "train_step" in changes and not callable(changes["train_step"]):
-        raise ValueError(f"what_if(train_step={changes['train_step']!r}): give a function fn(model, batch)")
-    if "clip_norm" in changes and not changes["clip_norm"] > 0:
+        if name not in _OTHERS:
+            for group, each in zip(groups, value if isinstance(value, list) else repeat(value), strict=False):
+                _require_like(name, each, group[name])
+    if "train_step" in changes:
+        require_step("what_if(train_step=...)", changes["train_step"])
+    if "clip_norm" in changes and not (_is_number(changes["clip_norm"]) and changes["clip_norm"] > 0):
         raise ValueError(f"what_if(clip_norm={changes['clip_norm']!r}): give a norm above 0, such as 1.0")
+
+
+def _require_like(name: str, value: Any, live: Any) -> None:
+    """Raise where an option is a number or a pair, and is to be something else: the optimizer would fail in
+    its step."""
+    fits = True
+    if isinstance(live, bool):
+        fits = isinstance(value, bool)
+    elif _is_number(live):
+        fits = _is_number(value)
+    elif isinstance(live, tuple):
+        fits = isinstance(value, tuple) and len(value) == len(live)
+    if not fits:
+        raise ValueError(
+            f"what_if({name}={value!r:.60}): the optimizer has {live!r:.60} there; give another "
+            f"{type(live).__name__}"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    one = isinstance(value, Tensor) and value.numel() == 1
+    return one or (isinstance(value, Real) and not isinstance(value, bool))
 
 
 def _said(value: Any) -> str:

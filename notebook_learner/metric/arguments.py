@@ -60,7 +60,9 @@ def _fits(value: Any, declared: Any) -> bool:
     if origin is Callable:
         given = ["an argument"] * len(get_args(declared)[0])
         return callable(value) and not wrong_arguments(value, *given)
-    if origin in (Sequence, tuple):
+    if origin is tuple:
+        return isinstance(value, (list, tuple))
+    if origin is Sequence:
         return _is_several(value)
     if declared in (None, NoneType):
         return value is None

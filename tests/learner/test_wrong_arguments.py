@@ -258,3 +258,40 @@ def test_no_wrong_argument_of_build_comes_as_an_error_from_within(tmp_path, name
             classifier(tmp_path).build(**given)
         except Exception as error:
             assert is_meant(error), f"build({name}={value!r}): {error!r}"
+
+
+# A learner's verbs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda learner: learner.lr_find(start="x"),
+        lambda learner: learner.lr_find(growth=None),
+        lambda learner: learner.what_if(lr="x"),
+        lambda learner: learner.what_if(betas=0.9),
+        lambda learner: learner.what_if(clip_norm="x"),
+        lambda learner: learner.what_if(train_step=lambda: 0),
+        lambda learner: learner.try_step(5),
+        lambda learner: learner.try_step(lambda batch: 0),
+        lambda learner: learner.inspect(rank=None),
+        lambda learner: learner.evaluate(batches(), metrics=5),
+        lambda learner: learner.evaluate({"a": batches()}, metrics=Loss),
+        lambda learner: setattr(learner, "num_epochs", None),
+        lambda learner: setattr(learner, "num_epochs", "x"),
+        lambda learner: learner.rewind(to="x"),
+        lambda learner: learner.restore(2.5),
+        lambda learner: learner.run_until("x"),
+        lambda learner: learner.step("x"),
+    ],
+)
+def test_a_wrong_argument_of_a_learners_verb_is_said_in_words_and_moves_nothing(tmp_path, wrong):
+    learner = built(tmp_path)
+    learner.step()
+    before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
+    with pytest.raises(Exception) as told:
+        wrong(learner)
+    assert is_meant(told.value), repr(told.value)
+    assert all(torch.equal(before[name], tensor) for name, tensor in learner.model.state_dict().items())
+    learner.fit()
+    assert learner.status == "finished"

@@ -351,7 +351,8 @@ class LearnerBuilder:
 
         Args:
             every: a number of training steps; or a time such as "30 s", "10 min", "2 h" or a timedelta.
-            on_pause: also at a pause, a stop, an error, and when the process is told to end.
+            on_pause: also at a pause, a stop, an error, and when the process is told to end (SIGTERM, or
+                SIGHUP of a closed terminal).
         """
         self._settings.files_asked = True
         self._settings.autosave = (_whole(every), on_pause)

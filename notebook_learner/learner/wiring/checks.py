@@ -225,6 +225,12 @@ def _absent(device: torch.device, said: str) -> Iterator[str]:
 # Metrics, and what goes by them ----------------------------------------------------------------------
 
 
+def listed(metrics: Any) -> list[Any]:
+    """Metrics that were given together, or one by itself; what is none of either is refused as a metric."""
+    several = isinstance(metrics, Iterable) and not isinstance(metrics, str)
+    return list(metrics) if several else [metrics]
+
+
 def metric_mistakes(metrics: Iterable[Registered]) -> Iterator[str]:
     """What is wrong with metrics: one by one, and beside each other."""
     seen: list[tuple[str, str]] = []

@@ -27,7 +27,7 @@ from ..state import State
 from ..step.step import StepFunction, TrainingStep, ValidationStep
 from ..step.update import Update
 from .cells import cells_may_come
-from .checks import metric_mistakes
+from .checks import listed, metric_mistakes
 from .settings import Registered, Settings
 
 MakeStep = Callable[[Split], TrainingStep | ValidationStep]
@@ -168,7 +168,7 @@ class Loaders:
         """The metrics to measure a set with: those of the validation where none are given."""
         if given is None:
             return [m for m in self.groups["valid"].metrics if not isinstance(m, Logged)]
-        metrics = list(given)
+        metrics = listed(given)
         registered = [Registered(metric, "valid", False) for metric in metrics]
         if wrong := list(metric_mistakes(registered)):
             raise ConfigurationError(wrong, f"{what} cannot measure with these metrics")
