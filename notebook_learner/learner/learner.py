@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
@@ -354,9 +353,9 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         with self._driver.held():
             self._premises.require_mine()
             loop = self._replica.loop
-            if not isinstance(number, Integral) or number < loop.epoch - (loop.done == 0):
-                here = f"the learner stands at {self.position} already"
-                raise ValueError(f"num_epochs = {number!r:.60}: give a whole number; {here}")
+            number = Epochs(number)
+            if number < loop.epoch - (loop.done == 0):
+                raise ValueError(f"num_epochs = {number}: the learner stands at {self.position} already")
             loop.train_more(number - loop.epoch + 1)
             if self._status == "finished" and not loop.finished:
                 self._set_status("paused")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from ..event import Display, Event, Notice, Rewound, RunOpened, Sink, StatusChanged
@@ -117,6 +118,11 @@ def _nothing() -> None:
 
 class Epochs(int):
     """A number of epochs, which is set and not called, as it is on the builder."""
+
+    def __new__(cls, number: Any) -> Epochs:
+        if not isinstance(number, Integral) or isinstance(number, bool):
+            raise ValueError(f"num_epochs = {number!r:.60}: give a whole number of epochs")
+        return super().__new__(cls, number)
 
     def __call__(self, epochs: Any) -> Any:
         raise TypeError(
