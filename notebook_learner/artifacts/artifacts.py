@@ -323,7 +323,10 @@ class Artifacts:
 
     def _said(self, history: History) -> str:
         facts = [self.status, _plural(_epochs_done(history), "epoch"), _plural(len(history), "training step")]
-        facts.append(_plural(len(self._folder.list()), "checkpoint"))
+        try:
+            facts.append(_plural(len(self._folder.list()), "checkpoint"))
+        except (DamagedError, OSError) as error:
+            facts.append(f"checkpoints cannot be read: {error}")
         return f"Artifacts({os.fspath(self.directory)!r}: {', '.join(facts)})"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
@@ -351,7 +354,11 @@ class Artifacts:
         head = f"<p><code>{escape(plain(self._said(history)))}</code></p>"
         sets = Evaluations.of(map(Evaluation.of, history.evaluated.values()))
         shown = sets._repr_html_() if sets else ""
-        return head + self._summary(history)._repr_html_() + shown + self.checkpoints._repr_html_()
+        try:
+            saved = self.checkpoints._repr_html_()
+        except (DamagedError, OSError):  # the first line says why
+            saved = ""
+        return head + self._summary(history)._repr_html_() + shown + saved
 
     # -------------------------------------------------------------------------------------------------
 

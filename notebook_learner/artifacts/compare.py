@@ -55,11 +55,17 @@ class Comparison:
 
         return import_module("pandas").DataFrame(self.table)
 
-    def plot(self, name: str = "Loss", split: Split | str = "valid") -> Figure:
+    def plot(self, name: str = "Loss", split: Split | str | None = None) -> Figure:
         """One metric of all runs in one figure: epoch by epoch where there are epoch values, else step by
         step; of a set that was evaluated ("test/clean"), a bar a run. A run that was forked from another
         one here is drawn from where they parted. Runs that do not have the metric are left out; where none
-        has it, it is a KeyError."""
+        has it, it is a KeyError. Without a split it is that of validation where one of the runs has values
+        of it, else that of training."""
+        if split is None:
+            measured = any(name in run.metrics("valid") and _has_values(run, name) for run in self.runs)
+            split = (
+                "valid" if measured or not any(name in run.metrics("train") for run in self.runs) else "train"
+            )
         if split not in _SPLITS:
             return self._bars(name, split)
         from ..renderer.drawing import NotebookFigure
@@ -214,6 +220,10 @@ def _curve(run: Artifacts, name: str, split: Split, fork: Fork | None) -> tuple[
         begin = fork and fork.iteration + 1
     own = slice(None) if begin is None else x >= begin
     return x[own], values[own], by_epoch
+
+
+def _has_values(run: Artifacts, name: str) -> bool:
+    return len(run.history.values(name, "valid")) > 0
 
 
 def _safe(text: str) -> str:

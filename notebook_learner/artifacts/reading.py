@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DamagedError
+from ..errors import DamagedError, StoreError
 from ..event.record import between
 from ..event.texts import Texts
 from ..event.values import Column, Floats, MetricBlock, MetricInfo, Record, Split, SplitRecord
@@ -21,6 +21,7 @@ from ..store import durable, files
 from ..store.layout import SPLITS, TEST, RunLayout, check_metric_name, check_set_name, file_name, is_inside
 from ..store.log_blocks import BLOCK, LONGEST_LINE, LogLines
 from ..store.log_lines import parse_numbers
+from ..store.run_folder import NoDescriptorsError
 
 _EPOCH = re.compile(r"epoch-([1-9][0-9]{0,17})")
 _SUFFIX = ".log"
@@ -31,8 +32,6 @@ _NOT_LOST = (
     errno.EPERM,
     errno.ENOMEM,
     errno.EFBIG,
-    errno.EMFILE,
-    errno.ENFILE,
 )
 """Errors behind which a log may be whole."""
 LARGEST = 1 << 30
@@ -189,7 +188,7 @@ class _Reader:
         return []
 
     def _refuse_if_strict(self, error: OSError) -> None:
-        if self.strict and error.errno in _NOT_LOST:
+        if isinstance(error, NoDescriptorsError) or (self.strict and error.errno in _NOT_LOST):
             raise error
 
     def _log(self, path: Path, info: MetricInfo | None) -> _Log:
@@ -208,6 +207,11 @@ class _Reader:
             raise _Skipped(error.strerror or str(error)) from None
         except DamagedError:
             raise _Skipped("was cut while it was read") from None
+        except MemoryError:
+            raise StoreError(
+                f"the values in {path} do not fit into memory; end what takes memory, in this process and "
+                "beside it, and try again"
+            ) from None
         if lines.nul is not None:
             self._report(path, f"has NUL bytes from byte {lines.nul} on, as a power cut leaves them")
         return log

@@ -18,6 +18,7 @@ from ..event.values import Evaluated, Event, Marked, Rewound, RunOpened, Split, 
 from ..logger.evaluation import evaluated_text
 from ..store import durable
 from ..store.log_blocks import lines_between
+from ..store.run_folder import NoDescriptorsError
 from .claims import LARGEST, Claims
 
 KINDS = (
@@ -132,6 +133,8 @@ def read_timeline(experiment_log: Path, problems: list[str] | None = None) -> li
                 marks += parse_timeline(line.decode(errors="replace") for line in lines)
     except FileNotFoundError:
         return []
+    except NoDescriptorsError:
+        raise
     except OSError as error:
         problems.append(f"{experiment_log}: {error.strerror or error}")
     except DamagedError:

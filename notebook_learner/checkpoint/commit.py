@@ -45,7 +45,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    return type(value) is float and 0 <= value < _LATEST
+    return type(value) is float and _EARLIEST < value < _LATEST
 
 
 def _are_metrics(value: Any) -> bool:
@@ -91,8 +91,9 @@ def _label_told(commit: Mapping[str, Any]) -> str:
     return str(epoch) if "-" not in commit["label"] else label_of(epoch, split, step)
 
 
-_LATEST = 1 << 37
-"""Seconds since 1970: some thousand years before the calendar of Python ends."""
+_EARLIEST, _LATEST = -(1 << 35), 1 << 37
+"""Seconds since 1970: some thousand years from where the calendar of Python begins and ends. A machine whose
+clock was never set may well tell a time before 1970."""
 
 _COMMIT_KEYS: dict[str, Callable[[Any], bool]] = {
     "label": lambda value: isinstance(value, str) and LABEL.fullmatch(value) is not None,

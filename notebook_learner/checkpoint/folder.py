@@ -24,7 +24,7 @@ from typing import Any
 
 from ..errors import CheckpointError, DamagedError, StateError, remedy
 from ..store import durable, files
-from ..store.run_folder import RunPath, below
+from ..store.run_folder import NoDescriptorsError, RunPath, below
 from . import passes
 from .commit import FORMAT, HEAD, REST, SCHEMA, checked, damaged
 from .formats import is_known, recorder_for
@@ -391,6 +391,8 @@ class CheckpointFolder:
             if said["label"] != label:
                 raise damaged(path, f"it says that it is the commit of checkpoint {said['label']}")
             commit = self._understood(said, size, name, recorder, there)
+        except NoDescriptorsError:  # that says nothing of the file
+            raise
         except (DamagedError, OSError) as error:
             return _Commit(_unreadable(label, _why(error, path), name), {}, name, recorder)
         damage = next(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from ..errors import RemoteError
+from .peer import peer_of
 from .place import NAME, Folder, connected, supported
 from .protocol import Answer, Request, RequestError, read_answer, request_of
 
 PATIENCE = 10.0
-"""Seconds that an answer to a question may take. What acts may take as long as it likes: a step, an hour."""
+"""Seconds that an answer to a question may take, from the first byte asked to the last one heard. What acts
+may take as long as it likes, a step, an hour, until its answer begins."""
 _LONGEST_ANSWER = 1 << 20
 
 
@@ -58,6 +61,7 @@ def ask(directory: str | os.PathLike[str], request: Request) -> Answer:
     folder = _folder(Path(directory))
     try:
         with _connection(folder, directory) as connection:
+            _require_trusted(connection, folder, directory)
             return _exchange(connection, request, directory)
     finally:
         folder.close()
@@ -96,16 +100,36 @@ def _connection(folder: Folder, directory: str | os.PathLike[str]) -> socket.soc
         raise RemoteError(f"the run in {where} cannot be reached: {error.strerror or error}") from None
 
 
+def _require_trusted(connection: socket.socket, folder: Folder, directory: str | os.PathLike[str]) -> None:
+    """Refuse an answer of another user: where a directory is open to others, they may put a socket there."""
+    peer = peer_of(connection)
+    trusted = {os.geteuid(), 0}
+    if os.geteuid() == 0:  # root steers the runs of all users
+        trusted.add(os.fstat(folder.descriptor).st_uid)
+    if peer is not None and peer.uid not in trusted:
+        raise RemoteError(
+            f"{peer} listens at {NAME} in {os.fspath(directory)!r}, and not you: nothing was asked, since no "
+            "answer would be the run's. Remove the file, and let nobody else write there (chmod go-w)"
+        )
+
+
 def _exchange(connection: socket.socket, request: Request, directory: str | os.PathLike[str]) -> Answer:
-    connection.settimeout(PATIENCE if request.cmd == "status" else None)
+    until = time.monotonic() + PATIENCE
+    connection.settimeout(PATIENCE)
     data = b""
     with suppress(BrokenPipeError):  # it hung up on us, and what it said before is still to be read
         connection.sendall(request.line())
     try:
         while b"\n" not in data and len(data) < _LONGEST_ANSWER:
+            if request.cmd != "status" and not data:
+                connection.settimeout(None)
+            else:
+                connection.settimeout(max(until - time.monotonic(), 0.001))
             more = connection.recv(1 << 16)
             if not more:
                 break
+            if request.cmd != "status" and not data:
+                until = time.monotonic() + PATIENCE
             data += more
         return read_answer(data.partition(b"\n")[0])
     except TimeoutError:

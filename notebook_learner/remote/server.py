@@ -48,6 +48,8 @@ class RemoteControl:
         self._door: Door | None = None
         self._identity = (0, 0)
         self._talks: set[socket.socket] = set()
+        self._unheard: dict[socket.socket, None] = {}
+        """Connections that have yet to say what they want, the oldest first."""
         self._wakes: socket.socket | None = None
 
     def __call__(self, learner: Steering) -> str:
@@ -110,11 +112,12 @@ class RemoteControl:
     # One connection ----------------------------------------------------------------------------------
 
     def _talk_in_a_thread(self, connection: socket.socket) -> None:
-        if len(self._talks) >= MOST_TALKS:
+        if len(self._talks) >= MOST_TALKS and not self._made_room():
             _reply(connection, Answer(False, f"{MOST_TALKS} requests are under way already; try again"))
             let_go(connection)
             return
         self._talks.add(connection)
+        self._unheard[connection] = None
         context = copy_context()
         thread = threading.Thread(
             target=context.run, args=(self._talk, connection), name="notebook_learner request", daemon=True
@@ -122,8 +125,23 @@ class RemoteControl:
         try:
             thread.start()
         except RuntimeError:  # the interpreter ends, or has no thread left
-            self._talks.discard(connection)
-            let_go(connection)
+            self._forget(connection)
+
+    def _made_room(self) -> bool:
+        """Whether one that dawdles was hung up on, so that it keeps nobody out who knows what they want."""
+        for dawdler in tuple(self._unheard):
+            if self._unheard.pop(dawdler, self) is self:
+                continue  # it has said what it wants meanwhile
+            self._talks.discard(dawdler)
+            with suppress(OSError):  # it has hung up already
+                dawdler.shutdown(socket.SHUT_RDWR)
+            return True
+        return False
+
+    def _forget(self, connection: socket.socket) -> None:
+        self._talks.discard(connection)
+        self._unheard.pop(connection, None)
+        let_go(connection)
 
     def _talk(self, connection: socket.socket) -> None:
         try:
@@ -132,8 +150,7 @@ class RemoteControl:
                 _reply(connection, answer)
             afterwards()
         finally:
-            self._talks.discard(connection)
-            let_go(connection)
+            self._forget(connection)
 
     def _answer(self, connection: socket.socket) -> tuple[Answer | None, Callable[[], None]]:
         """What to say, and what is left to do once it is said."""
@@ -143,6 +160,7 @@ class RemoteControl:
                 False, f"not permitted: this run is steered by its own user, and not by {peer}"
             ), _nothing
         line = _line_from(connection)
+        self._unheard.pop(connection, None)
         if line is None:  # somebody only looked whether we are alive
             return None, _nothing
         try:
@@ -194,14 +212,18 @@ def _taken(door: Door) -> socket.socket | None:
 
 
 def _line_from(connection: socket.socket) -> bytes | None:
-    """The request, up to the end of its line; None where nothing came."""
+    """The request, up to the end of its line; None where nothing came. All of it has to come in time."""
     data = b""
+    until = time.monotonic() + PATIENCE
     with suppress(OSError):  # it took too long, or hung up
         while b"\n" not in data and len(data) <= LONGEST:
+            connection.settimeout(max(until - time.monotonic(), 0.001))
             more = connection.recv(LONGEST)
             if not more:
                 break
             data += more
+    with suppress(OSError):
+        connection.settimeout(PATIENCE)
     line, end, _ = data.partition(b"\n")
     if not data:
         return None

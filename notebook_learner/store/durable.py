@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import DamagedError
+from ..errors import DamagedError, StoreError
 from . import files
 from .files import Bytes
 from .run_folder import below
@@ -112,7 +112,13 @@ class Reader:
     def read(self, offset: int, size: int) -> bytearray:
         """So many bytes from an offset."""
         self.require(offset, size)
-        data = bytearray(size)
+        try:
+            data = bytearray(size)
+        except MemoryError:
+            raise StoreError(
+                f"{self.path}: {size:,} bytes of it do not fit into memory; end what takes memory, in this "
+                "process and beside it, and try again"
+            ) from None
         self.fill([memoryview(data)], offset)
         return data
 

@@ -16,7 +16,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .run_folder import Opened, RunPath, below, directory_at, explained, folder_of, is_below, refused
+from .run_folder import (
+    Opened,
+    RunPath,
+    below,
+    directory_at,
+    enough_descriptors,
+    explained,
+    folder_of,
+    is_below,
+    opened_number,
+    refused,
+)
 
 Bytes = bytes | bytearray | memoryview
 
@@ -29,7 +40,9 @@ def create(path: RunPath) -> int:
     """A new file to write to; one that is in the way is an error."""
     above = folder_of(path)
     try:
-        return os.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666, dir_fd=above.number)
+        return opened_number(
+            path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, 0o666, dir_fd=above.number
+        )
     except OSError as error:
         raise explained(error, path, above) from None
 
@@ -51,7 +64,7 @@ def open_to_read(path: Path) -> int:
     device instead of waited for."""
     if is_below(path):
         return _opened_to_read(path, folder_of(path, reading=True))
-    return _plain(os.open(path, os.O_RDONLY | _PLAIN), path)
+    return _plain(opened_number(path, os.O_RDONLY | _PLAIN), path)
 
 
 def open_directory(path: RunPath) -> int:
@@ -122,7 +135,9 @@ def sync_directory(path: Path) -> None:
         opened = directory_at(path)
         _sync_names(opened.number)
         return
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # the user's: nothing is changed
+    descriptor = opened_number(
+        path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    )  # the user's: nothing is changed
     try:
         _sync_names(descriptor)
     finally:
@@ -185,6 +200,8 @@ def names_in(path: Path) -> list[str]:
         return sorted(os.listdir(path))
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise enough_descriptors(error, path) from None
 
 
 class Folder:
@@ -195,7 +212,10 @@ class Folder:
 
     def names(self) -> list[str]:
         """The names in it; none where there is no such directory."""
-        return [] if self._above is None else os.listdir(self._above.number)
+        try:
+            return [] if self._above is None else os.listdir(self._above.number)
+        except OSError as error:
+            raise enough_descriptors(error, "a directory of the run") from None
 
     def stats(self, names: Iterable[str]) -> dict[str, os.stat_result]:
         """What each of these names is, as far as they are there; links are not followed."""
@@ -225,7 +245,7 @@ def opened_folder(path: Path) -> Iterator[Folder]:
 
 def _opened_to_read(path: Path, above: Opened) -> int:
     try:
-        descriptor = os.open(path.name, os.O_RDONLY | _PLAIN, dir_fd=above.number)
+        descriptor = opened_number(path.name, os.O_RDONLY | _PLAIN, dir_fd=above.number)
     except OSError as error:
         raise explained(error, path, above) from None
     return _plain(descriptor, path)
@@ -252,7 +272,7 @@ def _opened_to_write(path: RunPath, flags: int) -> int:
     """A plain file that has no other name."""
     above = folder_of(path)
     try:
-        descriptor = os.open(path.name, os.O_WRONLY | flags | _PLAIN, 0o666, dir_fd=above.number)
+        descriptor = opened_number(path.name, os.O_WRONLY | flags | _PLAIN, 0o666, dir_fd=above.number)
     except OSError as error:
         raise explained(error, path, above) from None
     there = os.fstat(descriptor)

@@ -57,6 +57,36 @@ class RefusedError(StoreError, OSError):
         return str(self.strerror)
 
 
+class NoDescriptorsError(StoreError, OSError):
+    """This process, or the machine, may open no more files."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def opened_number(
+    path: str | os.PathLike[str], flags: int, mode: int = 0o777, dir_fd: int | None = None
+) -> int:
+    """`os.open`, with what to do where no descriptor is left."""
+    try:
+        return os.open(path, flags, mode, dir_fd=dir_fd)
+    except OSError as error:
+        raise enough_descriptors(error, path) from None
+
+
+def enough_descriptors(error: OSError, path: str | os.PathLike[str]) -> OSError:
+    """The error itself, or one that says what to do where no descriptor is left."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        return error
+    whose = "this process has" if error.errno == errno.EMFILE else "all processes of this machine have"
+    return NoDescriptorsError(
+        error.errno,
+        f"{os.fspath(path)!r} cannot be opened: {whose} as many files open as the system allows. Close some "
+        "(datasets, loaders' workers, plots' files), or allow more before the kernel starts: ulimit -n 4096",
+        os.fspath(path),
+    )
+
+
 class Opened:
     """An open directory; it is closed when nobody needs it any more, in whichever thread that is.
 
@@ -117,7 +147,7 @@ class RunFolder:
         with self._lock:
             if self._held is None:
                 self._where = os.path.abspath(self.path)
-                self._held = Opened(os.open(self._where, _DIRECTORY))
+                self._held = Opened(opened_number(self._where, _DIRECTORY))
                 self.identity = _identity_of(os.fstat(self._held.number))
                 return self._held
             if not self.is_in_place():
@@ -125,14 +155,14 @@ class RunFolder:
                 self._held = self.identity = None
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
             if self._held.number == _CLOSED:
-                self._held = Opened(os.open(self._where, _DIRECTORY))
+                self._held = Opened(opened_number(self._where, _DIRECTORY))
             return self._held
 
     def found(self) -> Opened:
         """The open directory to read from: the one that is held, or else the one that is there."""
         held = self._held
         if held is None or held.number == _CLOSED:
-            return Opened(os.open(self.path, _DIRECTORY))
+            return Opened(opened_number(self.path, _DIRECTORY))
         return held
 
     def is_in_place(self) -> bool:
@@ -250,6 +280,8 @@ def directory_at(path: RunPath, *, reading: bool = False, make: bool = False) ->
 
 def explained(error: OSError, path: Path, above: Opened, wanted: int = stat.S_IFREG) -> OSError:
     """The error that tells the whole path, and what is there where that is what is wrong."""
+    if isinstance(error, NoDescriptorsError):
+        return enough_descriptors(error, path)
     if error.errno in _STRANGE:
         with suppress(OSError):
             there = os.stat(path.name, dir_fd=above.number, follow_symlinks=False)
@@ -291,7 +323,7 @@ def _walked(path: RunPath, upto: int | None, *, reading: bool, make: bool = Fals
             where = folder.path.joinpath(*names[: place + 1])
             raise explained(error, where, here, stat.S_IFDIR) from None
     if upto is None and not names:  # not the descriptor that is held: two threads may list it at once
-        return Opened(os.open(".", _DIRECTORY, dir_fd=here.number))
+        return Opened(opened_number(".", _DIRECTORY, dir_fd=here.number))
     return here
 
 
@@ -308,10 +340,10 @@ def _begun(folder: RunFolder, reading: bool, make: bool) -> Opened:
 def _stepped(name: str, above: int, make: bool) -> int:
     if make:
         with suppress(FileNotFoundError):
-            return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+            return opened_number(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
         with suppress(FileExistsError):
             os.mkdir(name, dir_fd=above)
-    return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+    return opened_number(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
 
 
 def _identity_of(there: os.stat_result) -> Identity:

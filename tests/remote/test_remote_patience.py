@@ -1,0 +1,95 @@
+"""Neither end of the socket waits for ever for the other, or believes who it must not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from remote_support import SOON, learner_in
+
+from notebook_learner import RemoteError
+from notebook_learner.remote import client, control, server
+from notebook_learner.remote.peer import Peer
+from notebook_learner.remote.place import NAME
+
+
+def connected_to(directory: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(os.path.relpath(directory / NAME))  # waits for a place in the row
+    connection.settimeout(SOON)
+    return connection
+
+
+def test_guests_that_say_nothing_keep_nobody_out(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    learner.step()
+    silent = [connected_to(tmp_path) for _ in range(server.MOST_TALKS + 4)]
+    assert control(tmp_path, "status").ok
+    for guest in silent:
+        guest.close()
+    del learner
+
+
+def test_a_request_has_to_come_whole_within_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "PATIENCE", 0.3)
+    learner = learner_in(tmp_path)
+    learner.step()
+    slow = connected_to(tmp_path)
+    slow.settimeout(0.05)
+    for _ in range(1200):
+        try:
+            slow.sendall(b" ")
+            if b"\n" in slow.recv(4096):
+                break
+        except TimeoutError:
+            continue
+        except (BrokenPipeError, ConnectionResetError):
+            break
+    else:
+        pytest.fail("it was listened to for a minute")
+    slow.close()
+    assert control(tmp_path, "status").ok
+    del learner
+
+
+def listening_in(directory: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.path.relpath(directory / NAME))
+    listener.listen()
+    return listener
+
+
+def test_who_listens_as_another_user_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = os.geteuid() + 4321
+    monkeypatch.setattr(client, "peer_of", lambda connection: Peer(other, 77))
+    with (
+        listening_in(tmp_path),
+        pytest.raises(RemoteError, match=r"4321 \(pid 77\) listens at control\.sock in .*, and not you"),
+    ):
+        control(tmp_path, "status")
+
+
+def test_an_answer_that_trickles_in_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PATIENCE", 0.3)
+    over = threading.Event()
+    with listening_in(tmp_path) as listener:
+
+        def trickle() -> None:
+            taken, _ = listener.accept()
+            with taken:
+                while not over.wait(0.02):
+                    try:
+                        taken.sendall(b" ")
+                    except OSError:
+                        return
+
+        for words in (("status",), ("step", "3")):
+            thread = threading.Thread(target=trickle, daemon=True)
+            thread.start()
+            with pytest.raises(RemoteError, match=r"gave no answer within 0\.3 s"):
+                control(tmp_path, *words)
+            thread.join(SOON)
+    over.set()
