@@ -393,10 +393,10 @@ class Replica:
         ends_epoch = "-" not in saved.label
         at = Position(saved.epoch + 1) if ends_epoch else Position(saved.epoch, saved.split, saved.step)
         if at <= self.loop.position:  # else it is told of late, and taken back already
-            passes = [part for part in self.history.snapshot() if part.split == "train"]
-            before = sum(part.steps for part in passes if part.epoch < at.epoch)
-            trained = before + (at.step if at.split == "train" else 0)
-            self._on_this_line[saved.label] = at.at(at.step, trained)
+            known = (part for part in reversed(self.history.snapshot()) if part.blocks)  # the newest first
+            ended = (each for each in known if each.split == "train" and each.epoch < at.epoch)
+            before = next((each.blocks[-1].iteration for each in ended), 0)
+            self._on_this_line[saved.label] = at.at(at.step, before + (at.step if at.split == "train" else 0))
 
     def _checkpoint_before(self, target: Position) -> State | None:
         """The last whole checkpoint of this run at or before a position."""
