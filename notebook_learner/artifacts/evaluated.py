@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from ..event.values import Evaluated, MetricInfo, Record
+from ..logger.harmless import unquoted
 from ..store.layout import RunLayout
 from .reading import read_evaluations
 from .timeline import Mark, read_timeline
@@ -60,7 +61,12 @@ def evaluated_in(
 
 def marks_of(marks: Sequence[Mark]) -> dict[str, Mark]:
     """The last time that each set was evaluated, by its name: no name of one has a colon."""
-    return {mark.text.partition(": ")[0]: mark for mark in marks if mark.kind == "evaluated"}
+    found = {}
+    for mark in marks:
+        if mark.kind == "evaluated":
+            name = mark.text.partition(": ")[0]
+            found[name] = found[unquoted(name)] = mark  # as artifacts.h5 has it, and the application log
+    return found
 
 
 _UNKNOWN = Mark("evaluated", 0, "train", 0, 0.0)

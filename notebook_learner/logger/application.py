@@ -25,6 +25,7 @@ from ..event.values import (
 from ..store.appender import LineAppender
 from ..store.log_lines import format_number, format_text
 from .evaluation import evaluated_text
+from .harmless import harmless, quoted
 
 _SHORT: Mapping[Level, str] = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
 
@@ -101,33 +102,35 @@ def describe(event: Event) -> tuple[Level, str] | None:
         return "info", _because(f"{event.kind} at {place}", event.text)
     if isinstance(event, Evaluated):
         place = f"epoch {event.epoch}, {event.split}, step {event.step}"
-        return "info", _because(f"evaluated at {place}", evaluated_text(event))
+        return "info", f"evaluated at {place}: {evaluated_text(event, quoted)}"
     if isinstance(event, CheckpointSaved):
         return "info", f"checkpoint {event.label} saved, {event.size} bytes"
     if isinstance(event, Notice):
-        return event.level, event.text
+        return event.level, harmless(event.text, prose=True)
     if isinstance(event, RunOpened):
         return "info", _opening(event)
     return None
 
 
 def _opening(event: RunOpened) -> str:
-    parts = [f"run opened in {event.directory}", f"{event.model} with {event.parameters} parameters"]
+    parts = [f"run opened in {quoted(event.directory)}"]
+    parts.append(f"{quoted(event.model)} with {event.parameters} parameters")
     parts.append(f"{event.num_epochs} epochs")
     for split in ("train", "valid"):
-        names = [info.name for info in event.metrics if info.split == split]
+        names = [quoted(info.name) for info in event.metrics if info.split == split]
         if names:
             parts.append(f"{split} metrics: {', '.join(names)}")
-    parts += [f"{name}: {value}" for name, value in event.settings.items()]
+    parts += [f"{name}: {harmless(value)}" for name, value in event.settings.items()]
     return "; ".join(parts)
 
 
 def _finals(finals: Mapping[str, float]) -> list[str]:
-    return [", ".join(f"{name} {format_number(value)}" for name, value in finals.items())] if finals else []
+    told = ", ".join(f"{quoted(name)} {format_number(value)}" for name, value in finals.items())
+    return [told] if finals else []
 
 
 def _because(what: str, reason: str) -> str:
-    return f"{what}: {reason}" if reason else what
+    return f"{what}: {harmless(reason)}" if reason else what
 
 
 def _now() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ..event.join import text_runs
@@ -58,11 +58,11 @@ def delete_evaluations(layout: RunLayout, keep: Iterable[str]) -> None:
             _remove_logs(folder)
 
 
-def evaluated_text(event: Evaluated) -> str:
-    """The set and its values, in a line: `clean: Loss 0.5, Accuracy 91.25`."""
+def evaluated_text(event: Evaluated, written: Callable[[str], str] = str) -> str:
+    """The set and its values, in a line: `clean: Loss 0.5, Accuracy 91.25`; names as `written` has them."""
     finals = event.record.finals or {}
-    values = ", ".join(f"{name} {format_number(value)}" for name, value in finals.items())
-    return f"{event.name}: {values or 'no values'}"
+    values = ", ".join(f"{written(name)} {format_number(value)}" for name, value in finals.items())
+    return f"{written(event.name)}: {values or 'no values'}"
 
 
 def _logs(event: Evaluated) -> dict[str, str]:

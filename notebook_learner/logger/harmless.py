@@ -8,6 +8,8 @@ from __future__ import annotations
 
 _ACTIVE = frozenset(";&|<>$`\\\"'#")
 """What a shell does something with outside of quotes."""
+_QUOTE = "'\"'\"'"
+"""How a quote is written within quotes."""
 
 
 def quoted(name: str) -> str:
@@ -21,17 +23,32 @@ def quoted(name: str) -> str:
     name = visible(name)
     if _ACTIVE.isdisjoint(name):
         return name
-    inside = name.replace("'", "'\"'\"'")
+    inside = name.replace("'", _QUOTE)
     return f"'{inside}'"
 
 
-def harmless(text: str) -> str:
+def unquoted(text: str) -> str:
+    """The name that `quoted` wrote.
+
+    >>> unquoted(quoted("it's")), unquoted("clean")
+    ("it's", 'clean')
+    """
+    inside = len(text) > 1 and text[0] == text[-1] == "'"
+    return text[1:-1].replace(_QUOTE, "'") if inside else text
+
+
+def harmless(text: str, *, prose: bool = False) -> str:
     r"""A sentence, with a backslash before what a shell would do something with; quotes in pairs stay.
+
+    In `prose` names are in quotes already, as `repr` writes them, and a semicolon before a space is the
+    sentence's own.
 
     >>> print(harmless("'a;b' held a run, which is now in 'a;b-1'"))
     'a;b' held a run, which is now in 'a;b-1'
     >>> print(harmless("the run's directory is a;b"), harmless('"$(x)"'))
     the run\'s directory is a\;b "\$(x)"
+    >>> print(harmless("'a; b' held a run; it's gone", prose=True))
+    'a; b' held a run; it\'s gone
     """
     text = visible(text)
     if _ACTIVE.isdisjoint(text):
@@ -41,11 +58,14 @@ def harmless(text: str) -> str:
     while place < len(text):
         character = text[place]
         end = _end_of_quotes(text, place) if character in "'\"" else -1
+        own = prose and character == ";" and text[place + 1 : place + 2] == " "
         if end >= 0:
             inside = text[place:end]
             written.append(inside if character == "'" else _escaped(inside, "$`\\"))
             written.append(character)
             place = end
+        elif own and "\\'" not in text:  # else a name that holds both kinds of quotes
+            written.append(character)
         else:
             written.append(_escaped(character, _ACTIVE))
         place += 1
@@ -66,7 +86,9 @@ def visible(text: str) -> str:
 
 
 def _end_of_quotes(text: str, start: int) -> int:
-    """Where the quotes end that begin there; -1 where they do not."""
+    """Where the quotes end that begin there; -1 where they do not, as in "the run's"."""
+    if start and text[start - 1].isalnum():
+        return -1
     return text.find(text[start], start + 1)
 
 

@@ -66,7 +66,8 @@ class RemoteControl:
         except (OSError, OccupiedError, RuntimeError) as error:  # the last where no thread is left
             self._learner = _nobody
             reason = getattr(error, "strerror", None) or str(error)
-            return f"no remote control (notebook-learner ctl) in {self.directory}: {reason}; training goes on"
+            here = repr(str(self.directory))
+            return f"no remote control (notebook-learner ctl) in {here}: {reason}; training goes on"
         weakref.finalize(learner, self.close)  # also at the interpreter's end
         return ""
 

@@ -2,16 +2,20 @@ import errno
 import logging
 import os
 import re
+import subprocess
 
 import pytest
 
 from notebook_learner.event import (
     EpochEnded,
+    Evaluated,
+    Marked,
     MetricInfo,
     Notice,
     Rewound,
     RunOpened,
     SplitEnded,
+    SplitRecord,
     SplitStarted,
     StatusChanged,
 )
@@ -127,3 +131,58 @@ def test_a_full_disk_keeps_the_lines_for_later(tmp_path, monkeypatch):
     logger.flush()
     assert [line.split()[-1] for line in path.read_text().splitlines()] == ["one", "two"]
     logger.close()
+
+
+EVIL = [
+    "run;touch pwned",
+    "run; touch pwned",
+    "run\ntouch pwned\n",
+    "run $(touch pwned)",
+    "run `touch pwned`",
+    "it's $(touch pwned)",
+    "it's;touch pwned;'",
+    """a'";touch pwned;"'""",
+    'two" ;touch pwned; "quotes',
+    "run && touch pwned || touch pwned",
+    "run | touch pwned",
+    "run > pwned",
+    "back\\';touch pwned",
+    "# ;\rtouch pwned",
+    "\x1b]0;title\x07 \u202e",
+]
+"""What a directory, a set, a metric, another machine or an error may be called."""
+
+
+def lines_with(name):
+    metric = MetricInfo(name, "train")
+    record = SplitRecord(1, "valid", (), {name: 0.5})
+    return [
+        RunOpened(name, name, 3, 1, (metric,), {"parent": f"{name} at epoch 1", "devices": f"2 on {name}"}),
+        Evaluated(name, 1, "train", 2, record),
+        SplitEnded(1, "train", 2, {name: 0.5}),
+        StatusChanged("failed", 1, "train", 2, None, f"the run's host {name} is gone: {name!r}"),
+        Rewound(1, "train", 1, (), 0, 0, name),
+        Marked("forked", 1, "train", 2, f"from {name}"),
+        Notice(f"this run's directory {name!r} isn't there; put it back", "warning"),
+    ]
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_a_shell_and_a_terminal_do_nothing_with_a_name_in_a_line(name, tmp_path):
+    for event in lines_with(name):  # each line alone: a quote that one leaves open would hide the next
+        script = tmp_path / "experiment.log"
+        logger = ApplicationLogger(script)
+        logger.handle(event)
+        logger.close()
+        line = script.read_text()
+        assert line.count("\n") == 1 and line[:-1].isprintable()
+        subprocess.run(["bash", "--rcfile", script, "-i", "-c", "true"], cwd=tmp_path, capture_output=True)
+        subprocess.run(["bash", script], cwd=tmp_path, capture_output=True)
+        script.unlink()
+        assert not list(tmp_path.iterdir()), line
+
+
+def test_a_name_that_a_shell_leaves_alone_is_written_as_it_is(tmp_path):
+    (opened, *_) = lines_with("Top-K Accuracy @ TopK(5)")
+    assert "train metrics: Top-K Accuracy @ TopK(5);" in describe(opened)[1]
+    assert describe(lines_with("run;touch pwned")[0])[1].startswith("run opened in 'run;touch pwned'; ")

@@ -222,7 +222,8 @@ def test_a_process_without_a_thread_to_spare_trains_without_a_socket(tmp_path, m
     monkeypatch.setattr(threading.Thread, "start", start)
     learner, before = learner_in(tmp_path), inherited._held.copy()
     learner.step()
-    assert f"no remote control (notebook-learner ctl) in {tmp_path}: can't start" in "".join(log_of(tmp_path))
+    told = f"no remote control (notebook-learner ctl) in {str(tmp_path)!r}: can\\'t start"
+    assert told in "".join(log_of(tmp_path))
     assert not socket_in(tmp_path).exists() and inherited._held <= before, "all is closed again"
 
 
