@@ -474,8 +474,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         elif isinstance(target, int):
             target = after_training_step(record, target)
         if target > here:
-            lies = f"{target} lies ahead of {self.position}"
-            raise ValueError(f"rewind goes back, but {lies}; run_until goes there")
+            raise ValueError(f"rewind goes back, but {target} lies ahead of {here}; run_until goes there")
         report = self._replica.rewind(target)
         self._settle()
         return report
