@@ -109,6 +109,7 @@ _COMMIT_KEYS: dict[str, Callable[[Any], bool]] = {
     "files": _are_files,
     "exact": lambda value: isinstance(value, bool),
     "best": _is_rule,
+    "lineage": lambda value: value is None or isinstance(value, list),  # none in earlier versions
     "earlier": _is_line,
     "run": lambda value: isinstance(value, dict),
 }

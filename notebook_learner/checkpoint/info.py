@@ -47,6 +47,8 @@ class CheckpointInfo:
     """The last epoch values known when it was saved: {"valid": {"Loss": 0.12}, ...}."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The name of each file, by part: {"model": "model-3.h5", ..., "state": "state-3.h5"}."""
+    stretch: str = ""
+    """On which stretch of its run it was saved: another one begins where a run goes back."""
     exact: bool = True
     """Whether training can go on from it: not from half precision."""
     damage: str = ""
@@ -107,5 +109,13 @@ def info_of(commit: Mapping[str, Any], size: int, files: Mapping[str, str]) -> C
         size=size,
         metrics=commit["metrics"],
         files=files,
+        stretch=_stretch(commit.get("lineage")),
         exact=commit["exact"],
     )
+
+
+def _stretch(lineage: Any) -> str:
+    """The last one that a commit file lists; earlier versions list none."""
+    last = lineage[-1] if isinstance(lineage, list) and lineage else None
+    name = last[0] if isinstance(last, (list, tuple)) and last else ""
+    return name if isinstance(name, str) else ""

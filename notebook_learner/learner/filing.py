@@ -16,10 +16,12 @@ from ..artifacts.reading import read_record
 from ..checkpoint.folder import CheckpointFolder
 from ..checkpoint.info import CheckpointInfo, Kind, label_of
 from ..checkpoint.keeper import Keeper, Void
+from ..checkpoint.strategy import KeepAll
 from ..errors import DamagedError, StateError, StoreError
 from ..event import MetricInfo, Record, SplitRecord
 from ..store.layout import RunLayout
 from ..store.log_sync import sync_logs
+from .lineage import Lineage
 from .passes import MOST, Told, Trunk, told_of
 from .position import Position
 from .state import State
@@ -55,6 +57,10 @@ class FileCheckpointer:
         """Goes on in whoever goes on from a checkpoint of this run."""
         self.logged: Record = ()
         """What the logs in the directory held, where `load` had to read them."""
+        self.lineage = Lineage().branched(Position().key)
+        """Which way led to where the run stands."""
+        self.loaded = Lineage()
+        """Which one led to the checkpoint that was loaded last."""
         self._stands_at: tuple[int, int, int] | None = None
         self._last: tuple[int, int, int] | None = None
         """The position of the last state handed to the keeper."""
@@ -75,6 +81,7 @@ class FileCheckpointer:
     def forget(self) -> None:
         """The run that was looked at is not gone on with: this one is another."""
         self.run_id, self.logged = uuid4().hex, ()
+        self.lineage = Lineage().branched(Position().key)
         self._stands_at = None
         self._trunk, self._records = Trunk(), {}
         self.keeper.forget()
@@ -93,6 +100,7 @@ class FileCheckpointer:
         trunk = self._trunk = self._trunk.grown(state.record)
         ended = len(trunk.ended)
         about: dict[str, Any] = {**_place(state, label), "kind": kind, "run_id": self.run_id}
+        about["lineage"] = self.lineage.plain
         if ended - trunk.told > MOST:
             trunk.tell(self.clock(trunk.ended[trunk.told :]))
         told = trunk.told
@@ -181,6 +189,11 @@ class FileCheckpointer:
         )
 
     @property
+    def keeps_all(self) -> bool:
+        """Whether no checkpoint is ever deleted."""
+        return isinstance(self.keeper.strategy, KeepAll) and not self.keeper.strategy.strategies
+
+    @property
     def folder(self) -> CheckpointFolder:
         """Where the files lie."""
         return self.keeper.folder
@@ -205,7 +218,7 @@ class FileCheckpointer:
             parts[part] = self.folder.read(info, file)
         known = self._record(info.label) or (() if self._stood_by else self.known())
         self.logged = () if known else self._logs()
-        self.run_id = commit["run_id"]
+        self.run_id, self.loaded = commit["run_id"], Lineage.of(commit)
         self._stands_at = position.key
         record = told.record(known or self.logged)
         self._trunk = told.trunk(record, self.logged or self._trunk.ended[: self._trunk.synced])

@@ -13,17 +13,18 @@ from typing import Any
 
 from ..checkpoint.info import Kind
 from ..errors import BusyError, CheckpointError, LoggerError, RankDied, StateError, StoreError
-from ..event import CheckpointSaved, Event, FanOut, Notice, Record, Rewound
+from ..event import Event, FanOut, Notice, Record, Rewound
 from ..logger import History
 from .failure import explain, release_device_memory, stage_of, what_moved
 from .holding import hold
+from .lineage import Lineage, place_of
 from .loop import Loop, Why
 from .parts import RngPart
 from .position import Position, Split
 from .ranks import Asked, Ranks
 from .replay import Replay, cut_at, shape_of
 from .reports import RewindReport
-from .saving import Saving
+from .saving import Saving, no_way
 from .snapshot import Pending, Snapshots
 from .soundness import check_sound
 from .state import Checks, Large, Part, State
@@ -65,8 +66,6 @@ class Replica:
         self.hit: Hit | None = None
         """The breakpoint that stopped the last run."""
         self.snapshots = Snapshots()
-        self._on_this_line: dict[str, Position] = {}
-        """Checkpoints that the run has come by: others belong to steps that were taken back."""
         self._soon: Pending | None = None
         """The last copy that may still be made. Not its state: whoever keeps that one lets it go."""
         self._deferring = True
@@ -163,15 +162,16 @@ class Replica:
             opening: called once it is known to fit, before anybody is told.
         """
         state, logged = self.saving.load(which)
-        before, known = self.capture(), self.history.snapshot()
+        before, known, way = self.capture(), self.history.snapshot(), self.saving.lineage
         try:
             self._require_sound(state, before)
             self.put_back(state)
             opening()
             if not known:  # another process measured this; its logs are to be cut, not rewritten
                 self.history.restore(logged)
-            self._stand_at(state, f"checkpoint {which}")
+            self._stand_at(state, f"checkpoint {which}", self.saving.loaded)
         except Exception as error:
+            self.saving.lineage = way
             self.put_back(before)
             self.history.restore(known)
             if isinstance(error, (StateError, StoreError, BusyError, LoggerError)):
@@ -264,9 +264,9 @@ class Replica:
         }
         return block.split, values
 
-    def _stand_at(self, state: State, reason: str) -> None:
+    def _stand_at(self, state: State, reason: str, way: Lineage | None = None) -> None:
         self.watch.forget_after(state.position)
-        if self._rewrite(state.record, reason):
+        if self._rewrite(state.record, reason, way):
             self.timeline.forget_after(state.position)
         else:
             self.timeline.start_over(state)
@@ -309,8 +309,6 @@ class Replica:
 
     def emit(self, event: Event) -> None:
         """Hand an event on. A failing logger has kept it; training ends at the next boundary."""
-        if isinstance(event, CheckpointSaved):
-            self._note_checkpoint(event)
         try:
             self.sinks.emit(event)
         except LoggerError as failure:
@@ -373,8 +371,8 @@ class Replica:
     def reach(self) -> Position:
         """The earliest place that the run can go back to."""
         held = [state.position for state in self.timeline.keyframes]
-        kept = {info.label for info in self.saving.kept() if info.exact and not info.damage}
-        saved = [at for label, at in self._on_this_line.items() if label in kept]
+        way = self.saving.lineage
+        saved = [place_of(info) for info in self.saving.kept() if way.passes(info)]
         return min([*held, *saved, self.loop.position])
 
     def _keyframe_for(self, target: Position) -> State:
@@ -382,30 +380,17 @@ class Replica:
         self.settle()
         keyframe = self.timeline.nearest(target) or self._checkpoint_before(target)
         if keyframe is None:
-            reach = self.timeline.keyframes[0].position if self.timeline.keyframes else "none"
-            raise StateError(
-                f"no keyframe and no checkpoint at or before {target}; the earliest keyframe held is: {reach}"
-                ". .keyframes(memory=...) holds more, .with_file_checkpointer() keeps every epoch's"
-            )
+            raise StateError(no_way(target, self.reach, self.saving))
         return keyframe
 
-    def _note_checkpoint(self, saved: CheckpointSaved) -> None:
-        ends_epoch = "-" not in saved.label
-        at = Position(saved.epoch + 1) if ends_epoch else Position(saved.epoch, saved.split, saved.step)
-        if at <= self.loop.position:  # else it is told of late, and taken back already
-            known = (part for part in reversed(self.history.snapshot()) if part.blocks)  # the newest first
-            ended = (each for each in known if each.split == "train" and each.epoch < at.epoch)
-            before = next((each.blocks[-1].iteration for each in ended), 0)
-            self._on_this_line[saved.label] = at.at(at.step, before + (at.step if at.split == "train" else 0))
-
     def _checkpoint_before(self, target: Position) -> State | None:
-        """The last whole checkpoint of this run at or before a position."""
-        mine = [info for info in self.saving.checkpoints() if info.label in self._on_this_line]
-        found = [info for info in mine if info.exact and not info.damage and info.key <= target.key]
-        before = sorted(found, key=lambda info: info.key)
+        """The last whole checkpoint that the run came by, in this process or an earlier one, at or before a
+        position."""
+        way = self.saving.lineage
+        before = [info for info in self.saving.checkpoints() if way.passes(info) and info.key <= target.key]
         if not before:
             return None
-        state, _ = self.saving.load(before[-1].label)
+        state, _ = self.saving.load(max(before, key=lambda info: info.key).label)
         self._require_sound(state, self.capture())
         return state
 
@@ -460,18 +445,27 @@ class Replica:
             if isinstance(part, Checks):
                 part.check(state.parts[name])
 
-    def _rewrite(self, record: Record, reason: str) -> bool:
+    def _rewrite(self, record: Record, reason: str, way: Lineage | None = None) -> bool:
         """Make history and logs hold exactly this record, and tell everybody; whether that was a cut,
-        so that the run still stands on the line it came along."""
+        so that the run still stands on the line it came along.
+
+        Args:
+            record: what had been measured here.
+            reason: why, for people.
+            way: which one led here, where a checkpoint tells it.
+        """
         position = self.loop.position
+        splits, steps = self.history.restore(record)
+        rest = record[splits:]
+        is_cut = not rest or (len(rest) == 1 and rest[0].steps == steps)
+        if way is None:
+            way = self.saving.lineage if is_cut else Lineage()
+        self.saving.lineage = way.branched(position.key)
         if self.saving.is_ahead(position):
             self._keep_first(State(position, self.capture().parts, record))
-        self._on_this_line = {label: at for label, at in self._on_this_line.items() if at <= position}
-        splits, steps = self.history.restore(record)
         self.saving.stands_at(position)
         self.emit(Rewound(position.epoch, position.split, position.step, record, splits, steps, reason))
-        rest = record[splits:]
-        return not rest or (len(rest) == 1 and rest[0].steps == steps)
+        return is_cut
 
     def _keep_first(self, state: State) -> None:
         """Before logs are cut behind the newest checkpoint: a newer one, of where the run stands now."""

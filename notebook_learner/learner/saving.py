@@ -11,6 +11,7 @@ from ..checkpoint.info import CheckpointInfo, Kind
 from ..errors import StateError
 from ..event import Record
 from .checkpointer import Checkpointer
+from .lineage import Lineage
 from .position import Position
 from .state import State
 from .until import FAR
@@ -24,6 +25,16 @@ class Store(Protocol):
 
     logged: Record
     """What the logs in its directory held, where `load` had to read them."""
+
+    lineage: Lineage
+    """Which way led to where the run stands."""
+
+    loaded: Lineage
+    """Which one led to the checkpoint that was loaded last."""
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no checkpoint is ever deleted."""
 
     def load(self, which: int | str, /) -> State:
         """A state from its files."""
@@ -153,6 +164,8 @@ class Saving:
         of the user's own is asked first, but for places inside an epoch, which only the store knows."""
         of_an_epoch = isinstance(which, int) or which in ("latest", "best")
         if of_an_epoch and self.checkpointer is not None and self.hurried:
+            if self.store is not None:
+                self.store.loaded = Lineage()
             return self.checkpointer.load(which), ()
         if self.store is None:
             raise StateError("this learner keeps no checkpoints")
@@ -176,6 +189,21 @@ class Saving:
         asked = self.keeps_epochs_in_files or self.autosave.on_pause
         return asked and self.store is not None and self.store.is_ahead(position)
 
+    @property
+    def lineage(self) -> Lineage:
+        """Which way led to where the run stands."""
+        return Lineage() if self.store is None else self.store.lineage
+
+    @lineage.setter
+    def lineage(self, lineage: Lineage) -> None:
+        if self.store is not None:
+            self.store.lineage = lineage
+
+    @property
+    def loaded(self) -> Lineage:
+        """Which one led to the checkpoint that was loaded last."""
+        return Lineage() if self.store is None else self.store.loaded
+
     def stands_at(self, position: Position) -> None:
         """The run went back, or was restored."""
         self.saved_epoch = position.epoch - 1
@@ -198,3 +226,23 @@ class Saving:
         if self.store is None or position.key == Position().key:
             return False
         return not self.store.is_kept(position)
+
+
+def no_way(target: Position, reach: Position, saving: Saving) -> str:
+    """Why a run cannot go back to a place, and what to do."""
+    before = [info for info in saving.checkpoints() if info.key <= target.key]
+    others = [info.label for info in before if info.exact and not info.damage]
+    more = "more memory for keyframes (.keyframes(memory=...)) reaches further"
+    if not saving.keeps_epochs_in_files:
+        more += ", and .with_file_checkpointer() keeps every epoch's end"
+    elif saving.store is not None and not saving.store.keeps_all:
+        more += ", and .with_checkpointing_strategy(KeepAll()) deletes no checkpoint"
+    if others:
+        more += (
+            f". Checkpoint {others[-1]} is of steps that were taken back, or nothing says that the run came "
+            f"by it; learner.restore({others[-1]!r}) goes there"
+        )
+    return (
+        f"no keyframe and no checkpoint at or before {target} is on the way that this run came; the earliest "
+        f"place to go back to is {reach}; {more}"
+    )
