@@ -191,6 +191,11 @@ class CheckpointError(StoreError):
     """A checkpoint cannot be written, or cannot hold what it was given. Training itself is intact."""
 
 
+class MovedError(CheckpointError):
+    """The run's directory was moved while its learner was at work, and there is another one, or none, in its
+    place. Nothing was written to that one; training is paused, and itself intact."""
+
+
 class DamagedError(StoreError):
     """A file is damaged, cut short, or not one of ours; nothing of it was used."""
 

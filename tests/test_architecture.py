@@ -46,7 +46,7 @@ TABLE = """
     inspection                  | errors renderer
     widget                      | errors event renderer
     remote                      | errors event store
-    artifacts                   | errors event store logger checkpoint renderer widget remote.detached
+    artifacts          | errors event store logger checkpoint renderer widget remote.detached remote.owner
     command                     | errors artifacts remote renderer store
 
     WORDS                       | errors WORDS
@@ -62,6 +62,7 @@ TABLE = """
     .watch                      | breakpoint event metric WORDS PARTS .step .loop
     .on_ranks                   | errors .replica .driver .step
     .on_detach                  | .control .driver .premises PARTS
+    .on_premises                | event artifacts .premises .replica
     .replay                     | event WORDS
     .replica | errors event logger metric WORDS PARTS STOPPING .loop .failure .ranks .replay checkpoint.info
     .passes                     | event store checkpoint WORDS PARTS
@@ -114,7 +115,7 @@ TABLE = """
 
 WORDS = (".position", ".until", ".control")
 STOPPING = (".aside", ".holding", ".watch")
-SHOWN = (".shown", ".debugging", ".on_sets", ".on_ranks", ".on_detach")
+SHOWN = (".shown", ".debugging", ".on_sets", ".on_ranks", ".on_detach", ".on_premises")
 TURNING = (".loop", ".replica", ".driver")
 BUILT = ("checkpoint", "breakpoint")
 WIRING = (

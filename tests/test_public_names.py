@@ -50,7 +50,7 @@ LEARNER_NAMES = """
     step step_epoch run_until rewind capture restore save checkpoints artifacts
     status position num_epochs history model ema_model optimizer scheduler batch output plot summary note
     breakpoints hit inspect seen reach what_if lr_find fork note_fork try_step
-    log use_step step_in_use reload_code evaluate evaluations predict fleet restart detach take_back
+    log use_step step_in_use reload_code evaluate evaluations predict fleet restart detach take_back away
 """
 
 PACKAGES = [

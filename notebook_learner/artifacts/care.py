@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint.folder import CheckpointFolder
-from ..checkpoint.lock import FolderLock
 from ..errors import DamagedError, StoreError
 from ..event.values import MetricInfo
+from ..remote.owner import alone_in
 from ..store import durable, files
 from ..store.layout import RunLayout
 from ..store.log_blocks import LogLines
@@ -20,7 +20,7 @@ from .claims import Claims
 from .index import read_header
 from .live import FILE
 from .page import Table, plain
-from .place import is_recent, logs_in
+from .place import logs_in
 from .reading import read_evaluations, read_record
 from .run import RunInfo
 from .timeline import read_timeline
@@ -86,32 +86,19 @@ def repair(directory: Path, infos: Iterable[MetricInfo], rebuild: Callable[[], N
     """See `Artifacts.repair`. `rebuild` writes artifacts.h5."""
     infos = tuple(infos)
     checkpoint = RunLayout(directory).checkpoint
-    lock = FolderLock(checkpoint)
-    if not _at_rest(directory, lock):
-        raise StoreError(
-            f"{str(directory)!r} is being written to by a run that lives; pause and end it before repair()"
-        )
     done: list[str] = []
-    try:
+    with alone_in(directory) as alone:
+        if not alone:
+            raise StoreError(
+                f"{str(directory)!r} is being written to by a run that lives; end it before repair()"
+            )
         done += [f"cut half a line off the end of {path}" for path in _cut_logs(directory)]
         if checkpoint.is_dir() and not checkpoint.is_symlink():
             done += CheckpointFolder(checkpoint).repair()
         if list(_bad_index(directory / FILE)):
             rebuild()
             done.append("artifacts.h5 was made anew from logs and checkpoints")
-    finally:
-        lock.release()
     return Report("repair", str(directory), tuple(done), verify(directory, infos).problems)
-
-
-def _at_rest(directory: Path, lock: FolderLock) -> bool:
-    """Whether no run lives here. A learner that keeps checkpoints holds their folder; one that only logs
-    holds nothing, so for it the logs must have been still for a minute or its end be written down."""
-    if lock.path.is_dir():
-        return lock.alone()
-    marks = read_timeline(RunLayout(directory).experiment_log)
-    told = [mark.kind for mark in marks if mark.kind != "evaluated"]
-    return bool(told and told[-1] in ("finished", "stopped", "failed")) or not is_recent(directory)
 
 
 def _strange_links(directory: Path) -> Iterator[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import CheckpointError, DamagedError, StateError
+from ..errors import CheckpointError, DamagedError, MovedError, StateError
 from ..store.background import Background, Job
 from .folder import CheckpointFolder, not_written
 from .info import CheckpointInfo, Kind
-from .lock import FolderLock
 from .strategy import KeepBest, Strategy, best_rule
 
 JOB = "checkpoint"
@@ -48,12 +48,15 @@ class Keeper:
         self.announce = announce
         """Called there, too, for each checkpoint that is on the disk."""
         self._saved: list[CheckpointInfo] = []
-        self._lock = FolderLock(folder.path)
+        self.ask: Job = lambda: None
+        """Asked before anything is written or cleared away: raises where the folder is not this run's."""
+        self.alone = True
+        """Whether no other process can be at work in the folder: only then is it cleared up."""
         self._known: list[CheckpointInfo] | None = None
         self._notices: list[str] = []
         self._told_what_is_lost = False
         self._again: Job | None = None
-        """The save that failed for want of space, or of whatever else may come back."""
+        """The save that failed for want of space, of its directory, or of whatever else may come back."""
 
     # From the thread that trains ---------------------------------------------------------------------
 
@@ -73,10 +76,12 @@ class Keeper:
             before: called by the writer: what must be on the disk when the checkpoint is. Raises Void where
                 there is nothing to write.
         """
+        self.ask()
         self.background.wait(JOB)
         self.check()
 
         def write() -> None:
+            self.ask()
             try:
                 before()
             except Void:
@@ -112,22 +117,19 @@ class Keeper:
     def open(self) -> list[CheckpointInfo]:
         """What is there. A save that a dead process left half done is finished or cleared away first."""
         if self._known is None:
-            if self._lock.alone():
+            if self.alone:
                 self._notices += self.folder.repair()
-            self._lock.share()
             self._known = list(self.folder.list())
         return self._known
 
     def forget(self) -> None:
         """What is there has been moved or deleted: another run begins in the folder."""
         self._known = None
-        self._lock.release()
 
     def give_way(self) -> None:
         """The folder is another run's from now on: nothing is tried again there."""
         self._again = None
         self.background.take_failures()
-        self._lock.release()
 
     @property
     def known(self) -> Sequence[CheckpointInfo]:
@@ -152,8 +154,13 @@ class Keeper:
         for failure in self.background.take_failures():
             error = failure.error
             if isinstance(error, CheckpointError):
-                if isinstance(error.__cause__, OSError):
+                if isinstance(error, MovedError) or isinstance(error.__cause__, OSError):
                     self._again = failure.job
+                    self.ask()  # else it is the directory that was moved
+                if _was_moved(error):  # and is back where it was
+                    failure.job()
+                    self._again = None
+                    continue
                 raise error
             raise CheckpointError(f"a checkpoint could not be written: {error!r}") from error
 
@@ -165,7 +172,6 @@ class Keeper:
         before = next((info.kind for info in known if info.label == label), "auto")
         kind = max(before, about["kind"], key=_STANDING.index)
         info = self.folder.commit(label, parts, {**about, "kind": kind, "sequence": sequence})
-        self._lock.share()
         self._known = [other for other in known if other.label != label] + [info]
         self._saved.append(info)
         self._tell_what_is_lost(info)
@@ -206,3 +212,7 @@ class Keeper:
         except DamagedError as error:  # no reason to stop a training that goes on from a newer one
             self.note(f"checkpoint {info.label} is not deleted, as it is not what was saved there: {error}")
         self._known = [other for other in self._known if other is not info]
+
+
+def _was_moved(error: CheckpointError) -> bool:
+    return isinstance(error, MovedError) or getattr(error.__cause__, "errno", None) == errno.ESTALE

@@ -1,8 +1,9 @@
 """Handing a run over, and taking it back: what `learner.detach()` and `learner.take_back()` do.
 
 Nothing of the run's directory is given up before the process has made the learner again. From then on there
-is no moment in which nobody has it: a note names the process before this one's socket is gone. What fails in
-between has the learner here take its directory again, and stand where it stood.
+is no moment in which nobody has it: the process is given the descriptor that the directory is locked with,
+and this one gives its own back once the process trains. What fails in between has the learner here go on in
+its directory, and stand where it stood.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ def take_back(learner: Any) -> TakenBack:
     away = learner._away
     if away is None:
         raise StateError("there is nothing to take back: this learner's run goes on here; fit() trains on")
-    was_alive = away.noted.is_alive()
-    away.noted.end(_unless_interrupted(learner, away.noted))
     directory = learner._premises.directory
+    was_alive = away.noted.is_alive() and not away.noted.has_ended(directory)
+    away.noted.end(directory, _unless_interrupted(learner, away.noted))
     found = noted_in(directory)
     ended = found if found is not None and found.pid == away.noted.pid and found.ended else None
 
@@ -92,7 +93,8 @@ def take_back(learner: Any) -> TakenBack:
 
 
 def _require_possible(learner: Any) -> None:
-    learner._premises.require_mine()
+    learner._premises.look_in()  # before a process is started, which would be for nothing
+    learner._premises.look_away()
     wrong = []
     if os.name != "posix":
         wrong.append("detach() needs a system with sessions of processes, such as Linux or macOS")
@@ -105,6 +107,7 @@ def _require_possible(learner: Any) -> None:
             "what it saves; with_file_checkpointer(Hdf5Recorder()) keeps every bit"
         )
     if wrong:
+        learner._rest()
         raise ConfigurationError(wrong, CANNOT)
 
 
@@ -118,12 +121,12 @@ def _handed_over(learner: Any, train: Any, valid: Any, epochs: int | None) -> Ha
             process.hear("made")
             label = _saved(learner)
             noted = process.noted()
-            _lend(learner, noted)
+            descriptor = _lend(learner, noted)
         except BaseException:
             process.kill()
             raise
         try:
-            _begin(learner, process, label)
+            _begin(learner, process, label, descriptor)
         except BaseException:
             process.kill()
             _come_back(learner)
@@ -132,6 +135,7 @@ def _handed_over(learner: Any, train: Any, valid: Any, epochs: int | None) -> Ha
         loop.num_epochs = before
         raise
     process.let_go()
+    learner._premises.lent()
     learner._away = Away(process, noted)
     _leave(learner, noted)
     return HandedOver(noted.pid, learner.position, os.path.join(learner._premises.directory, LOG))
@@ -167,12 +171,11 @@ def _saved(learner: Any) -> str:
     return str(label_of(at.epoch, at.split, at.step))
 
 
-def _lend(learner: Any, noted: Detached) -> None:
-    """Give the directory up. First the note, then the socket: whoever asks for the socket first, and finds
-    nobody, finds the note."""
+def _lend(learner: Any, noted: Detached) -> int:
+    """Give the directory up; the descriptor that it is locked with, for the process."""
     directory = learner._premises.directory
     noted.note_in(directory)
-    learner._premises.lend(
+    descriptor: int = learner._premises.lend(
         f"this run goes on in process {noted.pid}, to which it was handed over: learner.take_back() has it "
         f"stop at its next step and goes on from there; `notebook-learner ctl {directory} status` tells how "
         f"it stands, and Artifacts({str(directory)!r}) shows it"
@@ -182,10 +185,12 @@ def _lend(learner: Any, noted: Detached) -> None:
 
         learner._replica.ranks.shut()
         release_spare()
+    return descriptor
 
 
-def _begin(learner: Any, process: Process, label: str) -> None:
+def _begin(learner: Any, process: Process, label: str, descriptor: int) -> None:
     info = os.stat(learner._premises.directory)
+    process.give(descriptor)
     process.tell(label=label, identity=[info.st_dev, info.st_ino], kernel=os.getpid())
     if process.hear("trains", "stepped") == "trains":  # one that is quick may be over by now
         process.hear("stepped", seconds=STEP)

@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import time
@@ -28,7 +29,6 @@ from ..learner.wiring.assembly import assemble
 from ..learner.wiring.forking import report_steps
 from ..logger import FileMetricLogger
 from ..remote.detached import LOG, noted_in
-from ..remote.listening import other_process_in
 from ..store import files
 from ..store.layout import RunLayout
 from ..store.run_folder import RunPath
@@ -40,7 +40,7 @@ _AGAIN = 5.0
 """Seconds after which what a disk refused is tried again."""
 
 
-def main(there: int, here: int) -> int:
+def main(there: int, here: int, taking: int) -> int:
     """Do what the process at the other end of these pipes wants; the exit status."""
     faulthandler.enable()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -55,7 +55,7 @@ def main(there: int, here: int) -> int:
             order = json.loads(orders.readline() or b"{}")
         if not order:  # nobody waits for it any more
             return 1
-        serving.begin(**order)
+        serving.begin(_taken(taking), **order)
     except BaseException as error:
         text = "".join(traceback.format_exception(error))
         print(text, file=sys.stderr, flush=True)
@@ -117,8 +117,8 @@ class Serving:
 
     # Going on ----------------------------------------------------------------------------------------
 
-    def begin(self, label: str, identity: list[int], kernel: int) -> None:
-        """Take the directory, and stand where the other process stood.
+    def begin(self, lock: int, label: str, identity: list[int], kernel: int) -> None:
+        """Take the directory, by the descriptor it is locked with, and stand where the other process stood.
 
         Raises:
             DetachError: somebody else has come into the directory meanwhile.
@@ -126,6 +126,7 @@ class Serving:
         learner = self._learner
         directory = os.fspath(learner._supplies.origin.settings.directory)
         _require_the_same(directory, identity)
+        learner._premises.adopt(lock)
         _print_into(RunLayout(directory).directory / LOG)
         self._measured_before(directory)
         found = learner.look_for_checkpoints()
@@ -135,8 +136,6 @@ class Serving:
                 "another process has gone on with it meanwhile"
             )
         learner.restore(label)
-        if who := other_process_in(learner._premises.directory):  # type: ignore[attr-defined]
-            raise DetachError(f"{who} has begun in {directory!r} meanwhile")
         learner.note(f"detached: goes on in process {os.getpid()}, handed over by process {kernel}")
         self._start = learner._replica.loop.position.key
         signal.signal(signal.SIGTERM, self._to_end)
@@ -199,11 +198,14 @@ class Serving:
     def _end(self, error: BaseException | None) -> int:
         learner, replica = self._learner, self._learner._replica
         self._save()
+        with suppress(CheckpointError, LoggerError):  # it was told of
+            replica.saving.close()
         told = "" if error is None else f"{type(error).__name__}: {error}"
         directory = os.fspath(learner._supplies.origin.settings.directory)
         noted = noted_in(directory)
         if noted is not None and noted.pid == os.getpid():
             noted.ends(directory, learner.status, told, learner.num_epochs)
+        learner._premises.leave()  # who waits for the directory need not wait for the end of this process
         replica.let_go()
         return 0 if error is None else 1
 
@@ -255,6 +257,14 @@ class Serving:
 def _received(orders: BinaryIO) -> tuple[Surroundings, bytes]:
     first, second = SIZE.unpack(_exactly(orders, SIZE.size))
     return pickle.loads(_exactly(orders, first)), _exactly(orders, second)
+
+
+def _taken(taking: int) -> int:
+    """The descriptor that the other process gives."""
+    with socket.socket(fileno=taking) as end:
+        _, (descriptor,), _, _ = socket.recv_fds(end, 1, 1)
+    os.set_inheritable(descriptor, False)
+    return descriptor
 
 
 def _exactly(orders: BinaryIO, size: int) -> bytes:

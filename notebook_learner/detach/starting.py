@@ -11,6 +11,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -51,15 +52,16 @@ class Process:
         """What it prints before the directory has a place for that."""
         there, to = os.pipe()
         back, here = os.pipe()
+        self._giving, taking = socket.socketpair()  # a descriptor goes through no pipe
         self._to, self._from = os.fdopen(to, "wb"), back
         self._heard = b""
         try:
             self._child = _Child(
-                [sys.executable, "-m", MODULE, str(there), str(here)],
+                [sys.executable, "-m", MODULE, str(there), str(here), str(taking.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._printed,
                 stderr=self._printed,
-                pass_fds=(there, here),
+                pass_fds=(there, here, taking.fileno()),
                 env=_environment(surroundings),
                 start_new_session=True,
             )
@@ -69,6 +71,7 @@ class Process:
         finally:
             os.close(there)
             os.close(here)
+            taking.close()
         self.pid = self._child.pid
         # In a thread: a pipe holds 64 KiB, and while it is full nobody hears an interrupt.
         threading.Thread(target=self._send, args=(pickle.dumps(surroundings), ticket), daemon=True).start()
@@ -101,6 +104,11 @@ class Process:
         with suppress(OSError):  # it is gone, and `hear` says so
             self._to.write(json.dumps(what).encode() + b"\n")
             self._to.flush()
+
+    def give(self, descriptor: int) -> None:
+        """Let it have an open descriptor of this process, too."""
+        with suppress(OSError):  # it is gone, and `hear` says so
+            socket.send_fds(self._giving, [b"."], [descriptor])
 
     def noted(self) -> Detached:
         """As others know it.
@@ -177,7 +185,7 @@ class Process:
         return ""
 
     def _close(self) -> None:
-        for close in (self._to.close, self._printed.close, lambda: os.close(self._from)):
+        for close in (self._to.close, self._giving.close, self._printed.close, lambda: os.close(self._from)):
             with suppress(OSError):
                 close()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 from ..breakpoint import Breakpoints
-from ..errors import BusyError, StepError
+from ..errors import BusyError, LoggerError, StepError
 from ..event import Event, Marked, MetricAdded, MetricInfo, Notice, RunOpened, Split, Status
 from ..store import check_metric_name, same_file
 from .driver import Driver
@@ -313,7 +314,8 @@ class Debugging:
             step = self._supplies.step_of(split)
             if isinstance(step, OfOneLearner):
                 sibling._supplies.use_step(split, step.of(sibling))
-        self._mark("forked", f"to {os.fspath(directory)}")
+        with suppress(LoggerError):  # a directory that was moved is a reason to fork; it has kept the line
+            self._mark("forked", f"to {os.fspath(directory)}")
         return sibling
 
     def note_fork(self, parent: str) -> None:

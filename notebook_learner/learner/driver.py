@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -30,12 +31,29 @@ class Driver:
         self.control = control
         self.saves_its_end = False
         """Whether a pause is kept on the disk: then being told to end (SIGTERM) means pausing first."""
+        self.process: int | None = None
+        """The process that its learner belongs to; None where a child may go on with it."""
         self._changed = control.changed
         self._thread: threading.Thread | None = None
         self._turn = _Turn(ended=True)
         self._holders: list[threading.Thread] = []
         self._claimants = 0
         """Threads that wait for the holders to be gone, to drive."""
+
+    @property
+    def own(self) -> bool:
+        """Whether its learner belongs to this process: a child that was forked has it only to look at."""
+        return self.process in (None, os.getpid())
+
+    def require_own(self) -> None:
+        """Raise in a child that was forked. Nobody drives there, and what is asked would wait for ever."""
+        __tracebackhide__ = True
+        if not self.own:
+            raise BusyError(
+                f"this learner belongs to process {self.process}, of which this one ({os.getpid()}) is a "
+                "forked child: call its verbs there, or `notebook-learner ctl` from here; what a child needs "
+                "of it (model.state_dict(), a position) is taken before the fork"
+            )
 
     @property
     def busy(self) -> bool:
@@ -69,6 +87,7 @@ class Driver:
             What the work gave, and whether an interrupt came too late for it.
         """
         __tracebackhide__ = True
+        self.require_own()
         # Around the claim: none may come between the two.
         with _Interrupts(self.control) as interrupts, self._awaited():
             self._claim()
@@ -94,6 +113,8 @@ class Driver:
         Returns:
             Whether an interrupt came meanwhile.
         """
+        __tracebackhide__ = True
+        self.require_own()
         with _Interrupts(self.control) as interrupts:
             self._claim()
             try:
@@ -115,6 +136,7 @@ class Driver:
         Args:
             meanwhile: done ten times a second.
         """
+        self.require_own()
         turn = self._turn
         if self.inside:
             raise BusyError(
@@ -140,6 +162,7 @@ class Driver:
         The driving thread itself, and one that holds the loop still, cannot wait: they get their
         boundary when they are done.
         """
+        self.require_own()
         with self._changed:
             if self._thread is None:
                 return False
@@ -150,6 +173,8 @@ class Driver:
 
     def leave(self, seconds: float) -> bool:
         """The interpreter ends: pause whoever drives; whether they did so in time."""
+        if not self.own:
+            return False
         with self._changed:
             if self._thread is not None:
                 self.control.request("pause")
@@ -158,6 +183,7 @@ class Driver:
     @contextmanager
     def held(self) -> Iterator[None]:
         """The loop stands at a boundary meanwhile, and nobody starts it. May be nested."""
+        self.require_own()
         if self.inside:
             raise BusyError(
                 "paused() was entered from the training thread itself (a step or a metric), which cannot "

@@ -126,7 +126,12 @@ class FileCheckpointer:
 
     def check(self) -> None:
         """At a boundary: write again what an earlier error kept back, or raise what went wrong."""
+        self.keeper.ask()
         self.keeper.check()
+
+    def ask(self) -> None:
+        """Raise where the run's directory is not the one that was opened."""
+        self.keeper.ask()
 
     def wait(self) -> None:
         """Until all checkpoints are on the disk; raises where one cannot be."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..artifacts import Artifacts, Checkpoints
-from ..errors import BusyError, CheckpointError, LoggerError, Paused, StateError, a_kind
+from ..errors import BusyError, CheckpointError, LoggerError, MovedError, Paused, StateError, a_kind
 from ..event import Display, Event, Notice, RunOpened, StatusChanged
 from ..logger import History
 from ..store import ending
@@ -22,6 +21,7 @@ from .driver import Driver
 from .early_stopping import why_ended
 from .loop import Why
 from .on_detach import OnDetach
+from .on_premises import OnPremises
 from .on_ranks import OnRanks
 from .on_sets import OnSets
 from .parting import Parting
@@ -53,7 +53,7 @@ _LAST_STEP = 10.0
 """Seconds that the interpreter's end waits for a background step."""
 
 
-class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
+class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
     """A model in training: run it, stop it anywhere, look at it, go back, go on.
 
     Build one with `LearnerBuilder`. Whatever stops training (a pause, an error, the end of a cell),
@@ -111,7 +111,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         self.locals = {}
         self.scheduler = scheduler
         """The scheduler as it was given to `build`, or as its factory made it."""
-        self._parting = Parting(partial(_let_go, driver, replica))
+        self._parting = Parting(partial(_let_go, driver, replica, premises))
 
     # Train -------------------------------------------------------------------------------------------
 
@@ -157,7 +157,9 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         """
         if not self._driver.busy:
             self.show()
-        if self._driver.behind(lambda: self._prepare(train, valid, epochs), self._train_on, self._fail):
+        __tracebackhide__ = True
+        prepare, work = partial(self._prepare, train, valid, epochs), partial(self._resting, self._train_on)
+        if self._driver.behind(prepare, work, self._fail):
             self.pause()
             raise Paused(str(self.position))
 
@@ -204,6 +206,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         with self._driver.held():
             if self._status in ("paused", "failed"):
                 self._set_status("stopped")
+                self._rest()
 
     @contextmanager
     def paused(self) -> Iterator[Learner]:
@@ -264,6 +267,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
     def capture(self) -> State:
         """Everything that a step can change, as a value to `restore` later: the weights, the
         optimizer, random generators, the place in the data, partial metrics, and more."""
+        self._driver.require_own()
         if not self._driver.still:
             raise BusyError(
                 "capture() needs a learner that stands still; call learner.pause() first, or capture inside "
@@ -311,31 +315,26 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
             label = self._replica.keep("manual")
             if wait:
                 self._replica.saving.wait()
+            self._rest()
         return label
 
     @property
     def checkpoints(self) -> Checkpoints:
         """What is saved in the run's directory, in the order it was saved: shown as a table."""
+        self._driver.require_own()
         return Checkpoints(self._replica.saving.checkpoints())
-
-    def look_for_checkpoints(self) -> Checkpoints:
-        """As `checkpoints`, before anything was trained; whoever writes there finishes first."""
-        self._premises.look_in()
-        return self.checkpoints
-
-    def moved_to(self, directory: os.PathLike[str]) -> None:
-        """The run's files lie elsewhere now, and it is over: a newer one has its directory."""
-        self._opened = replace(self._opened, directory=os.fspath(directory))
 
     @property
     def artifacts(self) -> Artifacts:
         """The run's directory as anybody sees it, also once this process is gone; read-only."""
+        self._driver.require_own()
         self._replica.saving.close()
         return Artifacts(self._opened.directory)
 
     @property
     def status(self) -> Status:
         """ready, running, paused, failed, stopped or finished."""
+        self._driver.require_own()
         return self._status
 
     @property
@@ -359,6 +358,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
             loop.train_more(number - loop.epoch + 1)
             if self._status == "finished" and not loop.finished:
                 self._set_status("paused")
+            self._rest()
 
     @property
     def history(self) -> History:
@@ -411,8 +411,9 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
 
     def __repr__(self) -> str:
         opened = self._opened
+        stands = self._status if self._driver.own else f"belongs to process {self._driver.process}"
         return (
-            f"Learner({self._status}, {self.position}; {opened.model}, {opened.parameters:,} parameters, "
+            f"Learner({stands}, {self.position}; {opened.model}, {opened.parameters:,} parameters, "
             f"{opened.directory})"
         )
 
@@ -421,7 +422,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
     def _drive(self, work: Callable[[], T]) -> T:
         __tracebackhide__ = True
         with self._blocking():
-            value, interrupted = self._driver.here(work)
+            value, interrupted = self._driver.here(partial(self._resting, work))
         if interrupted:  # it came when the work was as good as done
             raise Paused(str(self.position))
         return value
@@ -429,6 +430,7 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
     def _prepare(self, train: Any, valid: Any, epochs: int | None) -> None:
         """Take what `fit` was given, and begin. `start` returns after that: whoever asks then is told that it
         runs, and what stood in the way was raised in the cell that wanted it."""
+        __tracebackhide__ = True
         if epochs is not None and epochs < 1:
             raise ValueError(f"fit(epochs={epochs}): train at least one epoch more")
         data: tuple[tuple[Split, Any], ...] = (("train", train), ("valid", valid))
@@ -485,15 +487,6 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         self._replica.restore(state)
         self._settle()
 
-    def _restore_checkpoint(self, which: int | str) -> None:
-        self._premises.look_in()
-        self._replica.restore_checkpoint(which, self._go_on)
-        self._settle()
-
-    def _go_on(self) -> None:
-        self._enter(goes_on=True)
-        self._announce()
-
     def _settle(self) -> None:
         """The status of wherever a jump led to, and metrics that only what is restored there has logged."""
         self._tell_logged()
@@ -549,11 +542,6 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
             self._replica.saving.close()
         return why
 
-    def _enter(self, *, goes_on: bool = False, saves: bool = False) -> None:
-        """Before anything is written: a run that lies in the directory has to go first, unless this one
-        goes on with it; and a learner whose directory is another's by now goes no further."""
-        self._untold += self._premises.enter(self, goes_on=goes_on, saves=saves)
-
     def _announce(self) -> None:
         if not self._announced:
             self._announced = True
@@ -565,7 +553,8 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
 
     def _fail(self, error: BaseException) -> None:
         with suppress(LoggerError):  # it keeps the line until its disk takes it; the error at hand tells more
-            self._set_status("paused" if isinstance(error, KeyboardInterrupt) else "failed", _reason(error))
+            paused = isinstance(error, (KeyboardInterrupt, MovedError))
+            self._set_status("paused" if paused else "failed", _reason(error))
         if isinstance(error, (LoggerError, CheckpointError)):
             return  # a disk that refuses has its cause removed first
         with suppress(Exception):  # the state is safe in memory; a device that failed may not even give it
@@ -573,11 +562,13 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
 
     def _set_status(self, status: Status, reason: str = "") -> None:
         self._status, at = status, self.position
+        self._premises.stands(status)
         self._emit(StatusChanged(status, at.epoch, at.split, at.step, at.total, reason))
 
     def _emit(self, event: Event) -> None:
         """Hand on what happens between runs. A failing logger is told of here and now: left for the
         loop to find, it would fail the next run, whose cause for it may be gone."""
+        self._premises.wake()
         self._replica.sinks.emit(event)
 
     def _paused(self, why: Why | None) -> Paused | None:
@@ -590,10 +581,14 @@ class Learner(OnRanks, OnDetach, Shown, Debugging, OnSets):
         return why_ended(loop.policies, loop.finals) if loop.ended else ""
 
 
-def _let_go(driver: Driver, replica: Replica) -> None:
+def _let_go(driver: Driver, replica: Replica, premises: Premises) -> None:
     """Nobody holds the learner any more, or the interpreter ends while it trains in the background."""
     if driver.leave(_LAST_STEP):
-        replica.let_go()
+        try:
+            with suppress(MovedError):  # it was told of
+                replica.let_go()
+        finally:
+            premises.leave()
 
 
 def _reason(error: BaseException) -> str:

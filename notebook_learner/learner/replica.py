@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from ..checkpoint.info import Kind
-from ..errors import BusyError, CheckpointError, LoggerError, RankDied, StateError, StoreError
+from ..errors import BusyError, CheckpointError, LoggerError, MovedError, RankDied, StateError, StoreError
 from ..event import Event, FanOut, Notice, Record, Rewound
 from ..logger import History
 from .failure import explain, release_device_memory, stage_of, what_moved
@@ -74,7 +74,7 @@ class Replica:
         """The checkpoint that is written from it."""
         self._lost: tuple[Position, Kind] | None = None
         """A checkpoint whose copy was void."""
-        self._failure: LoggerError | None = None
+        self._failure: LoggerError | MovedError | None = None
         loop.boundary = self
         loop.emit = self.emit
 
@@ -189,8 +189,7 @@ class Replica:
     def stand_anew(self) -> None:
         """A person changed something at this boundary: no earlier keyframe leads on from here."""
         started = perf_counter()
-        state = self.capture()
-        self._keep(state, perf_counter() - started)
+        self._keep(self.capture(), perf_counter() - started)
 
     def keep(self, kind: Kind) -> str:
         """Hand the state of this boundary to the store; its label there."""
@@ -312,7 +311,7 @@ class Replica:
         try:
             self.sinks.emit(event)
         except LoggerError as failure:
-            self._failure = failure
+            self._failure = self.saving.cause_of(failure)
 
     def _capture_soon(self) -> State:
         """As `capture`, but large tensors are copied while the next step computes. Whoever reads them

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Protocol
 
 from ..checkpoint.info import CheckpointInfo, Kind
-from ..errors import StateError
+from ..errors import LoggerError, MovedError, StateError
 from ..event import Record
 from .checkpointer import Checkpointer
 from .lineage import Lineage
@@ -49,7 +49,10 @@ class Store(Protocol):
         """What is on the disk right now, without waiting for the writer, and the label of the best."""
 
     def check(self) -> None:
-        """At a boundary: raise what could not be written."""
+        """At a boundary: raise what could not be written, or that the directory is another one."""
+
+    def ask(self) -> None:
+        """Raise where the directory is not the one that was opened."""
 
     def wait(self) -> None:
         """Until all checkpoints are written; raises what could not be."""
@@ -104,6 +107,16 @@ class Saving:
         """Raise what could not be written."""
         if self.store is not None:
             self.store.check()
+
+    def cause_of(self, failure: LoggerError) -> LoggerError | MovedError:
+        """A log could not be written: that, or where the directory was moved, the reason. One that is gone
+        for good is made anew."""
+        try:
+            if self.store is not None:
+                self.store.ask()
+        except MovedError as moved:
+            return moved
+        return failure
 
     @property
     def keeps_epochs_in_files(self) -> bool:

@@ -55,6 +55,9 @@ class Shown:
     def _emit(self, event: Event) -> None:
         raise NotImplementedError
 
+    def _rest(self) -> None:
+        raise NotImplementedError
+
     def shown_on(self, display: Display) -> None:
         """Let a display show this learner where it trains, and where it is a cell's last line."""
         with self._driver.held():
@@ -64,6 +67,8 @@ class Shown:
 
     def show(self) -> None:
         """Show the panel below the cell that runs, where there is one. `fit` and `start` do so."""
+        __tracebackhide__ = True
+        self._driver.require_own()
         if self._display is not None:
             self._display.show()
 
@@ -91,6 +96,7 @@ class Shown:
         """Write a line into the log of what happened, at a step boundary; from any thread."""
         with self._driver.held():
             self._emit(Notice(text))
+            self._rest()
 
     def freeze(self) -> None:
         """Leave of the panel only what a saved notebook shows: curves and table, as they are now."""
@@ -109,6 +115,8 @@ class Shown:
 
     def _blocking(self) -> AbstractContextManager[Callable[[], None]]:
         """While a verb keeps this thread from everything else."""
+        __tracebackhide__ = True
+        self._driver.require_own()
         return nullcontext(_nothing) if self._display is None else self._display.blocking()
 
 

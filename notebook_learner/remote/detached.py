@@ -65,6 +65,11 @@ class Detached:
         except psutil.Error:
             return False
 
+    def has_ended(self, directory: str | os.PathLike[str]) -> bool:
+        """Whether it has written down how it ended: then it writes nothing more there."""
+        noted = noted_in(directory)
+        return noted is not None and (noted.pid, noted.since) == (self.pid, self.since) and noted.ended != ""
+
     def note_in(self, directory: str | os.PathLike[str]) -> None:
         """Write it down for whoever comes to the directory."""
         note, data = _note(directory), json.dumps(asdict(self)).encode()
@@ -80,19 +85,21 @@ class Detached:
                 directory
             )
 
-    def end(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Have it stop at the next step boundary, save exactly where it stands, and end; waits for that.
+    def end(self, directory: str | os.PathLike[str], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Have it stop at the next step boundary, save exactly where it stands, and end; waits until it is
+        killed, or has noted its end in the directory.
 
         By SIGTERM, and not through the run's socket: a signal comes to this very process, whoever listens
         there, and also to one that was told `.remote_control(False)`.
 
         Args:
+            directory: of the run.
             meanwhile: done ten times a second; what it raises ends the waiting.
         """
         if self.is_alive():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
-        while self.is_alive():
+        while self.is_alive() and not self.has_ended(directory):
             meanwhile()
             time.sleep(0.1)
 
@@ -135,14 +142,16 @@ def noted_in(directory: str | os.PathLike[str]) -> Detached | None:
 def detached_in(directory: str | os.PathLike[str]) -> Detached | None:
     """The other process that goes on with the run of a directory right now."""
     found = noted_in(directory)
-    return found if found is not None and found.pid != os.getpid() and found.is_alive() else None
+    if found is None or found.pid == os.getpid() or found.ended:
+        return None
+    return found if found.is_alive() else None
 
 
 def end_detached(directory: str | os.PathLike[str]) -> None:
     """Have the process that the run of a directory was handed over to save where it stands, and end."""
     found = detached_in(Path(directory))
     if found is not None:
-        found.end()
+        found.end(directory)
 
 
 def forget_in(directory: str | os.PathLike[str]) -> None:

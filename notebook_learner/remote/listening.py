@@ -1,4 +1,4 @@
-"""Who has the run of a directory open: asked before another one begins there."""
+"""Who listens in a directory: asked before another run begins there, where its file system knows no locks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATIENCE = 1.0
 
 
 def other_process_in(directory: Path) -> str:
-    """The process that trains in a directory, in words; nothing where there is none, or it is this one.
+    """The process that listens in a directory, in words; nothing where there is none, or it is this one.
 
     It says nothing of a run that was told `.remote_control(False)`, nor on a system without such sockets.
     """
@@ -26,7 +26,7 @@ def other_process_in(directory: Path) -> str:
     except OSError:  # there is no such directory yet
         return ""
     try:
-        if not _is_socket(folder.socket_file()):  # a link may lead anywhere
+        if not _is_socket(folder.file()):  # a link may lead anywhere
             return ""
         connection = connected(folder, _PATIENCE)
     except (BlockingIOError, TimeoutError):
@@ -50,8 +50,8 @@ def clear_socket(directory: Path) -> None:
         return
     with suppress(OSError):
         folder = Folder(directory)
-        if _is_socket(folder.socket_file()):
-            folder.remove_socket_file()
+        if _is_socket(folder.file()):
+            folder.remove_file()
         folder.close()
 
 

@@ -1,7 +1,6 @@
 """The socket's file in the run's directory: made for its owner alone, found again, and taken away.
 
-It is made under a lock on the directory, so that of two processes one comes first. A socket that nobody
-listens at any more is replaced; one that somebody listens at is left alone.
+Only the process that has the directory (`owner`) makes it, in place of one that lies there.
 
 Its mode is 0600 before anybody can connect: on Linux from its first moment, as the mode that a socket has
 before `bind` is its file's (net/unix/af_unix.c, unix_bind_bsd); elsewhere before `listen`.
@@ -16,13 +15,10 @@ import errno
 import os
 import socket
 import stat
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from .inherited import held, let_go
-from .peer import peer_of
 
 NAME = "control.sock"
 OWNER_ONLY = 0o600
@@ -31,8 +27,6 @@ WAITING = 16
 _LONGEST_PATH = 100
 _UNREADY = f".{NAME}.new"
 _FILES = "/proc/self/fd"
-_OTHERS_MAY_TAKE = 1.0
-"""Seconds; whoever has the directory's lock has it for a millisecond."""
 
 
 class OccupiedError(Exception):
@@ -42,10 +36,12 @@ class OccupiedError(Exception):
 class Folder:
     """An open directory, wherever it is moved."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], descriptor: int | None = None) -> None:
         self.path = os.path.abspath(path)
-        self.descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._closed = False
+        if descriptor is None:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.descriptor = descriptor
+        self.is_open = True
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -68,38 +64,22 @@ class Folder:
             raise OSError(errno.ENAMETOOLONG, "the directory's path is too long for a socket")
         return shortest
 
-    def socket_file(self, name: str = NAME) -> os.stat_result | None:
-        """What is at the socket's place; a link is not followed."""
+    def file(self, name: str = NAME) -> os.stat_result | None:
+        """What has this name there, the socket's by default; a link is not followed."""
         with suppress(FileNotFoundError):
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         return None
 
-    def remove_socket_file(self, name: str = NAME) -> None:
+    def remove_file(self, name: str = NAME) -> None:
         """Take it away; one that is not there, or a directory that has gone, is no mistake."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
 
     def close(self) -> None:
         """Give the descriptor back, once."""
-        if not self._closed:
-            self._closed = True
+        if self.is_open:
+            self.is_open = False
             os.close(self.descriptor)
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """No other process of ours makes or removes the socket meanwhile."""
-        import fcntl
-
-        until = time.monotonic() + _OTHERS_MAY_TAKE
-        while not _locked(self.descriptor):
-            if time.monotonic() > until:
-                raise OccupiedError("another process holds the directory's lock")
-            time.sleep(0.01)
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
 
 class Door:
@@ -109,18 +89,22 @@ class Door:
         """Raises OccupiedError, or OSError where the file system takes no sockets."""
         self.folder = folder
         self._process = os.getpid()
-        with folder.alone():
-            _clear_the_way(folder)
-            self.socket = held(_listening(folder))
-            self._file = _identity(folder.socket_file())
+        _require_room(folder)
+        self.socket = held(_listening(folder))
+        self._file = _identity(folder.file())
+
+    @property
+    def stands(self) -> bool:
+        """Whether its file is where it was made."""
+        return self._file is not None and _identity(self.folder.file()) == self._file
 
     def remove_file(self) -> None:
         """Nobody finds the way any more. What lies there and is another's stays."""
         if os.getpid() != self._process:  # a child has inherited this object, but not the door
             return
-        with suppress(OSError, OccupiedError), self.folder.alone():
-            if self._file is not None and _identity(self.folder.socket_file()) == self._file:
-                self.folder.remove_socket_file()
+        with suppress(OSError):
+            if self.stands:
+                self.folder.remove_file()
 
     def close(self) -> None:
         """Give the sockets back."""
@@ -150,9 +134,9 @@ def _listening(folder: Folder) -> socket.socket:
         with suppress(OSError):  # Linux; elsewhere a socket has no mode, and the file's is put right below
             os.fchmod(listener.fileno(), OWNER_ONLY)
         # Under a name of its own until it listens: who comes between would find that nobody does.
-        folder.remove_socket_file(_UNREADY)
+        folder.remove_file(_UNREADY)
         listener.bind(folder.address_of(_UNREADY))
-        made = folder.socket_file(_UNREADY)
+        made = folder.file(_UNREADY)
         if made is not None and stat.S_IMODE(made.st_mode) != OWNER_ONLY:
             os.chmod(_UNREADY, OWNER_ONLY, dir_fd=folder.descriptor)
         listener.listen(WAITING)
@@ -163,42 +147,20 @@ def _listening(folder: Folder) -> socket.socket:
     return listener
 
 
-def _clear_the_way(folder: Folder) -> None:
-    """Remove what a process that was killed has left; leave anything else, and say what it is."""
-    there = folder.socket_file()
+def _require_room(folder: Folder) -> None:
+    """Raise where something lies there that is not ours to replace. A socket of our user's is: of a process
+    that was killed, or of a learner that is over, and has let go of the directory."""
+    there = folder.file()
     if there is None:
         return
     if not stat.S_ISSOCK(there.st_mode):
         raise OccupiedError(f"{NAME} is there already and is no socket; remove it")
     if there.st_uid != os.geteuid() and os.geteuid() != 0:
         raise OccupiedError(f"{NAME} belongs to another user")
-    try:
-        connection = connected(folder, 1.0)
-    except (ConnectionRefusedError, FileNotFoundError):
-        folder.remove_socket_file()
-        return
-    except (BlockingIOError, TimeoutError):  # somebody listens, and is busy
-        raise OccupiedError("another process trains there and is steered through it") from None
-    with connection:
-        raise OccupiedError(f"another process ({peer_of(connection)}) trains there and is steered through it")
 
 
 def _identity(info: os.stat_result | None) -> tuple[int, int] | None:
     return None if info is None else (info.st_dev, info.st_ino)
-
-
-def _locked(descriptor: int) -> bool:
-    """Whether the directory is ours now. Where a file system knows no locks it is, too: what is left is
-    a race between two learners that begin in the same millisecond."""
-    import fcntl
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def supported() -> bool:

@@ -61,6 +61,8 @@ class RemoteControl:
         if not supported():  # the client says so to whoever tries
             return ""
         self._learner = weakref.ref(learner)  # before anybody can ask
+        if self._door is not None and self._door.stands:
+            return ""
         try:
             self._open()
         except (OSError, OccupiedError, RuntimeError) as error:  # the last where no thread is left

@@ -119,12 +119,14 @@ class RunFolder:
     True
     """
 
-    __slots__ = ("_depth", "_held", "_lock", "_where", "identity", "path")
+    __slots__ = ("_depth", "_held", "_lock", "_where", "identity", "path", "pinned")
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.identity: Identity | None = None
         """Of the directory that is held; None where none is."""
+        self.pinned = False
+        """Whether it stays the one though it was moved or removed: until `let_go` none takes its place."""
         self._depth = len(self.path.parts)
         self._held: Opened | None = None
         self._where = ""
@@ -141,7 +143,8 @@ class RunFolder:
         """The open directory, which is held from here on.
 
         Raises:
-            FileNotFoundError: it was moved or removed. The next call holds what is there then.
+            FileNotFoundError: it was moved or removed. The next call holds what is there then, unless the
+                directory is pinned.
             RefusedError: another directory is in its place.
         """
         with self._lock:
@@ -152,7 +155,8 @@ class RunFolder:
                 return self._held
             if not self.is_in_place():
                 self._require_gone()
-                self._held = self.identity = None
+                if not self.pinned:
+                    self._held = self.identity = None
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
             if self._held.number == _CLOSED:
                 self._held = Opened(opened_number(self._where, _DIRECTORY))
@@ -176,12 +180,15 @@ class RunFolder:
         """Hold it no longer: the next write holds what is there then."""
         with self._lock:
             self._held = self.identity = None
+            self.pinned = False
 
     def make(self) -> None:
         """Make the directory and those above it, where they are not there."""
         with self._lock:
             if self._held is not None and not self.is_in_place():
                 self._require_gone()
+                if self.pinned:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
                 self._held = self.identity = None
         # Where a link leads to: what it led to was moved, perhaps.
         Path(os.path.realpath(self.path)).mkdir(parents=True, exist_ok=True)

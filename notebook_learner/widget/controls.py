@@ -14,7 +14,7 @@ _MOVES = ("run", "step", "step_epoch")
 
 
 def obstacles(
-    status: Status, *, begun: bool, saved: bool, lacks: str = "", kept: bool = True
+    status: Status, *, begun: bool, saved: bool, lacks: str = "", kept: bool = True, away: str = ""
 ) -> dict[str, str]:
     """By button: nothing where it can be used, else the reason why not.
 
@@ -24,10 +24,13 @@ def obstacles(
         saved: whether there is a checkpoint.
         lacks: what it needs before it can train.
         kept: whether an earlier step can be gone back to.
+        away: who else goes on with the run.
 
     >>> obstacles("running", begun=True, saved=False)["step"]
     'it is running; pause it first'
     """
+    if away:
+        return dict.fromkeys(BUTTONS, away)
     found = dict.fromkeys(BUTTONS, "")
     if status == "running":
         return {**found, **dict.fromkeys(_NOT_MEANWHILE, _STILL)}

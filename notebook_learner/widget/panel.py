@@ -92,6 +92,8 @@ class Panel:
         self._later: threading.Timer | None = None
         self._fixed_changed = self._events_changed = self._files_changed = True
         self._files: list[Json] = []
+        self._away = ""
+        """Who else goes on with the run, as the pages know it."""
         self._debugger = Debugger()
         self._lookers: dict[str, float] = {}
         self._current = False
@@ -312,23 +314,25 @@ class Panel:
             threading.Thread(target=self._read_files, name="notebook_learner panel", daemon=True).start()
         told = self._debugger.told(learner, self._board.trained)
         reach = told["reach"]
+        self._away = away = learner.away
         controls = obstacles(
             learner.status,
             begun=bool(self._board.trained),
             saved=bool(self._files),
             lacks=learner.lacks,
             kept=reach["from"] < reach["to"],
+            away=away,
         )
         return {
             **told,
             "controls": controls,
             "checkpoints": self._files,
-            "connection": self._connection(),
+            "connection": {"mode": "away", "text": away} if away else self._connection(),
         }
 
     def _read_files(self) -> None:
         learner = self._learner()
-        if learner is None:
+        if learner is None or learner.away:  # what is there is another's
             return
         try:
             saved, best = learner.saved()
@@ -373,10 +377,14 @@ class Panel:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """What a cell changed while nothing happened: it adds a breakpoint without any event."""
+        """What changed while nothing happened here: a cell adds a breakpoint without any event, another
+        process goes on with a run that is over."""
         learner = self._learner()
         with self._lock:
-            if learner is not None and self._current and self._debugger.changed(learner):
+            if learner is None or not self._current:
+                return
+            self._events_changed |= self._away != learner.away or self._debugger.changed(learner)
+            if self._events_changed:
                 self._tell_soon()
 
     def _looks(self, client: str, visible: bool) -> None:

@@ -112,6 +112,11 @@ class Steering(Protocol):
         """What it needs before it can train; nothing where it can."""
         ...
 
+    @property
+    def away(self) -> str:
+        """Who else goes on with its run; nothing where it has that itself."""
+        ...
+
     def ranks(self) -> Sequence[Rank]:
         """The processes that train, seen without waiting for them; none where there is one device."""
         ...

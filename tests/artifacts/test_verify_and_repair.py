@@ -10,8 +10,8 @@ from artifacts_run import Run, finished, net
 
 from notebook_learner.artifacts import Artifacts
 from notebook_learner.artifacts.care import Report
-from notebook_learner.checkpoint.lock import FolderLock
 from notebook_learner.errors import StoreError
+from notebook_learner.remote.owner import DirectoryLock
 
 
 @pytest.fixture
@@ -132,14 +132,14 @@ def test_a_checkpoint_folder_that_leads_elsewhere_is_reported(tmp_path):
 
 
 def test_nothing_is_repaired_while_a_run_lives(run):
-    lock = FolderLock(run.directory / "checkpoint")
-    lock.share()
+    lock = DirectoryLock(run.directory)
+    assert lock.take()
     log = run.directory / "train" / "epoch-1" / "Loss.log"
     log.write_bytes(log.read_bytes() + b"0.1")
     with pytest.raises(StoreError, match="run that lives"):
         Artifacts(run.directory).repair()
     assert log.read_bytes().endswith(b"0.1")
-    lock.release()
+    lock.close()
     assert Artifacts(run.directory).repair()
 
 

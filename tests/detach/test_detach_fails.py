@@ -130,9 +130,9 @@ def test_who_comes_between_is_noticed(
 
     def between(*given: Any) -> None:
         if what == "another directory":
-            begin(given[0], _Otherwise(given[1]), given[2])  # type: ignore[arg-type]
+            begin(given[0], _Otherwise(given[1]), *given[2:])  # type: ignore[arg-type]
         else:
-            begin(given[0], given[1], "1-2")
+            begin(given[0], given[1], "1-2", *given[3:])
 
     monkeypatch.setattr(handing, "_begin", between)
     told = "another directory by now" if what == "another directory" else "has gone on with it meanwhile"

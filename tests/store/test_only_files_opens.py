@@ -34,6 +34,7 @@ ELSEWHERE = {
         "remote/place.py",
         "os.open",
     ): "the directory itself, to listen in it wherever it is moved; then by dir_fd:",
+    ("remote/owner.py", "open"): "/proc/locks, to read which process has locked a directory",
     ("remote/place.py", "os.unlink"): "control.sock, a name without a path",
     ("remote/place.py", "os.rename"): "the same name",
     ("remote/place.py", "os.chmod"): "the same name, where a socket has no mode before it is bound",

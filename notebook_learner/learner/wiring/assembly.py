@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -207,6 +208,7 @@ class _Wiring:
         shown = self.schedule.scheduler if isinstance(self.schedule, Torch) else scheduler
         driver = Driver(replica.loop.control)
         background.attend()
+        driver.process = os.getpid()
         driver.saves_its_end = replica.saving.autosave.on_pause
         remote = _remote(self.settings, replica)
         tenancy = Tenancy(

@@ -15,6 +15,7 @@ from ...checkpoint.hdf5 import Hdf5Recorder
 from ...checkpoint.info import CheckpointInfo
 from ...checkpoint.keeper import Keeper
 from ...checkpoint.strategy import DEFAULT, resolved
+from ...errors import MovedError
 from ...event import CheckpointSaved, MetricInfo, Notice, Record, Sink, SplitRecord
 from ...logger import ApplicationLogger, FileMetricLogger
 from ...store import RunLayout
@@ -38,6 +39,8 @@ class Storing:
         self.background = Background()
         self.emit: Callable[[Notice | CheckpointSaved], None] = lambda event: None
         """Set once there is somebody to tell."""
+        self.ask: Callable[[], None] = lambda: None
+        """Set to what raises where the directory is not the one that was opened."""
         self.keeper = self._keeper()
         self.index = self._index()
         self.store = FileCheckpointer(
@@ -108,7 +111,7 @@ class Storing:
         directions: dict[tuple[str, str], bool | None] = {
             (info.split, info.name): info.higher_is_better for info in self.metrics
         }
-        return Keeper(
+        keeper = Keeper(
             CheckpointFolder(self.layout.checkpoint, self.settings.recorder or Hdf5Recorder()),
             resolved(strategy, lambda split, name: directions.get((split, name))),
             self.background,
@@ -116,6 +119,8 @@ class Storing:
             tell=lambda text: self.emit(Notice(text, "warning")),
             announce=self._announce,
         )
+        keeper.ask = lambda: self.ask()
+        return keeper
 
     def _index(self) -> LiveIndex | None:
         """`artifacts.h5` is written where the logs are, or checkpoints."""
@@ -129,7 +134,10 @@ class Storing:
     def _derived(self, job: Job) -> None:
         """`artifacts.h5` can always be made again: failing to write it must not stop a training."""
         try:
+            self.ask()
             job()
+        except MovedError:
+            pass  # the next boundary tells of it
         except OSError as error:
             self.keeper.note(
                 f"artifacts.h5 could not be written ({error.strerror or error}); logs and checkpoints hold "

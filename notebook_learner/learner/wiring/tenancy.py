@@ -1,36 +1,55 @@
-"""A run's directory has one learner that writes there, from its first write until a newer one begins.
+"""A run's directory has one learner that writes there, from its first write until its training is over.
 
 Building asks for nothing. The first write decides what becomes of a run that lies there already: it is kept
 beside, gone on with, or deleted. A learner of this process that wrote there before has what it was given
 written down, and is told to go no further; another process that trains there keeps the directory.
+
+Who writes has the directory locked (`remote/owner.py`). A training that is over lets go of it, and takes it
+again for whatever is wanted of it later, if nobody else has gone on there since.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from ...artifacts.earlier import drop, holds_run, keep_beside, own_files, put_together
-from ...errors import BusyError, StoreError
+from ...artifacts.traces import Traces, traces_in, went_on_since
+from ...errors import BusyError, MovedError, StoreError
 from ...event import Event, FanOut, Notice, Sink
-from ...remote.detached import Detached, detached_in
+from ...remote.detached import detached_in, noted_in
 from ...remote.listening import clear_socket, other_process_in
+from ...remote.owner import (
+    DirectoryLock,
+    Identity,
+    locker_of,
+    other_owner_in,
+    owner_in,
+    this_process,
+    who_has,
+)
 from ...store import files
 from ..driver import Driver
 from .storing import Storing
 
 What = Literal["keep", "go on", "overwrite"]
 """What becomes of a run that lies in the directory."""
-Identity = tuple[int, int]
 
 _entering = threading.RLock()
 _tenants: weakref.WeakValueDictionary[Identity, Tenancy] = weakref.WeakValueDictionary()
 """Who writes in a directory, by what the file system knows it by: it moves along with the directory."""
+
+_IN_A_MOMENT = 1.0
+"""Seconds that a directory is waited for which is locked, though no living process says that it has it: one
+that was just taken, or let go of."""
+_ENDING = 30.0
+"""The same where the process that had it is about to end."""
 
 
 class Tenancy:
@@ -60,12 +79,22 @@ class Tenancy:
         self._storing, self._what, self._writes = storing, what, writes
         self._driver, self._sinks, self._close, self._open = driver, sinks, close, open
         self._inside = False
-        self._identity: Identity | None = None
+        self._lock: DirectoryLock | None = None
+        """The directory that was opened, locked but for a training that is over."""
+        self._left: Traces | None = None
+        """What lay there when such a one let go of it."""
         self._over = ""
         """Why the learner may not go on, once a newer one has begun."""
         self._lent = ""
         """Who goes on in the directory meanwhile, and how to have it back."""
+        self._status = ""
         self._learner: Callable[[], Any] = _nobody
+        storing.ask = self.ask
+
+    @property
+    def _place(self) -> Path:
+        """The directory that is there now, whichever one is held."""
+        return Path(os.fspath(self.directory))
 
     @property
     def writers(self) -> Sequence[Sink]:
@@ -76,18 +105,29 @@ class Tenancy:
 
     def look_in(self) -> None:
         """Before a checkpoint is read: who writes there finishes, and what a dead process began is mended.
+        Nobody else begins there until `look_away`.
 
         Raises:
-            BusyError: somebody trains there right now.
+            BusyError: another process, or learner, trains there.
             StoreError: a newer learner has begun there.
         """
+        __tracebackhide__ = True
         self.require_mine()
         if self._inside:
             return
-        with _entering, self._free() as before:
+        with _entering, ExitStack() as stack:
+            before, lock = self._claim(stack)
+            if before is None or lock is not before._lock:
+                self._lock = lock
             if before is not None:
                 before._storing.background.wait()
             put_together(self.directory)
+
+    def look_away(self) -> None:
+        """The checkpoint was read; whoever read it has entered, or will not."""
+        if not self._inside and self._lock is not None and not self._storing.settings.detached:
+            self._lock.close()
+            self._lock = None
 
     def enter(self, learner: Any, *, goes_on: bool = False, saves: bool = False) -> list[Notice]:
         """The learner is about to write; what a person should know of what was done about an earlier run.
@@ -98,26 +138,121 @@ class Tenancy:
             saves: a checkpoint, which is written to the directory whatever else is not.
 
         Raises:
-            BusyError: somebody trains there right now.
+            BusyError: another process, or learner, trains there.
             StoreError: a newer learner has begun there; or an earlier run can be neither moved nor deleted.
         """
+        __tracebackhide__ = True
         self.require_mine()
         if self._inside or not (self._writes or saves):
             return []
-        with _entering, self._free() as before:
-            told = self._begin(before, "go on" if goes_on else self._what)
+        told: list[Notice] = []
+        with _entering, ExitStack() as stack:
+            while True:
+                self._make_directory()
+                before, lock = self._claim(stack)
+                assert lock is not None, "it was made"
+                borrowed = before is not None and before._lock is lock
+                try:
+                    if text := self._begin(before, "go on" if goes_on else self._what):
+                        told.append(Notice(text))
+                except BaseException:
+                    if not borrowed:
+                        self._put_away(lock)
+                    raise
+                if borrowed and before is not None:
+                    before._lock = None
+                if lock.identity == _identity_of(self.directory):
+                    break
+                self._put_away(lock)  # the earlier run was moved, and the directory with it
             self._inside, self._learner = True, weakref.ref(learner)
-            self._identity = _identity_of(self.directory)
-            if self._identity is not None:
-                _tenants[self._identity] = self
-        return [Notice(told)] if told else []
+            self._have(lock)
+        if not lock.works:
+            told.append(Notice(_unlocked(self.directory, lock.why), "warning"))
+        return told
 
-    def lend(self, why: str) -> None:
-        """Another process goes on in the directory, and this one writes nothing there any more."""
+    def stands(self, status: str) -> None:
+        """How the learner's training stands, for others who want the directory."""
+        self._status = status
+        if self._inside and self._lock is not None and self._lock.taken and not (self._lent or self._over):
+            self._lock.note(this_process(status))
+
+    def rest(self) -> None:
+        """The training is over: everything is written, and others may go on in the directory. What a process
+        of its own trains for is ended by it: it lets go at its end."""
+        lock = self._lock
+        if not self._inside or lock is None or not lock.taken or self._lent or self._over:
+            return
+        if self._storing.settings.detached or lock.identity != _identity_of(self.directory):
+            return
+        self._storing.finish()
+        self._sinks.let_go(self._storing.writers)
+        self._left = traces_in(self._place)
+        lock.forget()
+        lock.free()
+
+    def wake(self) -> None:
+        """Take the directory again for a line that is about to be told, if nobody else has it."""
+        if self._left is not None and not self._over:
+            with suppress(BusyError, StoreError):
+                self.require_mine()
+
+    def leave(self) -> None:
+        """Nobody holds the learner any more, or its process ends."""
+        self._close()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            if lock.taken:
+                lock.forget()
+            lock.close()
+
+    def ask(self) -> None:
+        """At every boundary and before every save: is the directory still the one that was opened?
+
+        Raises:
+            MovedError: it was moved; what lies in its place is not written to.
+        """
+        if not self._inside or self._lock is None:
+            return
+        there = _identity_of(self.directory)
+        if there != self._lock.identity and not self._is_made_anew(there):
+            raise MovedError(self._moved(there))
+
+    @property
+    def away(self) -> str:
+        """Who else goes on with the run, in a few words; nothing where this learner has it."""
+        if self._over:
+            return "a newer learner has the directory of this run"
+        if self._lent or self._left is not None:
+            if other := other_owner_in(self.directory):
+                return f"{other} goes on with this run"
+            if detached := detached_in(self.directory):
+                return f"process {detached.pid} goes on with this run"
+            if self._left is not None and went_on_since(self._place, self._left):
+                return "another process has gone on with this run"
+        return ""
+
+    # Handing over ------------------------------------------------------------------------------------
+
+    def lend(self, why: str) -> int:
+        """Another process goes on in the directory, and this one writes nothing there any more; what it needs
+        to have the directory locked, too."""
         self._sinks.let_go(self._storing.writers)
         self._storing.lend()
         self._close()
         self._lent = why
+        assert self._lock is not None, "it has saved there"
+        return self._lock.descriptor
+
+    def lent(self) -> None:
+        """The other process trains: it alone has the directory locked from here on."""
+        if self._lock is not None:
+            self._lock.leave()
+            self._lock = None
+
+    def adopt(self, descriptor: int) -> None:
+        """Have the directory as the process that hands it over has it: locked all the time."""
+        self._lock = DirectoryLock(self.directory, descriptor)
+        self._lock.take()
 
     def take_back(self, learner: Any, stand: Callable[[], Sequence[Event]]) -> None:
         """The other process is over, or never began: the learner writes there again.
@@ -127,13 +262,17 @@ class Tenancy:
             stand: puts the learner where the run stands; gives the events that bring the writers there.
 
         Raises:
-            BusyError: somebody else trains there meanwhile.
+            BusyError: another process trains there meanwhile.
             StoreError: a newer learner has begun there, or the directory is another one now.
         """
         lent, self._lent = self._lent, ""
         try:
-            self.require_mine()
-            with _entering, self._free():
+            with _entering, ExitStack() as stack:
+                if self._over:
+                    raise StoreError(self._over)
+                _, lock = self._claim(stack)
+                assert lock is not None, "the other process has saved there"
+                self._have(lock)
                 put_together(self.directory)
                 events = stand()
                 self._sinks.take_in(self._storing.take_back(), events)
@@ -143,10 +282,95 @@ class Tenancy:
             self._lent = lent
             raise
 
-    def _begin(self, before: Tenancy | None, what: What) -> str:
-        if before is not None:
-            before._finish()
-        told = self._made_room(before, what)
+    # Taking the directory ----------------------------------------------------------------------------
+
+    def _claim(self, stack: ExitStack) -> tuple[Tenancy | None, DirectoryLock | None]:
+        """The directory, for this process alone: the learner here that wrote there last, which nobody starts
+        until the stack is left, and the lock, which may be that one's. None where there is no directory."""
+        __tracebackhide__ = True
+        while True:
+            lock = self._opened()
+            if lock is None:
+                return None, None
+            before = _tenants.get(lock.identity)
+            if before is self or (before is not None and before._over):
+                before = None
+            try:
+                if before is not None:
+                    before._require_still()
+                    stack.enter_context(before._driver.held())  # nobody starts it now
+                    before._require_still()
+                if before is None or before._lock is None or not before._lock.taken:
+                    self._lock_or_raise(lock)
+            except BaseException:
+                if lock is not self._lock:
+                    lock.close()
+                raise
+            if not lock.taken:  # this process has it through its earlier learner
+                assert before is not None and before._lock is not None
+                self._put_away(lock)
+                return before, before._lock
+            if lock.identity == _identity_of(self.directory):
+                return before, lock
+            self._put_away(lock)  # it was moved between the two
+
+    def _opened(self) -> DirectoryLock | None:
+        if self._lock is not None and self._lock.identity == _identity_of(self.directory):
+            return self._lock
+        try:
+            return DirectoryLock(self.directory)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(
+                f"the run's directory {str(self.directory)!r} cannot be opened ({error.strerror or error}); "
+                "give LearnerBuilder a directory in which you may read and write"
+            ) from error
+
+    def _put_away(self, lock: DirectoryLock) -> None:
+        if lock is self._lock:
+            self._lock = None
+        lock.close()
+
+    def _lock_or_raise(self, lock: DirectoryLock) -> None:
+        """Have it locked. Whoever ends, or has begun to take it, is waited for."""
+        __tracebackhide__ = True
+        began = time.monotonic()
+        while not lock.take():
+            owner, detached = owner_in(self.directory), noted_in(self.directory)
+            waits = time.monotonic() - began
+            ending = detached is not None and detached.ended != "" and detached.is_alive()
+            if (waits > _ENDING) if ending else (waits > _IN_A_MOMENT or _is_alive(owner)):
+                self._refuse(lock)
+            time.sleep(0.01)
+        self._storing.keeper.alone = lock.works
+        if not lock.works and (who := other_process_in(self.directory)):
+            lock.free()
+            raise BusyError(
+                f"{who} has the run in {str(self.directory)!r} open; end it first (`notebook-learner ctl "
+                f"{self.directory} status` tells how it stands), or give this learner another directory"
+            )
+
+    def _refuse(self, lock: DirectoryLock) -> None:
+        __tracebackhide__ = True
+        owner = other_owner_in(self.directory) or locker_of(lock.identity)
+        over = "" if self._left is None else "the training is over here, and "
+        raise BusyError(over + who_has(self.directory, owner, detached_in(self.directory)))
+
+    def _have(self, lock: DirectoryLock) -> None:
+        """It is this learner's from now on."""
+        if self._lock is not None and self._lock is not lock:
+            self._lock.close()
+        self._lock, self._left = lock, None
+        folder = self.directory.folder
+        if folder.identity not in (None, lock.identity):
+            folder.let_go()
+        folder.hold()
+        folder.pinned = True  # what is written from here on is written there, or nowhere
+        _tenants[lock.identity] = self
+        self.stands(self._status)
+
+    def _make_directory(self) -> None:
         try:
             files.make_directory(self.directory)
         except OSError as error:
@@ -154,6 +378,11 @@ class Tenancy:
                 f"the run's directory {str(self.directory)!r} cannot be made ({error.strerror or error}); "
                 "give LearnerBuilder a directory in which you may write"
             ) from error
+
+    def _begin(self, before: Tenancy | None, what: What) -> str:
+        if before is not None:
+            before._finish()
+        told = self._made_room(before, what)
         self._storing.layout.require_plain()
         return told
 
@@ -166,15 +395,17 @@ class Tenancy:
             return ""
         told, gone = "", f"a newer learner has begun in {here}"
         place = None
-        if what == "overwrite" and any(True for _ in own_files(self.directory)):
+        if what == "overwrite" and any(True for _ in own_files(self._place)):
             self._storing.forget()
             drop(self.directory)
             told = f"the earlier run in {here} was deleted, as overwrite() asks"
             gone += ", and was told to overwrite this one's files"
-        elif holds_run(self.directory):
+        elif holds_run(self._place):
             self._storing.forget()
             clear_socket(self.directory)
             place = keep_beside(self.directory)
+            self.directory.folder.let_go()
+            self._make_directory()
             told = (
                 f"{here} held a run, which is now in {str(place)!r}; .resume() on the builder goes on with "
                 "the run in its directory instead, .overwrite() deletes it"
@@ -184,31 +415,10 @@ class Tenancy:
             before._give_way(gone, place)
         return told
 
-    @contextmanager
-    def _free(self) -> Iterator[Tenancy | None]:
-        """Nobody trains in the directory meanwhile; the learner of this process that wrote there last."""
-        who = other_process_in(self.directory)
-        # After it: whoever hands a run over notes to whom before it stops listening.
-        if detached := detached_in(self.directory):
-            raise BusyError(_held_by(detached, self.directory))
-        if who:
-            raise BusyError(
-                f"{who} has the run in {str(self.directory)!r} open; end it first (`notebook-learner ctl "
-                f"{self.directory} status` tells how it stands), or give this learner another directory"
-            )
-        identity = _identity_of(self.directory)
-        before = None if identity is None else _tenants.get(identity)
-        if before is None or before is self or before._over:
-            yield None
-            return
-        before._require_still()
-        with before._driver.held():  # nobody starts it now
-            before._require_still()
-            yield before
-
     # For a newer learner -----------------------------------------------------------------------------
 
     def _require_still(self) -> None:
+        __tracebackhide__ = True
         if self._driver.busy:
             raise BusyError(
                 f"an earlier learner trains in {str(self.directory)!r} right now, in this process; stop it "
@@ -231,38 +441,89 @@ class Tenancy:
             self._over += f", and LearnerBuilder({str(place)!r}) with .resume() from its newest checkpoint"
         self._sinks.let_go(self._storing.writers)
         self._storing.give_way(place)
+        if self._lock is not None and self._lock.taken:
+            self._lock.forget()
         learner = self._learner()
         if learner is not None and place is not None:
             learner.moved_to(place)
 
+    # Whose it is -------------------------------------------------------------------------------------
+
     def require_mine(self) -> None:
-        """Raise where this learner may not go on.
+        """Raise where this learner may not go on; a training that was over takes its directory again.
 
         Also where it was another process, or a person, who put another directory in the place of ours.
         One that has gone is told of by who writes there.
         """
+        __tracebackhide__ = True
+        self._driver.require_own()
         if self._over:
             raise StoreError(self._over)
         if self._lent:
             raise BusyError(self._lent)
         if not self._inside:
             return
-        there = _identity_of(self.directory)
-        if there is not None and self._identity not in (None, there):
-            raise StoreError(
-                f"this learner cannot go on here: its directory was moved, and {str(self.directory)!r} is "
-                "another one now. learner.fork('another directory') goes on from where it stands"
-            )
-        self._identity = there
+        self.ask()
+        if self._left is not None:
+            self._take_again(self._left)
+
+    def _take_again(self, left: Traces) -> None:
+        __tracebackhide__ = True
+        lock = self._lock
+        assert lock is not None, "what is over still has its directory open"
+        with _entering:
+            self._lock_or_raise(lock)
+            if went_on_since(self._place, left):
+                lock.free()
+                here = str(self.directory)
+                self._over = (
+                    f"this learner cannot go on here: another process has gone on with the run in {here!r} "
+                    f"since its training was over here. LearnerBuilder({here!r}) with .resume() goes on from "
+                    "the newest checkpoint there, learner.fork('another directory') from where this one "
+                    "stands"
+                )
+                raise StoreError(self._over)
+            self._have(lock)
+        self._sinks.take_in(self._storing.writers, ())
+        if (learner := self._learner()) is not None and (told := self._open(learner)):
+            self._sinks.emit(Notice(told, "warning"))
+
+    def _is_made_anew(self, there: Identity | None) -> bool:
+        """Whether the directory is gone for good, and one of that name may take its place."""
+        lock = self._lock
+        if lock is None or not lock.deleted:
+            return False
+        if there is None:
+            self.directory.folder.let_go()
+            self._make_directory()
+        new = DirectoryLock(self.directory)
+        if not new.take() or (there is not None and holds_run(self._place)):
+            new.close()
+            return False
+        self._have(new)
+        return True
+
+    def _moved(self, there: Identity | None) -> str:
+        lock = self._lock
+        where = "" if lock is None or lock.deleted else lock.where
+        here = str(self.directory)
+        now = "is not there any more" if there is None else "is another one now"
+        ours = f"; its own is {where!r}" if where else ""
+        return (
+            f"this learner cannot go on here: its directory was moved, and {here!r} {now}{ours}. Nothing was "
+            "written to another run. Move it back and call fit() again, or learner.fork('another directory') "
+            "goes on from where it stands"
+        )
 
 
-def _held_by(detached: Detached, directory: Path) -> str:
+def _is_alive(owner: Any) -> bool:
+    return owner is not None and owner.is_alive()
+
+
+def _unlocked(directory: Path, why: str) -> str:
     return (
-        f"the run in {str(directory)!r} goes on in process {detached.pid}, to which it was handed over "
-        f"(learner.detach()). `notebook-learner ctl {directory} status` tells how it stands, and "
-        f"`notebook-learner ctl {directory} stop` has it save exactly where it stands, and end. So does "
-        "learner.take_back() in the kernel that handed it over, and .resume(take_back=True) on the builder "
-        "in another one, and both go on from there. Or give this learner another directory"
+        f"the file system of {str(directory)!r} knows no locks ({why}), so nothing keeps another process "
+        "from training there, too: see to it that only one does"
     )
 
 
@@ -276,3 +537,14 @@ def _identity_of(directory: Path) -> Identity | None:
 
 def _nobody() -> None:
     return None
+
+
+def _in_child() -> None:
+    """What the parent has is not ours, and the lock may be held by a thread that is not there."""
+    global _entering
+    _entering = threading.RLock()
+    _tenants.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,72 @@
+"""What a learner leaves in a run's directory when it goes on there, as far as that tells one from another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ..store import durable
+from ..store.layout import SPLITS, RunLayout, log_files, names_if_folder
+from ..store.run_folder import RunPath
+
+Traces = Mapping[str, object]
+_CHUNK = 1 << 20
+_OPENED = b" run opened in "
+"""What every learner writes into the application log when it begins, and nobody else does."""
+
+
+def traces_in(directory: Path) -> Traces:
+    """The checkpoints, the newest logs and the size of the application log."""
+    layout = RunLayout(directory)
+    found: dict[str, object] = {}
+    for path in (*_commits(layout.checkpoint), *_newest_logs(layout), layout.experiment_log):
+        with suppress(OSError):
+            info = os.lstat(path)
+            found[str(path.relative_to(directory))] = (info.st_ino, info.st_size, info.st_mtime_ns)
+    return found
+
+
+def went_on_since(directory: Path, before: Traces) -> bool:
+    """Whether another learner has gone on in a directory since its traces were taken. What a person deleted
+    there, or measured with an Evaluator, is no sign of one."""
+    now = dict(traces_in(directory))
+    log = RunLayout(directory).experiment_log
+    was, this = before.get(log.name), now.pop(log.name, None)
+    if this not in (None, was) and _opened_again(log, was, this):
+        return True
+    return any(before.get(name) != trace for name, trace in now.items())
+
+
+def _commits(folder: RunPath) -> Iterator[Path]:
+    for name in names_if_folder(folder):
+        if name.startswith("state-"):
+            yield folder / name
+
+
+def _newest_logs(layout: RunLayout) -> Iterator[Path]:
+    """Of the newest epoch of each split, by its number."""
+    for split in SPLITS:
+        names = names_if_folder(layout.directory / split)
+        epochs = [int(name[6:]) for name in names if name.startswith("epoch-") and name[6:].isdecimal()]
+        if epochs:
+            yield from log_files(layout.split_dir(split, max(epochs)))
+
+
+def _opened_again(log: Path, was: object, now: object) -> bool:
+    """Whether a learner has begun in what the log grew by; or in all of it where it is another file."""
+    start = was[1] if isinstance(was, tuple) and isinstance(now, tuple) and _grew(was, now) else 0
+    try:
+        with durable.opened(log) as file:
+            for offset in range(start, file.size, _CHUNK):
+                begin = max(start, offset - len(_OPENED))  # where one chunk ends, the words may go on
+                if _OPENED in file.read(begin, min(file.size, offset + _CHUNK) - begin):
+                    return True
+            return False
+    except OSError:
+        return True
+
+
+def _grew(was: tuple[int, int, int], now: tuple[int, int, int]) -> bool:
+    return was[0] == now[0] and was[1] <= now[1]

@@ -1,0 +1,268 @@
+"""Which process has a run's directory: a lock on the directory itself, and a note that says whose it is.
+
+The lock is the kernel's (`flock`), on the directory's descriptor. It has no file that `git clean` or
+`rsync --delete` could take away, it is the same one through a bind mount, and it ends with the process. A
+child that is forked has the same descriptor for a moment, and gives it back before it does anything else. The
+note is for people alone: it names the process and its notebook, and says how its training stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+from .detached import Detached
+from .inherited import held, let_go
+from .peer import Peer
+from .place import Folder
+
+NOTE = "user.notebook_learner.owner"
+"""An attribute of the directory, and no file: nobody lists, copies or deletes it, and it moves along."""
+_LONGEST = 1000
+"""Characters of a notebook's path: ext4 keeps 4 KiB of such notes."""
+_SAME = 5.0
+"""Seconds by which two processes may tell another one's start differently."""
+
+Identity = tuple[int, int]
+"""What the file system knows a directory by, wherever it is moved: its device and inode."""
+
+
+class DirectoryLock:
+    """One opening of a run's directory, which one process at a time has locked.
+
+    As long as it is open its inode is given to no other directory, so the identity can be trusted.
+
+    >>> import tempfile
+    >>> directory = tempfile.TemporaryDirectory()
+    >>> mine, other = DirectoryLock(directory.name), DirectoryLock(directory.name)
+    >>> mine.take(), other.take()
+    (True, False)
+    >>> mine.free()
+    >>> other.take()
+    True
+    >>> mine.close(), other.close(), directory.cleanup()
+    (None, None, None)
+    """
+
+    def __init__(self, path: str | os.PathLike[str], descriptor: int | None = None) -> None:
+        self._folder = held(Folder(path) if descriptor is None else Folder(path, descriptor))
+        self.identity: Identity = self._folder.identity
+        self.taken = False
+        self.works = True
+        """False where the file system knows no locks, or the system has none."""
+        self.why = ""
+        """What it said then."""
+
+    def take(self) -> bool:
+        """Take the directory for this process; False where another one has it. Where there are no locks it
+        is taken, too, and `works` says so."""
+        self.taken = self.taken or self._locked()
+        return self.taken
+
+    def _locked(self) -> bool:
+        try:
+            import fcntl
+
+            fcntl.flock(self._folder.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except (ImportError, OSError) as error:  # Windows; ENOLCK, EOPNOTSUPP, EINVAL, ENOSYS
+            self.works, self.why = False, getattr(error, "strerror", None) or str(error)
+        return True
+
+    @property
+    def descriptor(self) -> int:
+        """To be handed to another process, which has the lock then, too."""
+        return self._folder.descriptor
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the directory has no name any more."""
+        return os.fstat(self._folder.descriptor).st_nlink == 0
+
+    @property
+    def where(self) -> str:
+        """Where the directory is now, as far as the system tells; nothing where it does not."""
+        with suppress(OSError):
+            return os.readlink(f"/proc/self/fd/{self._folder.descriptor}")
+        return ""
+
+    def free(self) -> None:
+        """Let others take it. Also for a child that still holds a copy: so it is not only closed."""
+        if self.taken and self.works:
+            import fcntl
+
+            fcntl.flock(self._folder.descriptor, fcntl.LOCK_UN)
+        self.taken = False
+
+    def close(self) -> None:
+        """Let others take it, and give the descriptor back."""
+        if self._folder.is_open:
+            self.free()
+        let_go(self._folder)
+
+    def leave(self) -> None:
+        """Give the descriptor back: the process that it was handed to has the lock alone from here on."""
+        self.taken = False
+        let_go(self._folder)
+
+    # The note ----------------------------------------------------------------------------------------
+
+    def note(self, owner: Owner) -> None:
+        """Say whose it is, where the file system keeps such notes."""
+        with suppress(OSError, AttributeError):
+            os.setxattr(self._folder.descriptor, NOTE, json.dumps(asdict(owner)).encode())
+
+    def forget(self) -> None:
+        """Nobody has it."""
+        with suppress(OSError, AttributeError):
+            os.removexattr(self._folder.descriptor, NOTE)
+
+
+@contextmanager
+def alone_in(directory: str | os.PathLike[str]) -> Iterator[bool]:
+    """Whether no training has a directory; none begins there meanwhile."""
+    lock = DirectoryLock(directory)
+    try:
+        yield lock.take()
+    finally:
+        lock.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that has a directory, as its note tells; any of it may be a stranger's words."""
+
+    pid: int
+    since: float
+    """When it was started: with its number, nobody else."""
+    host: str
+    notebook: str = ""
+    """Which notebook's kernel it is, where that is known."""
+    status: str = ""
+    """How its training stands."""
+
+    def is_alive(self) -> bool:
+        """Whether it is there, and not about to end. Of one on another machine nobody knows better."""
+        import psutil
+
+        if self.host != socket.gethostname():
+            return True
+        try:
+            process = psutil.Process(self.pid)
+            # One that was killed gives up its memory, and with that its command line, before its files.
+            return abs(process.create_time() - self.since) < _SAME and bool(process.cmdline())
+        except psutil.Error:
+            return False
+
+    def __str__(self) -> str:
+        where = "" if self.host == socket.gethostname() else f" on {self.host!r}"
+        return f"process {self.pid}{where}{f' (notebook {self.notebook!r})' if self.notebook else ''}"
+
+
+def this_process(status: str = "") -> Owner:
+    """This one, as others are to know it."""
+    return Owner(os.getpid(), _since(os.getpid()), socket.gethostname(), _notebook(), status)
+
+
+@cache
+def _since(pid: int) -> float:
+    import psutil
+
+    return psutil.Process(pid).create_time()
+
+
+def owner_in(directory: str | os.PathLike[str]) -> Owner | None:
+    """The owner that a directory's note names, alive or not."""
+    try:
+        told = json.loads(os.getxattr(directory, NOTE))
+    except (OSError, AttributeError, ValueError, RecursionError):
+        return None
+    return _checked(told)
+
+
+def other_owner_in(directory: str | os.PathLike[str]) -> Owner | None:
+    """Another process that has a directory right now, by its note."""
+    found = owner_in(directory)
+    return found if found is not None and found.pid != os.getpid() and found.is_alive() else None
+
+
+def locker_of(identity: Identity) -> Owner | None:
+    """The process that has locked a directory, where nothing notes it; as Linux tells it."""
+    import psutil
+
+    device, inode = identity
+    file = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+    try:
+        with open("/proc/locks", encoding="ascii") as locks:
+            (pid,) = {int(line.split()[4]) for line in locks if " FLOCK " in line and line.split()[5] == file}
+        process = psutil.Process(pid)
+        notebook = process.environ().get("JPY_SESSION_NAME", "")
+        return Owner(pid, process.create_time(), socket.gethostname(), notebook)
+    except (OSError, ValueError, IndexError, psutil.Error):
+        return None
+
+
+def who_has(directory: str | os.PathLike[str], owner: Owner | None, detached: Detached | None) -> str:
+    """Why nobody else may begin in a directory, and what to do about it."""
+    here = repr(os.fspath(directory))
+    if detached is not None:
+        return _goes_on_in(detached, directory, here)
+    who = "another process" if owner is None else f"another process, of {_peer(owner)},"
+    stands = f"; it is {owner.status}" if owner is not None and owner.status else ""
+    where = ""
+    if owner is not None and owner.host != socket.gethostname():
+        where = f" on the machine {owner.host!r}"
+    if owner is not None and owner.notebook:
+        where += f", in the notebook {owner.notebook!r}"
+        end = "In that notebook press Stop or run learner.stop(), or restart its kernel"
+    else:
+        end = f"End it: learner.stop() there, or `notebook-learner ctl {os.fspath(directory)} stop`"
+    return (
+        f"{who} has the run in {here} open{where}{stands}. {end}; then do here again what you did. Or give "
+        "this learner another directory"
+    )
+
+
+def _goes_on_in(detached: Detached, directory: str | os.PathLike[str], here: str) -> str:
+    directory = os.fspath(directory)
+    return (
+        f"the run in {here} goes on in process {detached.pid}, to which it was handed over "
+        f"(learner.detach()). `notebook-learner ctl {directory} status` tells how it stands, and "
+        f"`notebook-learner ctl {directory} stop` has it save exactly where it stands, and end. So does "
+        "learner.take_back() in the kernel that handed it over, and .resume(take_back=True) on the builder "
+        "in another one, and both go on from there. Or give this learner another directory"
+    )
+
+
+def _peer(owner: Owner) -> Peer:
+    try:
+        return Peer(os.stat(f"/proc/{owner.pid}").st_uid, owner.pid)
+    except OSError:
+        return Peer(os.geteuid(), owner.pid)
+
+
+def _notebook() -> str:
+    """The notebook whose kernel this is, as its server told it; or as VS Code did."""
+    if told := os.environ.get("JPY_SESSION_NAME", ""):
+        return told[-_LONGEST:]
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    names = getattr(shell, "user_ns", {})
+    return str(names.get("__vsc_ipynb_file__") or names.get("__session__") or "")[-_LONGEST:]
+
+
+def _checked(told: Any) -> Owner | None:
+    """A note that is ours; the file may come from anywhere."""
+    if not isinstance(told, dict):
+        return None
+    kinds = {"pid": int, "since": float, "host": str, "notebook": str, "status": str}
+    if {name: type(value) for name, value in told.items()} != kinds or told["pid"] < 2:
+        return None
+    return Owner(**told)
