@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics.classification import BinaryAUROC, MulticlassAUROC
 from torchmetrics.retrieval import RetrievalMAP
@@ -112,7 +114,7 @@ def test_states_of_one_epoch_lie_in_the_same_memory(make, item):
 
 
 @keepers
-def test_putting_a_state_back_copies_no_more_than_one_epoch_goes_on_with(make, item):
+def test_going_on_from_a_state_copies_its_last_block_alone(make, item):
     group, go_on = filled(make, item, 200)
     state = group.state_dict()
     whole = sum(tensor.nbytes for tensor in tensors_in(state))
@@ -121,7 +123,7 @@ def test_putting_a_state_back_copies_no_more_than_one_epoch_goes_on_with(make, i
         group.load_state_dict(state)
         go_on(1)
         group.state_dict()
-    assert copied.bytes <= (1.1 * whole if make is retrieval else 0.1 * whole)
+    assert copied.bytes <= (1.1 * whole if make is retrieval else 0.7 * whole)
 
 
 @keepers
@@ -234,7 +236,25 @@ def test_rows_kept_while_gradients_are_impossible_are_added_to_later():
         (held, *_) = kept.parts()[-1]
     kept.append(torch.zeros(4))
     assert torch.cat([part for (part,) in kept.parts()]).tolist() == [1.0] * 8 + [0.0] * 4
-    assert held.tolist() == [1.0] * 4
+    assert held.tolist() == [1.0] * 8
+
+
+@given(
+    sizes=st.lists(st.integers(0, 3000), max_size=12),
+    looks=st.sets(st.integers(0, 11)),
+    back=st.integers(0, 11),
+)
+def test_where_a_piece_ends_depends_on_the_rows_alone(sizes, looks, back):
+    rows = torch.arange(sum(sizes)).split(sizes) if sizes else ()
+    straight, other = Appended(), Appended()
+    for place, each in enumerate(rows):
+        straight.append(each)
+        other.append(each)
+        if place in looks:
+            other.parts()
+        if place == back:
+            other = Appended(other.parts())
+    assert [part.tolist() for (part,) in other.parts()] == [part.tolist() for (part,) in straight.parts()]
 
 
 class Largest(TorchDispatchMode):
