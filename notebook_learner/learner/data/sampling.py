@@ -12,6 +12,9 @@ from torch.utils.data import get_worker_info
 from ..rng import SLOW, Generator, capture_host, mix, mix_each, seed_host
 from .share import Share
 
+_SMALL = 10_000
+"""Batches of an epoch whose order may be kept when it is over."""
+
 END = object()
 """What stands for "no further batch", where None could be one."""
 
@@ -162,6 +165,9 @@ class SkippingSampler:
         """Which part of each batch is this rank's; without ranks all of it."""
         self.absent: deque[bool] = deque()
         """Of the batches that were drawn and not fetched yet: whether this rank has no sample of it."""
+        self.keeps = False
+        """Whether an epoch's order, drawn all at once, is kept for those who come back into the epoch."""
+        self._orders: dict[bytes, _Order] = {}
         self._live: _Drawing | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -184,6 +190,48 @@ class SkippingSampler:
         """Draw the order now: samplers do it at their first index, which may come too late."""
         if self._live is not None:
             self._live.draw_order()
+
+    def order(self) -> Iterator[Any]:
+        """An epoch's order, drawn from the random state as it is; or the one that was drawn from just this
+        state before, and the state is then what it was after that."""
+        if not self.keeps:
+            return iter(self.inner)
+        start = torch.default_generator.get_state().numpy().tobytes()
+        order = self._orders.pop(start, None)
+        if order is None:
+            order = _Order(iter(self.inner))
+        else:
+            torch.default_generator.set_state(order.after)
+        # Two, as one may look beyond an epoch's end and come back. Once an epoch is over only a small one is.
+        others = [each for each in self._orders.items() if not each[1].ended or len(self) < _SMALL]
+        self._orders = {**dict(others[-1:]), start: order}
+        return iter(order)
+
+
+class _Order:
+    """The batches of an epoch that were drawn so far, and where the others come from. The indices are those
+    that the sampler holds until its end; this takes 8 bytes more for each."""
+
+    def __init__(self, inner: Iterator[Any]) -> None:
+        self._inner = inner
+        self._drawn = [next(inner, END)]
+        self.after = torch.default_generator.get_state()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of it was drawn."""
+        return self._drawn[-1] is END
+
+    def __iter__(self) -> Iterator[Any]:
+        place = 0
+        while True:
+            if place == len(self._drawn):
+                self._drawn.append(next(self._inner, END))
+            drawn = self._drawn[place]
+            if drawn is END:
+                return
+            yield drawn
+            place += 1
 
 
 class _Drawing:
@@ -241,7 +289,7 @@ class _Drawing:
     def _begun(self) -> Iterator[Any]:
         if self._inner is None:
             self._sampler.seed_order()
-            self._inner = iter(self._sampler.inner)
+            self._inner = self._sampler.order()
             for _ in range(self._sampler.skip):
                 skipped: Any = next(self._inner, END)
                 self._place += len(skipped) if self._sampler.batched and skipped is not END else 1

@@ -218,6 +218,8 @@ class _LoaderWalk(Walk):
             [loader.generator, *(getattr(part, "generator", None) for part in _samplers_of(loader))]
         )
         self._sampler.generators = self.generators
+        # A generator of the loader's own is drawn from at the end of an epoch, too, wherever the workers are.
+        self._sampler.keeps = loader._auto_collation and not self.generators and _drawn_at_once(loader)
         self.cuts = loader._auto_collation and _known_order(loader)
         calm = _draws_nothing(loader.dataset)
         self.skips = seeded or calm or loader.num_workers == 0
@@ -316,6 +318,16 @@ def _draws_nothing(dataset: Any) -> bool:
 
 def _order_drawn_at_start(loader: DataLoader[Any]) -> bool:
     return _known_order(loader) and loader.collate_fn.__module__.startswith("torch.utils.data")
+
+
+def _drawn_at_once(loader: DataLoader[Any]) -> bool:
+    """Whether nothing is drawn between the first index and the end of an epoch, and to draw takes long."""
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler:
+        at_once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+    else:
+        at_once = type(sampler) in (SubsetRandomSampler, WeightedRandomSampler)
+    return at_once and _known_order(loader)
 
 
 def _known_order(loader: DataLoader[Any]) -> bool:
