@@ -221,7 +221,7 @@ class RunPath(_Path):
     everything else makes a path that `files` does not take.
 
     >>> log = RunFolder("runs/digits").root / "train" / "epoch-1" / "Loss.log"
-    >>> isinstance(log.parent, RunPath), isinstance(log.parents[3], RunPath)
+    >>> is_below(log.parent), is_below(log.parents[3])
     (True, False)
     """
 
