@@ -3,6 +3,7 @@ has to hold in its directory after a death."""
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable, Iterable
@@ -210,9 +211,21 @@ Hand = Callable[[int, str, Call, tuple[Any, ...], dict[str, Any]], Any]
 FUNCTIONS = [
     name
     for name, value in vars(files).items()
-    if callable(value) and not name.startswith("_") and getattr(value, "__module__", "") == files.__name__
+    if callable(value)
+    and not isinstance(value, type)
+    and not name.startswith("_")
+    and getattr(value, "__module__", "") == files.__name__
 ]
 """Every function of the store that reaches the file system."""
+
+IN_A_FOLDER = {"names": "names_in", "stats": "stats_in", "open_to_read": "open_to_read"}
+"""Every method of `files.Folder` that does, and what a hand knows it by."""
+
+
+def folder_opened_by(folder: files.Folder) -> Path | None:
+    """Where a directory lies that is held open; None where there is none."""
+    above = folder._above
+    return None if above is None else Path(os.readlink(f"/proc/self/fd/{above.number}"))
 
 
 class Calls:
@@ -223,11 +236,14 @@ class Calls:
         self.hand = hand
         self.names: list[str] = []
         self._real = {name: getattr(files, name) for name in FUNCTIONS}
+        self._methods = {name: getattr(files.Folder, name) for name in IN_A_FOLDER}
         self._lock = threading.RLock()  # as that of `disk_model.Recording`
 
     def __enter__(self) -> Calls:
         for name, real in self._real.items():
             setattr(files, name, self._handed(name, real))
+        for name, real in self._methods.items():
+            setattr(files.Folder, name, self._handed_in_a_folder(name, real))
         return self
 
     def __exit__(
@@ -235,6 +251,21 @@ class Calls:
     ) -> None:
         for name, real in self._real.items():
             setattr(files, name, real)
+        for name, real in self._methods.items():
+            setattr(files.Folder, name, real)
+
+    def _handed_in_a_folder(self, name: str, real: Call) -> Call:
+        """The hand is given a path first, as with the functions."""
+
+        def method(folder: files.Folder, *given: Any) -> Any:
+            where = folder_opened_by(folder)
+            if where is None:
+                return real(folder, *given)
+            if name == "open_to_read":
+                return self._handed(name, lambda path: real(folder, path))(*given)
+            return self._handed(IN_A_FOLDER[name], lambda _, *rest: real(folder, *rest))(where, *given)
+
+        return method
 
     def _handed(self, name: str, real: Call) -> Call:
         def call(*given: Any, **named: Any) -> Any:

@@ -193,6 +193,8 @@ class Recording:
             "size_of",
             "link_count",
             "names_in",
+            "stats_in",
+            "opened_folder",
             "open_directory",
             "require_plain",
             "allocate",
