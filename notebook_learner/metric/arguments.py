@@ -22,16 +22,24 @@ def checks_arguments(kind: type) -> None:
         return
     signature = inspect.signature(init)
 
+    def check(metric: Any, args: Any, named: Any) -> None:
+        try:
+            given = signature.bind(metric, *args, **named).arguments
+        except TypeError:  # Python says which one is missing, or too much
+            return
+        for name, value in list(given.items())[1:]:
+            _require(metric, kind, name, signature.parameters[name].annotation, value)
+
     @wraps(init)
     def checked(self: Any, *args: Any, **named: Any) -> None:
         try:
-            given = signature.bind(self, *args, **named).arguments
-        except TypeError:
-            pass  # Python says which one is missing, or too much
-        else:
-            for name, value in list(given.items())[1:]:
-                _require(self, kind, name, signature.parameters[name].annotation, value)
-        init(self, *args, **named)
+            init(self, *args, **named)
+        except ValueError:  # the metric has said it in its own words
+            raise
+        except Exception:
+            check(self, args, named)
+            raise
+        check(self, args, named)
 
     kind.__init__ = checked  # type: ignore[misc]
 

@@ -15,6 +15,7 @@ import errno
 import os
 import socket
 import stat
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -113,15 +114,25 @@ class Door:
 
 
 def connected(folder: Folder, seconds: float | None = None) -> socket.socket:
-    """A connection to whoever listens in a directory."""
+    """A connection to the process that listens in a directory."""
     connection = _unix_socket()
     connection.settimeout(seconds)
+    until = None if seconds is None else time.monotonic() + seconds
     try:
-        connection.connect(folder.address)
+        while True:
+            try:
+                connection.connect(folder.address)
+            except (
+                BlockingIOError
+            ):  # with a time limit, Linux does not wait for a place in the listener's row
+                if until is None or time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+            else:
+                return connection
     except BaseException:
         connection.close()
         raise
-    return connection
 
 
 def _unix_socket() -> socket.socket:

@@ -68,15 +68,14 @@ def forbid(folder: Path) -> Callable[[], None]:
 
 
 def lock(folder: Path) -> Callable[[], None]:
-    """The file system turns read-only, as one does whose disk fails: by a mount over it, since the system
-    refuses to turn one in which files are open for writing. Those are written to all the same."""
+    """The file system turns read-only, as one does whose disk fails: the mount through which the learner
+    reaches it. The system refuses that while a file is open for writing, so it happens between two passes."""
 
-    def run(*command: str) -> None:
-        subprocess.run([*command, str(folder)], check=True)
+    def turn(how: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,bind,{how}", str(folder)], check=True)
 
-    run("mount", "--bind", str(folder))
-    run("mount", "-o", "remount,bind,ro")
-    return lambda: run("umount")
+    turn("ro")
+    return lambda: turn("rw")
 
 
 TROUBLES = {"full": fill, "limited": limit, "forbidden": forbid, "read-only": lock}
@@ -88,9 +87,16 @@ def main() -> None:
     # First, and elsewhere: this imports all that is imported late, which may not be read in trouble.
     straight = TRAINING.straight(Path(sys.argv[3]))
     directory = folder / "digits"
+    if trouble is lock:
+        subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+        os.chdir("/")
     learner = TRAINING.learner(directory)
-    learner.step(BEFORE_SAVE)
+    if trouble is lock:
+        learner.step_epoch()
+    else:
+        learner.step(BEFORE_SAVE)
     label = learner.save()
+    background_of(learner).wait()
 
     end = trouble(folder)
     for _ in range(2):

@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def modules_are_found(monkeypatch):
     """There as here: nothing is installed on a machine of a test but what this one has."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(__file__).parent)]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)])
+    )
 
 
 @pytest.fixture(scope="module")

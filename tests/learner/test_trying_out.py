@@ -178,7 +178,11 @@ def test_a_comparison_reads_well(tmp_path):
         (5, {"momentum": 0.9}, r"what_if\(momentum=...\): there is no momentum here"),
         (0, {"lr": 1}, r"what_if\(steps=0\): try a whole number of steps, from 1"),
         (1.5, {"lr": 1}, r"what_if\(steps=1.5\)"),
-        (5, {"train_step": 3}, r"what_if\(train_step=3\): give a function fn\(model, batch\)"),
+        (
+            5,
+            {"train_step": 3},
+            r"what_if\(train_step=...\) is no step:\n  - an int; write def train_step\(model, batch\)",
+        ),
         (5, {"clip_norm": -1}, r"what_if\(clip_norm=-1\): give a norm above 0"),
     ],
 )

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from ...artifacts.earlier import drop, holds_run, keep_beside, own_files, put_together
 from ...artifacts.traces import Traces, traces_in, went_on_since
-from ...errors import BusyError, MovedError, StoreError
+from ...errors import BusyError, MovedError, StoreError, remedy
 from ...event import Event, FanOut, Notice, Sink
 from ...remote.detached import detached_in, noted_in
 from ...remote.listening import clear_socket, other_process_in
@@ -186,7 +186,10 @@ class Tenancy:
             return
         self._storing.finish()
         self._sinks.let_go(self._storing.writers)
-        self._left = traces_in(self._place)
+        try:
+            self._left = traces_in(self._place)
+        except OSError:  # later on nothing would tell whether another process went on here: the lock stays
+            return
         lock.forget()
         lock.free()
 
@@ -227,8 +230,9 @@ class Tenancy:
                 return f"{other} goes on with this run"
             if detached := detached_in(self.directory):
                 return f"process {detached.pid} goes on with this run"
-            if self._left is not None and went_on_since(self._place, self._left):
-                return "another process has gone on with this run"
+            with suppress(OSError):  # of what cannot be read nothing is known
+                if self._left is not None and went_on_since(self._place, self._left):
+                    return "another process has gone on with this run"
         return ""
 
     # Handing over ------------------------------------------------------------------------------------
@@ -382,8 +386,13 @@ class Tenancy:
     def _begin(self, before: Tenancy | None, what: What) -> str:
         if before is not None:
             before._finish()
-        told = self._made_room(before, what)
-        self._storing.layout.require_plain()
+        try:
+            told = self._made_room(before, what)
+            self._storing.layout.require_plain()
+        except StoreError:  # which says already what to do
+            raise
+        except OSError as error:
+            raise _unreadable(self.directory, error) from error
         return told
 
     def _made_room(self, before: Tenancy | None, what: What) -> str:
@@ -473,7 +482,12 @@ class Tenancy:
         assert lock is not None, "what is over still has its directory open"
         with _entering:
             self._lock_or_raise(lock)
-            if went_on_since(self._place, left):
+            try:
+                went_on = went_on_since(self._place, left)
+            except OSError as error:
+                lock.free()
+                raise _unreadable(self.directory, error) from error
+            if went_on:
                 lock.free()
                 here = str(self.directory)
                 self._over = (
@@ -518,6 +532,13 @@ class Tenancy:
 
 def _is_alive(owner: Any) -> bool:
     return owner is not None and owner.is_alive()
+
+
+def _unreadable(directory: Path, error: OSError) -> StoreError:
+    return StoreError(
+        f"the run's directory {str(directory)!r} cannot be read ({error.strerror or error}). "
+        f"{remedy(error)}, and try again"
+    )
 
 
 def _unlocked(directory: Path, why: str) -> str:
