@@ -54,4 +54,4 @@ def test_nothing_outside_changes(place: str, kind: str, run: Path, folder: Path)
         with bounded():
             SCENARIOS[scenario](copy)
         assert outside.listing() == before, scenario
-        shutil.rmtree(here)
+        shutil.rmtree(here, ignore_errors=True)  # a writer thread may be at its last file
