@@ -75,8 +75,8 @@ class AtAnyCall:
         sys.setprofile(None)
 
     def _next(self) -> int:
-        """To begin a run takes some 500 calls, and a step 20: this leaves it a few steps now and then."""
-        return self.random.randint(1, 30 if self.random.random() < 0.3 else 1200)
+        """To begin a run takes some 1,000 calls, and a step 20: this leaves it a few steps now and then."""
+        return self.random.randint(1, 30 if self.random.random() < 0.3 else 2400)
 
     def _called(self, frame: Any, event: str, argument: Any) -> None:
         if event != "call" or "notebook_learner" not in frame.f_code.co_filename:
