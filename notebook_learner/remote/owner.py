@@ -99,7 +99,8 @@ class DirectoryLock:
         if self.taken and self.works:
             import fcntl
 
-            fcntl.flock(self._folder.descriptor, fcntl.LOCK_UN)
+            with suppress(OSError):  # of a file system that knows no locks any more
+                fcntl.flock(self._folder.descriptor, fcntl.LOCK_UN)
         self.taken = False
 
     def close(self) -> None:
