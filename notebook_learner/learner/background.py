@@ -35,11 +35,10 @@ def is_over(control: Control) -> None:
 def attend() -> None:
     """From here on the interrupt button is heard in this kernel, also between two cells. Elsewhere nothing is
     done: in a terminal Ctrl-C ends what the main thread does, and the process, which pauses as it ends."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-    kernel = getattr(shell, "kernel", None)
-    if shell is None or kernel is None or threading.current_thread() is not threading.main_thread():
+    shell = _kernels_shell()
+    if shell is None or threading.current_thread() is not threading.main_thread():
         return
+    kernel = shell.kernel
     # What the kernel puts back when the cell is over.
     between = getattr(kernel, "saved_sigint_handler", None)
     if between is signal.SIG_IGN or (callable(between) and not isinstance(between, _Joined)):
@@ -52,8 +51,16 @@ def join_the_cell(*event: Any) -> None:
     if not _running or threading.current_thread() is not threading.main_thread():
         return
     handler = signal.getsignal(signal.SIGINT)
-    if "ipykernel" in sys.modules and callable(handler) and not isinstance(handler, _Joined):
+    # Only in a kernel, which sets its own handler anew for each cell: elsewhere ours would stay for ever.
+    if _kernels_shell() is not None and callable(handler) and not isinstance(handler, _Joined):
         signal.signal(signal.SIGINT, _Joined(handler))
+
+
+def _kernels_shell() -> Any:
+    """The shell of the kernel that this process is; None where it is no kernel."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    return shell if getattr(shell, "kernel", None) is not None else None
 
 
 class _Joined:

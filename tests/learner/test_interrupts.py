@@ -241,6 +241,20 @@ def test_training_in_another_thread_is_not_the_interrupts_business(tmp_path: Pat
     assert_ended_like(b, by_hand())
 
 
+def test_where_ipykernel_is_only_imported_a_training_in_another_thread_leaves_the_handler_alone(
+    tmp_path: Path,
+) -> None:
+    import ipykernel  # noqa: F401
+
+    before = signal.getsignal(signal.SIGINT)
+    b = bench(tmp_path)
+    b.learner.start()
+    b.learner.wait()
+
+    assert signal.getsignal(signal.SIGINT) is before
+    assert_ended_like(b, by_hand())
+
+
 # The second --------------------------------------------------------------------------------------------
 
 
