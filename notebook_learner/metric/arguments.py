@@ -34,10 +34,9 @@ def checks_arguments(kind: type) -> None:
     def checked(self: Any, *args: Any, **named: Any) -> None:
         try:
             init(self, *args, **named)
-        except ValueError:  # the metric has said it in its own words
-            raise
-        except Exception:
-            check(self, args, named)
+        except Exception as error:
+            if not (isinstance(error, ValueError) and type(self).__name__ in str(error)):  # its own words
+                check(self, args, named)
             raise
         check(self, args, named)
 

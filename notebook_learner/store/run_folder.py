@@ -143,8 +143,8 @@ class RunFolder:
         """The open directory, which is held from here on.
 
         Raises:
-            FileNotFoundError: it was moved or removed. The next call holds what is there then, unless the
-                directory is pinned.
+            OSError: it was moved (ESTALE, where it is pinned) or removed (ENOENT). The next call holds what
+                is there then, unless the directory is pinned.
             RefusedError: another directory is in its place.
         """
         with self._lock:
@@ -154,10 +154,10 @@ class RunFolder:
                 self.identity = _identity_of(os.fstat(self._held.number))
                 return self._held
             if not self.is_in_place():
-                self._require_gone()
+                gone = self._gone()
                 if not self.pinned:
                     self._held = self.identity = None
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+                raise gone
             if self._held.number == _CLOSED:
                 self._held = Opened(opened_number(self._where, _DIRECTORY))
             return self._held
@@ -186,9 +186,9 @@ class RunFolder:
         """Make the directory and those above it, where they are not there."""
         with self._lock:
             if self._held is not None and not self.is_in_place():
-                self._require_gone()
+                gone = self._gone()
                 if self.pinned:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+                    raise gone
                 self._held = self.identity = None
         # Where a link leads to: what it led to was moved, perhaps.
         Path(os.path.realpath(self.path)).mkdir(parents=True, exist_ok=True)
@@ -199,6 +199,14 @@ class RunFolder:
         if parts[: self._depth] != mine or ".." in parts[self._depth :]:
             raise ValueError(f"{str(path)!r} does not lie in {str(self.path)!r}")
         return parts[self._depth :]
+
+    def _gone(self) -> OSError:
+        """The error that says that nothing lies at the place: ESTALE, if what was moved may come back."""
+        self._require_gone()
+        held, code = self._held, errno.ENOENT
+        if self.pinned and held is not None and held.number != _CLOSED and os.fstat(held.number).st_nlink:
+            code = errno.ESTALE
+        return OSError(code, os.strerror(code), str(self.path))
 
     def _require_gone(self) -> None:
         if os.path.exists(self._where):

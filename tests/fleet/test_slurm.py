@@ -42,7 +42,8 @@ def installed(tmp_path_factory):
 @pytest.fixture
 def slurm(installed, monkeypatch):
     """With nothing to do, before and after."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(__file__).parent)]))
+    here = Path(__file__).parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, [ROOT, here.parent, here])))
     yield installed
     gc.collect()
     installed.cancel()

@@ -103,12 +103,7 @@ def test_one_that_was_moved_away_is_not_begun_anew_in_its_place(run):
     aside = run.with_name("aside")
     builder = builder_in(run, epochs=3, files=True)
     builder._settings.loss = None
-
-    def move() -> None:
-        learner._replica.saving.wait()  # a checkpoint on its way to the disk has words of its own
-        run.rename(aside)
-
-    learner = built(builder.train_step(at_step(6, move)))
+    learner = built(builder.train_step(at_step(6, lambda: run.rename(aside))))
     with pytest.raises(MovedError, match=r"is not there any more; its own is '.*aside'"):
         learner.fit()
     assert not run.exists() and learner.status == "paused"

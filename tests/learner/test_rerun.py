@@ -40,6 +40,7 @@ from notebook_learner import (
 )
 from notebook_learner.artifacts import earlier
 from notebook_learner.event import Notice, RunOpened
+from notebook_learner.learner.wiring.tenancy import Tenancy
 
 
 @pytest.fixture
@@ -122,6 +123,20 @@ def test_what_is_said_while_it_is_built_waits_for_the_run_to_open(run):
     learner.fit()
     assert loaders.NOT_VALIDATED in (run / "experiment.log").read_text()
     assert loaders.NOT_VALIDATED not in (run.with_name("digits-1") / "experiment.log").read_text()
+
+
+def test_a_directory_that_an_earlier_learner_takes_away_just_now_is_made_again(run, monkeypatch):
+    made, real = [], Tenancy._make_directory
+
+    def taken_away(self):
+        real(self)
+        made.append(run)
+        if len(made) == 1:
+            run.rmdir()
+
+    monkeypatch.setattr(Tenancy, "_make_directory", taken_away)
+    a_run_in(run)
+    assert len(made) == 2 and (run / "experiment.log").exists()
 
 
 def test_a_run_that_took_no_step_gets_no_directory_of_its_own(run):
