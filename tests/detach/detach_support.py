@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +40,24 @@ def waits_for(what: Callable[[], Any]) -> Any:
         assert time.monotonic() < until
         time.sleep(0.02)
     return found
+
+
+def interrupted_inside(verb: Callable[..., Any]) -> threading.Thread:
+    """As by the interrupt button, half a second after the main thread began this verb."""
+    code = verb.__code__
+
+    def is_inside() -> bool:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        return any(each.f_code is code for each, _ in traceback.walk_stack(frame))
+
+    def press() -> None:
+        waits_for(is_inside)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    return thread
 
 
 def runs_and_dies(text: str, **values: Any) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from builder_support import batches, classifier, net, sgd
-from detach_support import Gate, steered, until_it_ends, values_in, waiting, waits_for
+from detach_support import Gate, interrupted_inside, steered, until_it_ends, values_in, waiting, waits_for
 from exactness import Setup, differences, everything, straight
 
 from notebook_learner import BusyError, ConfigurationError, DetachError, Learner, Paused, StateError
@@ -110,11 +109,10 @@ def test_a_step_that_fails_at_once_is_told_here(tmp_path: Path, owned: Owned) ->
 def test_an_interrupt_calls_it_off(tmp_path: Path, owned: Owned) -> None:
     learner = owned(FULL.learner(tmp_path / "run"))
     learner.step(4)
-    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
+    button = interrupted_inside(Learner.detach)
     with pytest.raises(Paused):
         learner.detach()
-    timer.join()
+    button.join()
     assert_trains_on(FULL, learner, tmp_path)
 
 

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from detach_support import Gate, printed_in, steered, until_it_ends, values_in, waiting, waits_for
+from detach_support import (
+    Gate,
+    interrupted_inside,
+    printed_in,
+    steered,
+    until_it_ends,
+    values_in,
+    waiting,
+    waits_for,
+)
 from exactness import Setup, differences, disturb, everything, straight
 
 from notebook_learner import BusyError, Learner, Paused, StateError
@@ -179,16 +188,11 @@ def test_a_wait_that_is_interrupted_can_be_taken_up_again(tmp_path: Path, owned:
     learner = owned(gated(FULL.learner(run), tmp_path / "open", after=1))
     learner.detach()
 
-    def interrupted() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    import threading
-
-    timer = threading.Timer(0.5, interrupted)
-    timer.start()
+    waits_for(waiting(tmp_path / "open").exists)
+    button = interrupted_inside(Learner.take_back)
     with pytest.raises(Paused, match="not waiting any more for process"):
         learner.take_back()
-    timer.join()
+    button.join()
     (tmp_path / "open").touch()
     assert learner.take_back().told in ("", "which had ended (stopped)")
     learner.fit()
