@@ -123,7 +123,10 @@ class LearnerBuilder:
 
     def remote_control(self, on: bool) -> Self:
         """Whether other processes of yours may steer the run (True): `notebook-learner ctl DIR pause` in a
-        terminal, `notebook_learner.remote.control(...)` in a second notebook."""
+        terminal, `notebook_learner.remote.control(...)` in a second notebook.
+
+        With False, too, only one process at a time trains in the directory.
+        """
         self._settings.remote_control = on
         return self
 
