@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import RemoteError
 from .peer import peer_of
-from .place import NAME, Folder, connected, supported
+from .place import NAME, Folder, UntrustedError, connected, supported, trusted_by
 from .protocol import Answer, Request, RequestError, read_answer, request_of
 
 PATIENCE = 10.0
@@ -68,7 +68,7 @@ def ask(directory: str | os.PathLike[str], request: Request) -> Answer:
 
 
 def is_there(directory: str | os.PathLike[str]) -> bool:
-    """Whether a directory has the socket of a learner, alive or not."""
+    """Whether a directory has the file that leads to a learner's socket, alive or not."""
     return os.path.lexists(os.path.join(directory, NAME))
 
 
@@ -92,6 +92,9 @@ def _connection(folder: Folder, directory: str | os.PathLike[str]) -> socket.soc
             f"no run is alive in {where}: a learner can be steered from its first step until it is let go; "
             "`notebook-learner show` tells what a run that is over has left"
         ) from None
+    except UntrustedError as error:
+        who = f"{NAME} in {where} leads to {error.filename!r}, where another user may listen"
+        raise RemoteError(_untrusted(who)) from None
     except PermissionError:
         raise RemoteError(_not_permitted(directory)) from None
     except (BlockingIOError, TimeoutError):
@@ -103,14 +106,9 @@ def _connection(folder: Folder, directory: str | os.PathLike[str]) -> socket.soc
 def _require_trusted(connection: socket.socket, folder: Folder, directory: str | os.PathLike[str]) -> None:
     """Refuse an answer of another user: where a directory is open to others, they may put a socket there."""
     peer = peer_of(connection)
-    trusted = {os.geteuid(), 0}
-    if os.geteuid() == 0:  # root steers the runs of all users
-        trusted.add(os.fstat(folder.descriptor).st_uid)
-    if peer is not None and peer.uid not in trusted:
-        raise RemoteError(
-            f"{peer} listens at {NAME} in {os.fspath(directory)!r}, and not you: nothing was asked, since no "
-            "answer would be the run's. Remove the file, and let nobody else write there (chmod go-w)"
-        )
+    if peer is not None and peer.uid not in trusted_by(folder):
+        where = repr(os.fspath(directory))
+        raise RemoteError(_untrusted(f"{peer} listens at {NAME} in {where}, and not you"))
 
 
 def _exchange(connection: socket.socket, request: Request, directory: str | os.PathLike[str]) -> Answer:
@@ -142,4 +140,11 @@ def _exchange(connection: socket.socket, request: Request, directory: str | os.P
 def _not_permitted(directory: str | os.PathLike[str]) -> str:
     return (
         f"not permitted: the run in {os.fspath(directory)!r} belongs to another user, who alone may steer it"
+    )
+
+
+def _untrusted(why: str) -> str:
+    return (
+        f"{why}: nothing was asked, since no answer would be the run's. Remove the file, and let nobody else "
+        "write there (chmod go-w)"
     )

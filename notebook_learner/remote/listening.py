@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
 
 from .peer import peer_of
-from .place import Folder, connected, supported
+from .place import Folder, connected, is_ours, supported
 
 _PATIENCE = 1.0
 """Seconds that a learner may take to accept: it need not answer."""
@@ -26,14 +25,12 @@ def other_process_in(directory: Path) -> str:
     except OSError:  # there is no such directory yet
         return ""
     try:
-        if not _is_socket(folder.file()):  # a link may lead anywhere
-            return ""
         connection = connected(folder, _PATIENCE)
     except (BlockingIOError, TimeoutError):
         return "another process"
     except PermissionError:
         return "a process of another user"
-    except OSError:  # nobody listens, or never did
+    except OSError:  # nobody listens, or never did; a link is not followed
         return ""
     finally:
         folder.close()
@@ -50,10 +47,6 @@ def clear_socket(directory: Path) -> None:
         return
     with suppress(OSError):
         folder = Folder(directory)
-        if _is_socket(folder.file()):
+        if is_ours(folder):
             folder.remove_file()
         folder.close()
-
-
-def _is_socket(info: os.stat_result | None) -> bool:
-    return info is not None and stat.S_ISSOCK(info.st_mode)

@@ -1,22 +1,31 @@
-"""The socket's file in the run's directory: made for its owner alone, found again, and taken away.
+"""The socket of a run: made for its owner alone, found from the run's directory, and taken away.
 
-Only the process that has the directory (`owner`) makes it, in place of one that lies there.
+Only the process that has the directory (`owner`) makes it. It lies in a folder of the user's own, which has
+the mode 0700, below the system's temporary one (/tmp/notebook_learner-1000); the run's directory holds a
+plain file, `control.sock`, that says where. So a directory can be copied while its run trains: a socket has
+no contents that `shutil.copytree` or a program that syncs could copy.
 
-Its mode is 0600 before anybody can connect: on Linux from its first moment, as the mode that a socket has
-before `bind` is its file's (net/unix/af_unix.c, unix_bind_bsd); elsewhere before `listen`.
+The socket's name is what the file system knows the run's directory by. So a directory that was moved is still
+found, the file in a copy leads nowhere, and who writes that file can name no other socket of the reader's.
+
+The socket's mode is 0600 before anybody can connect: on Linux from its first moment, as the mode that a
+socket has before `bind` is its file's (net/unix/af_unix.c, unix_bind_bsd); elsewhere before `listen`.
 
 A socket's address may have 108 bytes (104 on macOS), a directory's path 4096. So on Linux the address is
-/proc/self/fd/<directory>/control.sock, which also leads to a directory that was moved.
+/proc/self/fd/<folder>/<name>.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import stat
+import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from .inherited import held, let_go
@@ -26,7 +35,7 @@ OWNER_ONLY = 0o600
 WAITING = 16
 """Connections that may wait to be taken."""
 _LONGEST_PATH = 100
-_UNREADY = f".{NAME}.new"
+_LONGEST_NOTE = 1 << 13
 _FILES = "/proc/self/fd"
 
 
@@ -34,13 +43,20 @@ class OccupiedError(Exception):
     """The socket's place is taken, by what is not ours to remove."""
 
 
+class UntrustedError(PermissionError):
+    """The file leads to a folder in which another user may put sockets."""
+
+
 class Folder:
     """An open directory, wherever it is moved."""
 
-    def __init__(self, path: str | os.PathLike[str], descriptor: int | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], descriptor: int | None = None, *, follow: bool = True
+    ) -> None:
         self.path = os.path.abspath(path)
         if descriptor is None:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+            descriptor = os.open(self.path, flags if follow else flags | os.O_NOFOLLOW)
         self.descriptor = descriptor
         self.is_open = True
 
@@ -50,13 +66,8 @@ class Folder:
         info = os.fstat(self.descriptor)
         return info.st_dev, info.st_ino
 
-    @property
-    def address(self) -> str:
-        """Where its socket is connected to."""
-        return self.address_of(NAME)
-
     def address_of(self, name: str) -> str:
-        """Of a socket in it."""
+        """Where a socket in it is connected to."""
         if os.path.isdir(_FILES):
             return f"{_FILES}/{self.descriptor}/{name}"
         path = os.path.join(self.path, name)
@@ -66,7 +77,7 @@ class Folder:
         return shortest
 
     def file(self, name: str = NAME) -> os.stat_result | None:
-        """What has this name there, the socket's by default; a link is not followed."""
+        """What has this name there; a link is not followed."""
         with suppress(FileNotFoundError):
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         return None
@@ -76,6 +87,10 @@ class Folder:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
 
+    def put_in_place(self, name: str, new: str) -> None:
+        """Give a file in it another name, in place of what has that."""
+        os.rename(name, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+
     def close(self) -> None:
         """Give the descriptor back, once."""
         if self.is_open:
@@ -84,44 +99,69 @@ class Folder:
 
 
 class Door:
-    """A listening socket and its file."""
+    """A listening socket, and the file in the run's directory that leads to it."""
 
     def __init__(self, folder: Folder) -> None:
-        """Raises OccupiedError, or OSError where the file system takes no sockets."""
+        """Raises OccupiedError, or OSError where the file system takes no files or no sockets."""
         self.folder = folder
         self._process = os.getpid()
         _require_room(folder)
-        self.socket = held(_listening(folder))
+        with ExitStack() as undo:
+            self._sockets = held(_own_folder())
+            undo.callback(let_go, self._sockets)
+            self._name = _name_for(folder)
+            self.socket = held(_listening(self._sockets, self._name))
+            undo.callback(let_go, self.socket)
+            self._made = _identity(self._sockets.file(self._name))
+            undo.callback(self._sockets.remove_file, self._name)
+            _note(folder, os.path.join(self._sockets.path, self._name))
+            undo.pop_all()
         self._file = _identity(folder.file())
 
     @property
     def stands(self) -> bool:
-        """Whether its file is where it was made."""
+        """Whether the file and the socket are where they were made."""
+        return self._has_file and self._has_socket
+
+    @property
+    def _has_file(self) -> bool:
         return self._file is not None and _identity(self.folder.file()) == self._file
+
+    @property
+    def _has_socket(self) -> bool:
+        return self._made is not None and _identity(self._sockets.file(self._name)) == self._made
 
     def remove_file(self) -> None:
         """Nobody finds the way any more. What lies there and is another's stays."""
         if os.getpid() != self._process:  # a child has inherited this object, but not the door
             return
         with suppress(OSError):
-            if self.stands:
+            if self._has_file:
                 self.folder.remove_file()
+        with suppress(OSError):
+            if self._has_socket:
+                self._sockets.remove_file(self._name)
 
     def close(self) -> None:
-        """Give the sockets back."""
-        let_go(self.socket)
-        let_go(self.folder)
+        """Give the descriptors back."""
+        for each in (self.socket, self._sockets, self.folder):
+            let_go(each)
 
 
 def connected(folder: Folder, seconds: float | None = None) -> socket.socket:
-    """A connection to the process that listens in a directory."""
-    connection = _unix_socket()
-    connection.settimeout(seconds)
+    """A connection to the process that listens for the run of a directory.
+
+    Raises:
+        UntrustedError: another user may have put the socket there.
+        OSError: nobody listens, or nobody may ask.
+    """
     until = None if seconds is None else time.monotonic() + seconds
-    try:
+    with _place_of(folder) as (where, name), ExitStack() as undo:
+        connection = undo.enter_context(_unix_socket())
+        connection.settimeout(seconds)
         while True:
             try:
-                connection.connect(folder.address)
+                connection.connect(where.address_of(name))
             except (
                 BlockingIOError
             ):  # with a time limit, Linux does not wait for a place in the listener's row
@@ -129,42 +169,145 @@ def connected(folder: Folder, seconds: float | None = None) -> socket.socket:
                     raise
                 time.sleep(0.01)
             else:
+                undo.pop_all()
                 return connection
-    except BaseException:
-        connection.close()
-        raise
+
+
+def trusted_by(folder: Folder) -> set[int]:
+    """The users whose word counts for the run of a directory."""
+    trusted = {os.geteuid(), 0}
+    if os.geteuid() == 0:  # root steers the runs of all users
+        trusted.add(os.fstat(folder.descriptor).st_uid)
+    return trusted
+
+
+def is_ours(folder: Folder) -> bool:
+    """Whether what lies there leads to a socket, or is one, as earlier releases made: of a process that was
+    killed, of a learner that is over and has let go of the directory, or of the run that was copied."""
+    there = folder.file()
+    return there is not None and (stat.S_ISSOCK(there.st_mode) or _noted(folder) is not None)
+
+
+def supported() -> bool:
+    """Whether this system has Unix-domain sockets, and Python knows them."""
+    family: Any = getattr(socket, "AF_UNIX", None)
+    return family is not None and os.name == "posix"
+
+
+# The socket ------------------------------------------------------------------------------------------
 
 
 def _unix_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-def _listening(folder: Folder) -> socket.socket:
-    listener = _unix_socket()
+def _name_for(folder: Folder) -> str:
+    device, inode = folder.identity
+    return f"{device:x}-{inode:x}.sock"
+
+
+def _own_folder() -> Folder:
+    """Where the sockets of this user lie. Not XDG_RUNTIME_DIR: a run goes on when the user logs out."""
+    path = os.path.join(tempfile.gettempdir(), f"notebook_learner-{os.geteuid()}")
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    folder = Folder(path, follow=False)
+    info = os.fstat(folder.descriptor)
+    if info.st_uid != os.geteuid() or _lets_others_in(info):
+        folder.close()
+        raise OccupiedError(
+            f"{path!r}, where its socket would lie, is another user's or lets others in; remove that folder, "
+            "or set TMPDIR to one of your own before Python starts"
+        )
+    return folder
+
+
+def _lets_others_in(info: os.stat_result) -> bool:
+    return stat.S_IMODE(info.st_mode) & 0o077 != 0
+
+
+def _listening(folder: Folder, name: str) -> socket.socket:
+    listener, unready = _unix_socket(), f"{name}.new"
     try:
         with suppress(OSError):  # Linux; elsewhere a socket has no mode, and the file's is put right below
             os.fchmod(listener.fileno(), OWNER_ONLY)
         # Under a name of its own until it listens: who comes between would find that nobody does.
-        folder.remove_file(_UNREADY)
-        listener.bind(folder.address_of(_UNREADY))
-        made = folder.file(_UNREADY)
+        folder.remove_file(unready)
+        listener.bind(folder.address_of(unready))
+        made = folder.file(unready)
         if made is not None and stat.S_IMODE(made.st_mode) != OWNER_ONLY:
-            os.chmod(_UNREADY, OWNER_ONLY, dir_fd=folder.descriptor)
+            os.chmod(unready, OWNER_ONLY, dir_fd=folder.descriptor)
         listener.listen(WAITING)
-        os.rename(_UNREADY, NAME, src_dir_fd=folder.descriptor, dst_dir_fd=folder.descriptor)
+        folder.put_in_place(unready, name)
     except BaseException:
         listener.close()
         raise
     return listener
 
 
+# The file that leads to it ---------------------------------------------------------------------------
+
+
+def _note(folder: Folder, path: str) -> None:
+    """Say where the socket is; for others it is there at once, and whole."""
+    draft = f".{NAME}.new"
+    folder.remove_file(draft)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(draft, flags, 0o666, dir_fd=folder.descriptor)
+    try:
+        os.write(descriptor, json.dumps({"socket": path}).encode() + b"\n")
+    finally:
+        os.close(descriptor)
+    folder.put_in_place(draft, NAME)
+
+
+def _noted(folder: Folder) -> str | None:
+    """Where the file leads; None where it is none of ours. No link is followed, no pipe waited for."""
+    try:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(NAME, flags, dir_fd=folder.descriptor)
+    except PermissionError:
+        raise
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        told = json.loads(os.read(descriptor, _LONGEST_NOTE))
+    except (OSError, ValueError, RecursionError):
+        return None
+    finally:
+        os.close(descriptor)
+    path = told.get("socket") if isinstance(told, dict) and len(told) == 1 else None
+    return path if isinstance(path, str) and os.path.isabs(path) and "\0" not in path else None
+
+
+@contextmanager
+def _place_of(folder: Folder) -> Iterator[tuple[Folder, str]]:
+    """The folder in which the socket lies, and its name there."""
+    there = folder.file()
+    if there is not None and stat.S_ISSOCK(there.st_mode):  # of an earlier release
+        yield folder, NAME
+        return
+    path = _noted(folder)
+    if path is None or os.path.basename(path) != _name_for(folder):
+        raise FileNotFoundError(errno.ENOENT, "no socket of this directory is noted there", folder.path)
+    sockets = Folder(os.path.dirname(path), follow=False)
+    try:
+        info = os.fstat(sockets.descriptor)
+        if info.st_uid not in trusted_by(folder) or _lets_others_in(info):
+            raise UntrustedError(errno.EACCES, "another user may put sockets there", sockets.path)
+        yield sockets, os.path.basename(path)
+    finally:
+        sockets.close()
+
+
 def _require_room(folder: Folder) -> None:
-    """Raise where something lies there that is not ours to replace. A socket of our user's is: of a process
-    that was killed, or of a learner that is over, and has let go of the directory."""
+    """Raise where something lies there that is not ours to replace."""
     there = folder.file()
     if there is None:
         return
-    if not stat.S_ISSOCK(there.st_mode):
+    if not is_ours(folder):
         raise OccupiedError(f"{NAME} is there already and is no socket; remove it")
     if there.st_uid != os.geteuid() and os.geteuid() != 0:
         raise OccupiedError(f"{NAME} belongs to another user")
@@ -172,9 +315,3 @@ def _require_room(folder: Folder) -> None:
 
 def _identity(info: os.stat_result | None) -> tuple[int, int] | None:
     return None if info is None else (info.st_dev, info.st_ino)
-
-
-def supported() -> bool:
-    """Whether this system has Unix-domain sockets, and Python knows them."""
-    family: Any = getattr(socket, "AF_UNIX", None)
-    return family is not None and os.name == "posix"

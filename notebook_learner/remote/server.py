@@ -37,7 +37,7 @@ class RemoteControl:
     """Lets other processes of the same user steer the learner that trains in a directory.
 
     Args:
-        directory: where `control.sock` is made.
+        directory: where `control.sock` is made, the file that says where the socket lies.
         changed: called where a command changed what a step reads, while the learner stands still.
     """
 

@@ -27,10 +27,10 @@ def a_run_in(directory, *, epochs=1, files=False):
 
 
 def tree(directory):
-    """Every plain file below, with its bytes."""
+    """Every plain file below, with its bytes; without the one that is there as long as a process listens."""
     found = {}
     for path in sorted(Path(directory).rglob("*")):
-        if path.is_file() and not path.is_symlink():
+        if path.is_file() and not path.is_symlink() and path.name != "control.sock":
             with suppress(FileNotFoundError) if path.suffix == ".tmp" else nullcontext():
                 # One under a name of its own may take its place at this moment: a learner's thread writes.
                 found[path.relative_to(directory).as_posix()] = path.read_bytes()

@@ -54,7 +54,7 @@ def straight(tmp_path_factory):
 @pytest.fixture
 def copied(straight, tmp_path):
     """Its directory, to do with as one likes."""
-    shutil.copytree(straight[1], tmp_path / "run", ignore=shutil.ignore_patterns("control.sock"))
+    shutil.copytree(straight[1], tmp_path / "run")
     return tmp_path / "run"
 
 

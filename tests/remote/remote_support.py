@@ -175,5 +175,11 @@ def in_a_thread(work: Callable[[], Any]) -> Callable[[], Any]:
     return value
 
 
-def socket_in(directory: Path) -> Path:
+def file_in(directory: Path) -> Path:
+    """What says in a run's directory where its socket is."""
     return directory / NAME
+
+
+def socket_of(directory: Path) -> Path:
+    """The socket itself."""
+    return Path(json.loads(file_in(directory).read_text())["socket"])

@@ -9,12 +9,12 @@ import torch
 from remote_support import (
     STEPS,
     Brake,
+    file_in,
     in_a_thread,
     learner_in,
     log_of,
     other_process,
     same_bits,
-    socket_in,
     straight_weights,
     waits_for,
     weights,
@@ -57,7 +57,7 @@ def asks_while_it_trains(other, directory, *words):
     """From a thread, while this one is blocked in `fit`."""
 
     def ask():
-        waits_for(socket_in(directory).exists)
+        waits_for(file_in(directory).exists)
         return other.asks(directory, *words)
 
     return in_a_thread(ask)
@@ -94,7 +94,7 @@ def test_pause_ends_a_blocking_fit_and_the_bits_are_those_of_the_straight_run(tm
 def test_a_background_training_is_paused_resumed_and_stopped(tmp_path, other):
     learner = learner_in(tmp_path / "steered", epochs=60, each_step=quick_steps)
     learner.start()
-    waits_for(socket_in(tmp_path / "steered").exists)
+    waits_for(file_in(tmp_path / "steered").exists)
     for words, status in (
         ("pause", "paused"),
         ("resume", "running"),
@@ -180,7 +180,7 @@ def test_what_was_set_while_it_trains_stays_when_a_later_step_fails(tmp_path, ot
 
     learner = learner_in(tmp_path, epochs=100, each_step=step)
     learner.start()
-    waits_for(socket_in(tmp_path).exists)
+    waits_for(file_in(tmp_path).exists)
     assert other.asks(tmp_path, "set", "lr=0.125").ok
     broken[0] = True
     with pytest.raises(RuntimeError, match="boom") as caught:
@@ -225,7 +225,7 @@ def test_one_group_is_set_alone_and_a_tensor_stays_the_same(tmp_path):
 def test_a_run_that_trains_takes_no_steps_by_hand_and_resumes_no_second_time(tmp_path, other):
     learner = learner_in(tmp_path, epochs=1000, each_step=quick_steps)
     learner.start()
-    waits_for(socket_in(tmp_path).exists)
+    waits_for(file_in(tmp_path).exists)
     step, resume = other.asks(tmp_path, "step"), other.asks(tmp_path, "resume")
     learner.stop()
     assert not step.ok and "already under way" in step.text
@@ -258,7 +258,7 @@ def test_an_error_in_a_step_is_told_and_the_learner_stands_before_it(tmp_path, o
 def test_every_command_is_in_the_log_before_what_comes_of_it(tmp_path, other):
     learner = learner_in(tmp_path, epochs=1000, each_step=quick_steps)
     learner.start()
-    waits_for(socket_in(tmp_path).exists)
+    waits_for(file_in(tmp_path).exists)
     for words in (["save"], ["set", "lr=0.25"], ["pause"], ["step", "2"], ["resume"], ["stop"]):
         assert other.asks(tmp_path, *words).ok
     lines = log_of(tmp_path)

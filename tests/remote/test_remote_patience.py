@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from remote_support import SOON, learner_in
+from remote_support import SOON, learner_in, socket_of
 
 from notebook_learner import RemoteError
 from notebook_learner.remote import client, control, server
@@ -18,7 +18,7 @@ from notebook_learner.remote.place import NAME
 
 def connected_to(directory: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(os.path.relpath(directory / NAME))  # waits for a place in the row
+    connection.connect(str(socket_of(directory)))  # waits for a place in the row
     connection.settimeout(SOON)
     return connection
 

@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from remote_support import SOON, learner_in, log_of, other_process, socket_in, waits_for
+from remote_support import SOON, file_in, learner_in, log_of, other_process, socket_of, waits_for
 
 from notebook_learner import Artifacts, BusyError, LearnerBuilder, RemoteError
 from notebook_learner.artifacts.place import is_run
 from notebook_learner.logger import InMemoryMetricLogger
-from notebook_learner.remote import control, inherited, place
+from notebook_learner.remote import control, inherited, place, server
+from notebook_learner.remote.peer import Peer
 from notebook_learner.remote.place import Folder, connected
 from notebook_learner.remote.server import RemoteControl, _serving
 
@@ -47,10 +48,10 @@ class Untouched:
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory):
     directory, learner = tmp_path_factory.mktemp("untouched"), Untouched()
-    server = RemoteControl(directory)
-    assert server(learner) == ""
+    remote = RemoteControl(directory)
+    assert remote(learner) == ""
     yield directory
-    server.close()
+    remote.close()
 
 
 @given(st.lists(st.binary(max_size=200), max_size=3), st.booleans())
@@ -89,14 +90,15 @@ def serving_threads() -> set[threading.Thread]:
 def test_the_socket_comes_with_the_first_step_and_goes_with_the_learner(tmp_path):
     before = serving_threads()
     learner = learner_in(tmp_path)
-    assert not socket_in(tmp_path).exists()
+    assert not file_in(tmp_path).exists()
     learner.step()
-    info = socket_in(tmp_path).lstat()
+    info, there = socket_of(tmp_path).lstat(), socket_of(tmp_path)
     assert stat.S_ISSOCK(info.st_mode) and stat.S_IMODE(info.st_mode) == 0o600
+    assert stat.S_IMODE(there.parent.lstat().st_mode) == 0o700
     (mine,) = serving_threads() - before
     del learner
     gc.collect()
-    assert not socket_in(tmp_path).exists()
+    assert not file_in(tmp_path).exists() and not there.exists()
     waits_for(lambda: not mine.is_alive())
     with pytest.raises(RemoteError, match="no run is alive"):
         control(tmp_path, "status")
@@ -138,7 +140,8 @@ def test_the_mode_does_not_depend_on_the_umask(tmp_path):
         learner.step()
     finally:
         os.umask(before)
-    assert stat.S_IMODE(socket_in(tmp_path).lstat().st_mode) == 0o600
+    assert stat.S_IMODE(socket_of(tmp_path).lstat().st_mode) == 0o600
+    assert stat.S_IMODE(socket_of(tmp_path).parent.lstat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("configure", ["off", "no files"])
@@ -151,7 +154,7 @@ def test_there_is_no_socket_where_nobody_wants_one(tmp_path, configure):
 
     learner = learner_in(tmp_path / "run", configure=options)
     learner.step()
-    assert not socket_in(tmp_path / "run").exists()
+    assert not file_in(tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("length", [120, 300])
@@ -171,7 +174,7 @@ def test_a_moved_directory_is_steered_where_it_is_now(tmp_path):
     assert in_charge(tmp_path / "b") == 2
     del learner
     gc.collect()
-    assert not socket_in(tmp_path / "b").exists()
+    assert not file_in(tmp_path / "b").exists()
 
 
 def test_a_directory_that_is_removed_does_no_harm(tmp_path):
@@ -188,7 +191,7 @@ def test_a_directory_that_is_removed_does_no_harm(tmp_path):
 
 @pytest.mark.parametrize("refusal", [errno.EPERM, errno.EOPNOTSUPP])
 def test_a_file_system_without_sockets_is_told_of_and_training_goes_on(tmp_path, monkeypatch, refusal):
-    def no_sockets(folder: Folder) -> None:
+    def no_sockets(folder: Folder, name: str) -> None:
         raise OSError(refusal, os.strerror(refusal))
 
     monkeypatch.setattr(place, "_listening", no_sockets)
@@ -224,14 +227,14 @@ def test_a_process_without_a_thread_to_spare_trains_without_a_socket(tmp_path, m
     learner.step()
     told = f"no remote control (notebook-learner ctl) in {str(tmp_path)!r}: can\\'t start"
     assert told in "".join(log_of(tmp_path))
-    assert not socket_in(tmp_path).exists() and len(inherited._held - before) == 1, "the lock"
+    assert not file_in(tmp_path).exists() and len(inherited._held - before) == 1, "the lock"
 
 
 def test_what_is_no_socket_stays_where_it_is(tmp_path):
-    socket_in(tmp_path).write_text("mine")
+    file_in(tmp_path).write_text("mine")
     learner = learner_in(tmp_path)
     learner.step()
-    assert socket_in(tmp_path).read_text() == "mine"
+    assert file_in(tmp_path).read_text() == "mine"
     assert any("is no socket; remove it" in line for line in log_of(tmp_path))
 
 
@@ -257,7 +260,7 @@ def test_in_one_process_the_learner_that_opened_last_is_steered(tmp_path):
     assert in_charge(tmp_path) == 4, "the one before took nothing along"
     del second
     gc.collect()
-    assert not socket_in(tmp_path).exists()
+    assert not file_in(tmp_path).exists()
 
 
 _TRAINS = """
@@ -293,7 +296,7 @@ def test_a_living_process_keeps_its_socket_and_a_killed_one_is_followed(tmp_path
 
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert socket_in(tmp_path).exists(), "a killed process takes nothing away"
+    assert file_in(tmp_path).exists(), "a killed process takes nothing away"
     with pytest.raises(RemoteError, match="no run is alive"):
         control(tmp_path, "status")
     learner = learner_in(tmp_path, epochs=6)
@@ -306,7 +309,7 @@ def test_a_process_that_ends_takes_its_socket_away(tmp_path):
         assert in_charge(tmp_path) == 5
         process.communicate("")
     assert process.returncode == 0
-    assert not socket_in(tmp_path).exists()
+    assert not file_in(tmp_path).exists()
 
 
 def numbers(things: set[Any]) -> list[int]:
@@ -318,7 +321,7 @@ def test_a_forked_child_neither_keeps_nor_removes_the_socket(tmp_path):
     learner = learner_in(tmp_path)
     learner.step()
     kept = numbers(inherited._held - before)
-    assert len(kept) == 5, "the lock, the socket's place, the socket, both ends of what wakes the thread"
+    assert len(kept) == 6, "the lock, both directories, the socket, both ends of what wakes the thread"
     reads, writes = os.pipe()
     child = os.fork()
     if not child:
@@ -382,12 +385,19 @@ def test_another_user_does_not_come_in(open_directory):
     with other_process(uid=FOREIGN) as foreigner:
         told = foreigner.asks(open_directory, "pause")
         assert not told.ok and "not permitted" in told.text
-
-        socket_in(open_directory).chmod(0o666)
-        told = foreigner.asks(open_directory, "step", "1")
-        assert not told.ok and told.text.startswith("not permitted: this run is steered by its own user")
     assert learner.position.step == 1
     assert not any("remote control by" in line for line in log_of(open_directory))
+
+
+def test_the_server_asks_the_system_who_comes(tmp_path, monkeypatch):
+    learner = learner_in(tmp_path)
+    learner.step()
+    monkeypatch.setattr(server, "peer_of", lambda connection: Peer(FOREIGN, 77))
+    told = control(tmp_path, "step")
+    assert not told and told.text.startswith(
+        "not permitted: this run is steered by its own user, and not by "
+    )
+    assert learner.position.step == 1
 
 
 # What else lives in the directory ---------------------------------------------------------------------
@@ -413,7 +423,7 @@ def test_the_socket_disturbs_no_reader_and_no_copy(tmp_path):
 
 def test_a_socket_alone_is_no_run(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(socket_in(tmp_path)))
+        listener.bind(str(file_in(tmp_path)))
     assert not is_run(tmp_path)
     with pytest.raises(RemoteError, match="no run is alive"):
         control(tmp_path, "status")

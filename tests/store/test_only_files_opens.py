@@ -30,14 +30,12 @@ ELSEWHERE = {
     ("fleet/channel.py", "shutil.rmtree"): "a temporary folder of the ranks, not in a run's directory",
     ("fleet/job.py", "open"): "what Slurm printed, to read it; not in a run's directory",
     ("fleet/slurm.py", "os.remove"): "the same file, once nobody misses it",
-    (
-        "remote/place.py",
-        "os.open",
-    ): "the directory itself, to listen in it wherever it is moved; then by dir_fd:",
+    ("remote/place.py", "os.open"): "the run's directory itself, wherever it is moved; then by dir_fd:",
     ("remote/owner.py", "open"): "/proc/locks, to read which process has locked a directory",
     ("remote/place.py", "os.unlink"): "control.sock, a name without a path",
     ("remote/place.py", "os.rename"): "the same name",
-    ("remote/place.py", "os.chmod"): "the same name, where a socket has no mode before it is bound",
+    ("remote/place.py", "os.mkdir"): "the folder of the user's sockets, in the system's temporary one",
+    ("remote/place.py", "os.chmod"): "a name in it, where a socket has no mode before it is bound",
 }
 
 

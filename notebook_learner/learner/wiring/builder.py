@@ -123,7 +123,8 @@ class LearnerBuilder:
 
     def remote_control(self, on: bool) -> Self:
         """Whether other processes of yours may steer the run (True): `notebook-learner ctl DIR pause` in a
-        terminal, `notebook_learner.remote.control(...)` in a second notebook.
+        terminal, `notebook_learner.remote.control(...)` in a second notebook. Its socket lies in the folder
+        for temporary files (TMPDIR, or /tmp), and `control.sock` in DIR says where.
 
         With False, too, only one process at a time trains in the directory.
         """
