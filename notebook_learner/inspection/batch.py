@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..renderer.text import one_line
 from .pictures import Picture, is_like_images, picture
-from .statistics import Statistics, finish, measure
+from .statistics import Measurements, Statistics
 from .walk import tensors_in
 
 MOST_TENSORS = 200
@@ -51,19 +51,15 @@ def describe_batch(batch: Any, tokenizer: Any = None) -> tuple[tuple[BatchTensor
     [("['x']", (2, 3), 1.0, None), ("['y']", (2,), 0.0, {0: 2})]
     """
     found = [pair for pair, _ in zip(tensors_in(batch), range(MOST_TENSORS), strict=False)]
-    values = finish([_measured(tensor) for _, tensor in found])
+    measured = Measurements()
+    measured.ask([[tensor] for _, tensor in found])
     decode = decoder(tokenizer)
     rows = tuple(
         _row(path, tensor, both and both[0], decode)
-        for (path, tensor), both in zip(found, values, strict=True)
+        for (path, tensor), both in zip(found, measured.answers(), strict=True)
     )
     pictures = (picture(path, tensor) for path, tensor in found)
     return rows, tuple(one for one in pictures if one is not None)
-
-
-def _measured(tensor: Tensor) -> Any:
-    with suppress(RuntimeError, NotImplementedError, TypeError):  # a number format this device cannot read
-        return measure([tensor])
 
 
 def _row(path: str, tensor: Tensor, statistics: Statistics | None, decode: Decode | None) -> BatchTensor:

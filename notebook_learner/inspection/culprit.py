@@ -52,7 +52,12 @@ class Trace:
         self._updated: Named = ()
 
     def _ask(self, named: Iterable[tuple[str, Tensor]]) -> Named:
-        return [(name, self._questions.ask(tensor)) for name, tensor in named]
+        pairs = [*named]
+        return [
+            *zip(
+                [name for name, _ in pairs], self._questions.ask([tensor for _, tensor in pairs]), strict=True
+            )
+        ]
 
     def after_step(self, output: Any) -> None:
         """Ask about the loss and the gradients of parameters, which are in `.grad`."""

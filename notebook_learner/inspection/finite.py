@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .statistics import bring_over, pieces, values_of, wide
+from .statistics import FEW, Rows, read, rows_of, values_in, wide
+
+_MOST_WAITING = 256
+"""Copies of small tensors, at most so many at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +36,51 @@ class Finding:
         return f"{self.count:,} of {self.total:,} values"
 
 
+_FINITE = Finding()
+
+
 class Questions:
-    """Tensors asked about now and read later: each question costs two passes and no waiting."""
+    """Tensors asked about now and read later: a question costs two passes, or a copy, and no waiting."""
 
     def __init__(self) -> None:
-        self._asked: list[tuple[Tensor | None, int]] = []
+        self._totals: list[int] = []
+        self._rows: Rows = []
+        self._waiting: dict[int, Tensor] = {}
 
-    def ask(self, tensor: Tensor) -> int:
-        """Look at a tensor; the number names the question."""
-        seen = None
-        with suppress(RuntimeError, NotImplementedError):  # a number format this device cannot compare
-            seen = _looked_at(tensor)
-        self._asked.append((seen, tensor.numel() if seen is not None else 0))
-        return len(self._asked) - 1
+    def ask(self, tensors: Sequence[Tensor]) -> range:
+        """Look at tensors; the numbers name the questions."""
+        numbers = range(len(self._totals), len(self._totals) + len(tensors))
+        parts = {
+            number: values
+            for number, tensor in zip(numbers, tensors, strict=True)
+            if tensor.is_floating_point() or tensor.is_complex()
+            for values in values_in([tensor])
+        }
+        sizes = {number: values.numel() for number, values in parts.items()}
+        self._totals += [sizes.get(number, 0) for number in numbers]
+        if sum(sizes.values()) <= FEW:  # it may be written over, or go, before there are enough
+            self._waiting |= {number: values.clone() for number, values in parts.items()}
+            if len(self._waiting) > _MOST_WAITING:
+                self._look()
+        else:
+            self._rows += _looked_at(parts)
+        return numbers
 
     def answers(self) -> list[Finding]:
         """What was found, question by question."""
-        rows = iter(bring_over([seen for seen, _ in self._asked if seen is not None]))
-        return [Finding() if seen is None else _finding(next(rows), total) for seen, total in self._asked]
+        self._look()
+        found = [_FINITE] * len(self._totals)
+        places, rows = read(self._rows)
+        for at in np.flatnonzero(rows[:, 2]) if places else ():
+            number, (low, high, count) = places[at], rows[at].tolist()
+            known = found[number]
+            worse = (float(np.minimum(known.low, low)), float(np.maximum(known.high, high)))  # NaN stays
+            found[number] = Finding(*worse, known.count + int(count), self._totals[number])
+        return found
+
+    def _look(self) -> None:
+        self._rows += _looked_at(self._waiting)
+        self._waiting = {}
 
 
 def worst(findings: Iterable[Finding]) -> Finding:
@@ -60,23 +88,15 @@ def worst(findings: Iterable[Finding]) -> Finding:
     return max(findings, key=lambda finding: finding.level, default=Finding())
 
 
-@torch.no_grad()
-def _looked_at(tensor: Tensor) -> Tensor | None:
-    if not tensor.is_floating_point() and not tensor.is_complex():
-        return None
-    values = values_of(tensor)
-    if values is None or not values.numel():
-        return None
-    return torch.stack([_bounds(piece) for piece in pieces(values)])
+def _looked_at(parts: dict[int, Tensor]) -> Rows:
+    numbers = [*parts]
+    rows = rows_of([*parts.values()], _bounds)
+    return [([numbers[at] for at in places], found) for places, found in rows]
 
 
 def _bounds(values: Tensor) -> Tensor:
+    """Of each row: least and greatest, which are NaN where one value is, and how many are not finite."""
     values = values.float() if values.element_size() == 1 else values
-    low, high = values.aminmax()  # both are NaN where one value is
-    count = values.numel() - values.isfinite().sum()
-    return torch.stack([number.to(wide(values.device)) for number in (low, high, count)])
-
-
-def _finding(rows: np.ndarray[Any, Any], total: int) -> Finding:
-    low, high, count = rows.T
-    return Finding(float(low.min()), float(high.max()), int(count.sum()), total)  # a NaN among them stays
+    low, high = values.aminmax(dim=1)
+    count = values.shape[1] - values.isfinite().sum(1)
+    return torch.stack([number.to(wide(values.device)) for number in (low, high, count)], 1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from .statistics import Histogram, Pending, Statistics, finish, measure
+from .statistics import Both, Histogram, Measurements, Statistics
 from .watch import Watch, is_row
 from .weights import Parameter, ratio, together
 
@@ -47,34 +46,19 @@ class Layer:
         return None if self.gradient is None else self.gradient.norm
 
 
-Both = tuple[Statistics, Histogram | None] | None
-
-
 def describe_layers(
     model: nn.Module, watch: Watch, parameters: Mapping[int, Parameter], *, scale: float, failed: bool
 ) -> tuple[Layer, ...]:
     """A row for every layer that ran or has parameters."""
     modules = [(name, module) for name, module in model.named_modules() if is_row(module)]
-    outputs = finish([_output(watch, name) for name, _ in modules])
-    gradients = finish([_gradients(module) for _, module in modules])
+    outputs, returned = watch.measured.answers(), Measurements()
+    own = [module.parameters(recurse=False) for _, module in modules]
+    returned.ask([[p.grad for p in parameters if p.grad is not None] for parameters in own])
     rows = (
-        _row(name, module, watch, parameters, output, _scaled(gradient, 1 / scale), failed)
-        for (name, module), output, gradient in zip(modules, outputs, gradients, strict=True)
+        _row(name, module, watch, parameters, outputs, _scaled(gradient, 1 / scale), failed)
+        for (name, module), gradient in zip(modules, returned.answers(), strict=True)
     )
     return tuple(row for row in rows if row.parameters or row.calls)
-
-
-def _output(watch: Watch, name: str) -> Pending | None:
-    activation = watch.activations.get(name)
-    return None if activation is None else activation.values
-
-
-def _gradients(module: nn.Module) -> Pending | None:
-    found = [parameter.grad for parameter in module.parameters(recurse=False) if parameter.grad is not None]
-    if found:
-        with suppress(RuntimeError, NotImplementedError):  # a number format this device cannot read
-            return measure(found)
-    return None
 
 
 def _scaled(both: Both, factor: float) -> Both:
@@ -89,7 +73,7 @@ def _row(
     module: nn.Module,
     watch: Watch,
     parameters: Mapping[int, Parameter],
-    output: Both,
+    outputs: Sequence[Both],
     gradient: Both,
     failed: bool,
 ) -> Layer:
@@ -98,6 +82,7 @@ def _row(
     weight = together({p.name: p.weight_norm for p in trained})
     update = together({p.name: p.update_norm for p in trained})
     activation = watch.activations.get(name)
+    output = outputs[activation.values] if activation and activation.values is not None else None
     statistics, spread = output or (None, None)
     returned, returned_spread = gradient or (None, None)
     return Layer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,24 +45,29 @@ class Storages:
     """Bytes of tensors, shared ones once: of a storage what its tensors use, at most all of it."""
 
     def __init__(self) -> None:
-        self._bytes: dict[object, tuple[int, int]] = {}
+        self.total = 0
+        """Bytes of everything added."""
+        self._used: dict[object, int] = {}
         self._views: set[object] = set()
 
     def add(self, tensor: Tensor) -> None:
         """Count a tensor's bytes, unless they are counted already."""
-        # A tensor of somebody's own kind has no storage; a lazy parameter has none yet.
-        with suppress(RuntimeError, NotImplementedError, ValueError):
-            self._add(tensor)
+        try:
+            for part in _parts(tensor):
+                self._add(part)
+        except (RuntimeError, NotImplementedError, ValueError):
+            return  # a tensor of somebody's own kind has no storage; a lazy parameter has none yet
 
-    def _add(self, tensor: Tensor) -> None:
-        for part in _parts(tensor):
-            storage = part.untyped_storage()
-            place = (part.device, storage.data_ptr() or id(storage))
-            view = (*place, part.storage_offset(), tuple(part.shape), tuple(part.stride()))
+    def _add(self, part: Tensor) -> None:
+        storage = part.untyped_storage()
+        place, size, whole = (part.device, storage.data_ptr() or id(storage)), part.nbytes, storage.nbytes()
+        used = self._used.get(place, 0)
+        if used < whole:
+            view = (place, part.storage_offset(), part.shape, part.stride())
             if view not in self._views:
                 self._views.add(view)
-                used = self._bytes.get(place, (0, 0))[0] + part.numel() * part.element_size()
-                self._bytes[place] = (used, storage.nbytes())
+                self._used[place] = now = min(used + size, whole)
+                self.total += now - used
 
     def of(self, tensors: Iterable[Tensor]) -> int:
         """Count tensors, and tell by how much the total grew."""
@@ -71,23 +76,15 @@ class Storages:
             self.add(tensor)
         return self.total - before
 
-    @property
-    def total(self) -> int:
-        """Bytes of everything added."""
-        return sum(min(used, whole) for used, whole in self._bytes.values())
 
-
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
     """The plain tensors that hold a tensor's bytes."""
-    tensor = tensor.detach()
     if tensor.is_meta:
-        return
+        return ()
     if tensor.layout is torch.strided:
-        yield tensor
-    elif tensor.is_sparse:
-        yield from (tensor._indices(), tensor._values())
-    else:
-        yield tensor.values()
+        return (tensor,)
+    tensor = tensor.detach()
+    return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor.values(),)
 
 
 class SavedTensors:
@@ -147,7 +144,8 @@ def describe_memory(model: nn.Module, optimizer: Any, batch: Any, activations: i
 def _state_of(optimizer: Any) -> Iterator[Tensor]:
     state = getattr(optimizer, "state", None)
     for held in state.values() if isinstance(state, Mapping) else ():
-        yield from (tensor for _, tensor in tensors_in(held))
+        for value in held.values() if isinstance(held, Mapping) else [held]:
+            yield from [value] if isinstance(value, Tensor) else (tensor for _, tensor in tensors_in(value))
 
 
 def _on_cuda(parameters: list[nn.Parameter]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .statistics import bring_over, values_of, wide
+from .statistics import read, rows_of, values_in, wide
 
 Option = int | float | bool | str | None | tuple[float, ...]
 
@@ -82,22 +82,28 @@ def _steps(held: list[Mapping[Any, Any]]) -> int | None:
     counted = [one["step"] for one in held if isinstance(one.get("step"), (int, float, Tensor))]
     tensors = [value for value in counted if isinstance(value, Tensor) and value.numel() == 1]
     plain = [value for value in counted if not isinstance(value, Tensor)]
-    numbers = [*(float(number.sum()) for number in bring_over(tensors)), *plain]
+    _, rows = read(rows_of(values_in(tensors), _magnitudes))
+    numbers = [*(row[0] for row in rows.tolist()), *plain]
     return int(max(numbers)) if numbers else None
 
 
 def _sizes(held: list[Mapping[Any, Any]]) -> tuple[StateSize, ...]:
-    keys = dict.fromkeys(
-        key for one in held for key, value in one.items() if key != "step" and _is_state(value)
-    )
-    pending = [
-        (str(key), torch.stack([_magnitudes(one[key]) for one in held if _is_state(one.get(key))]).cpu())
-        for key in keys
-    ]
-    return tuple(
-        StateSize(key, float(rows[:, 0].sum() / rows[:, 2].sum()), float(rows[:, 1].max()))
-        for key, rows in pending
-    )
+    found: dict[Any, list[Tensor]] = {}
+    for one in held:
+        for key, value in one.items():
+            if key != "step" and _is_state(value):
+                found.setdefault(key, []).append(value)
+    sizes = (_size(str(key), tensors) for key, tensors in found.items())
+    return tuple(size for size in sizes if size is not None)
+
+
+def _size(key: str, tensors: list[Tensor]) -> StateSize | None:
+    values = values_in(tensors)
+    places, rows = read(rows_of(values, _magnitudes))
+    if not places:
+        return None
+    sums, most = rows.T
+    return StateSize(key, float(sums.sum()) / sum([one.numel() for one in values]), float(most.max()))
 
 
 def _is_state(value: Any) -> bool:
@@ -105,10 +111,7 @@ def _is_state(value: Any) -> bool:
     return number and value.numel() > 0 and not value.is_meta
 
 
-@torch.no_grad()
-def _magnitudes(value: Tensor) -> Tensor:
-    numbers = values_of(value)
-    assert numbers is not None  # _is_state left out what holds none
-    sizes = numbers.to(wide(value.device)).abs()
-    total = torch.tensor(float(sizes.numel()), device=sizes.device, dtype=sizes.dtype)
-    return torch.stack([sizes.sum(), sizes.max(), total])
+def _magnitudes(values: Tensor) -> Tensor:
+    """Of each row: the sum and the greatest of the magnitudes."""
+    sizes = values.to(wide(values.device)).abs()
+    return torch.stack([sizes.sum(1), sizes.amax(1)], 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from .batch import shape_of
 from .finite import Questions
-from .statistics import Pending, measure
+from .statistics import Measurements
 from .walk import floating_in
 
 
@@ -28,8 +28,8 @@ class Call:
     """1 for the first call of this module in the pass."""
     parent: Call | None
     ended: bool = False
-    inputs: list[int] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
+    inputs: Sequence[int] = ()
+    outputs: Sequence[int] = ()
     """Questions about its floating tensors."""
     into: list[int] = field(default_factory=list)
     out_of: list[int] = field(default_factory=list)
@@ -44,16 +44,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """The first floating tensor of a module's output."""
+    """The first floating tensor of a module's output, and the measurement of it."""
 
     shape: tuple[int, ...] | None
-    values: Pending | None
+    values: int | None
 
 
 class Watch:
     """What one pass showed. `watching()` puts the hooks on, and takes every one of them off again.
 
-    Hooks read values and change none, draw no random number, and keep no tensor of the pass.
+    Hooks read values and change none, draw no random number, and keep no tensor of the pass: of small ones a
+    copy.
     """
 
     def __init__(self, model: nn.Module, questions: Questions, *, measuring: bool = False) -> None:
@@ -69,6 +70,7 @@ class Watch:
         self.activations: dict[str, Activation] = {}
         """Of the last call, by module name."""
         self.calls: dict[str, int] = {}
+        self.measured = Measurements()
         self._open: list[Call] = []
         self._nodes: dict[tuple[int, int], tuple[int, Any]] = {}
         self._handles = ExitStack()
@@ -105,7 +107,7 @@ class Watch:
         self.calls[name] = self.calls.get(name, 0) + 1
         call = Call(name, kind, self.calls[name], self._open[-1] if self._open else None)
         tensors = _readable(given)
-        call.inputs = [self.questions.ask(tensor) for tensor in tensors]
+        call.inputs = self.questions.ask(tensors)
         call.into = self._listen(tensors)
         self.started.append(call)
         self._open.append(call)
@@ -116,12 +118,18 @@ class Watch:
         call = self._open[at]
         del self._open[at:]
         tensors = _readable(output)
-        call.outputs = [self.questions.ask(tensor) for tensor in tensors]
+        call.outputs = self.questions.ask(tensors)
         call.out_of = self._listen(tensors)
         call.ended = True
         self.ended.append(call)
         if measuring:
-            self.activations[name] = _activation(tensors)
+            self.activations[name] = self._activation(tensors)
+
+    def _activation(self, tensors: list[Tensor]) -> Activation:
+        if not tensors:
+            return Activation(None, None)
+        (number,) = self.measured.ask([tensors[:1]])
+        return Activation(shape_of(tensors[0]), number)
 
     def _listen(self, tensors: list[Tensor]) -> list[int]:
         return [self._number(tensor) for tensor in tensors if tensor.requires_grad]
@@ -143,7 +151,7 @@ class Watch:
     def _listener(self, number: int) -> Callable[[Tensor], None]:
         def heard(gradient: Tensor) -> None:
             if number not in self.gradients:
-                self.gradients[number] = self.questions.ask(gradient)
+                (self.gradients[number],) = self.questions.ask([gradient])
 
         return heard
 
@@ -151,16 +159,6 @@ class Watch:
 def _readable(value: Any) -> list[Tensor]:
     """The floating tensors of a value. Those inside a `torch.func.vmap` have no values outside of it."""
     return [tensor for tensor in floating_in(value) if not is_functorch_wrapped_tensor(tensor)]
-
-
-def _activation(tensors: list[Tensor]) -> Activation:
-    if not tensors:
-        return Activation(None, None)
-    first = tensors[0]
-    values = None
-    with suppress(RuntimeError, NotImplementedError):  # a number format this device cannot read
-        values = measure([first])
-    return Activation(shape_of(first), values)
 
 
 def is_row(module: nn.Module) -> bool:

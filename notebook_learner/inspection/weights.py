@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .statistics import bring_over, values_of, wide
+from .statistics import Rows, in_matrices, read, rows_of, values_in, wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +37,28 @@ def ratio(update: float | None, weight: float | None) -> float | None:
     return None if update is None or not weight else update / weight
 
 
-class Norms:
-    """Norms on their devices, read together."""
+def norms(named: Mapping[str, Tensor]) -> dict[str, float]:
+    """The norms of tensors, but of whole numbers, which are not trained."""
+    parts = {name: values for name, tensor in _trained(named).items() for values in values_in([tensor])}
+    return _norms_of([*parts], rows_of([*parts.values()], _norm))
 
-    def __init__(self) -> None:
-        self._names: list[str] = []
-        self._norms: list[Tensor] = []
 
-    def add(self, name: str, tensor: Tensor | None) -> None:
-        """The norm of a tensor, unless it has none: whole numbers are not trained."""
-        if tensor is None or not (tensor.is_floating_point() or tensor.is_complex()):
-            return
-        values = values_of(tensor)
-        if values is not None:
-            self._names.append(name)
-            self._norms.append(torch.linalg.vector_norm(_plain(values), dtype=wide(values.device)))
+def _trained(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: one for name, one in named.items() if one.is_floating_point() or one.is_complex()}
 
-    def read(self) -> dict[str, float]:
-        """All of them, by name."""
-        return {name: float(norm) for name, norm in zip(self._names, bring_over(self._norms), strict=True)}
+
+def _norms_of(names: Sequence[str], rows: Rows) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for at, (norm,) in zip(*read(rows), strict=True):
+        known = found.get(names[at])
+        found[names[at]] = float(norm) if known is None else math.hypot(known, norm)
+    return found
+
+
+def _norm(values: Tensor) -> Tensor:
+    values = values.abs() if values.is_complex() else _plain(values)
+    norm: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True, dtype=wide(values.device))
+    return norm
 
 
 def _plain(values: Tensor) -> Tensor:
@@ -72,38 +75,38 @@ class Weights:
         self._model = model
         self._parameters: dict[str, nn.Parameter] = {}
         self._scale = scale
-        self._copies: dict[str, Tensor] = {}
+        self._copies: list[Tensor] = []
         self._weights: dict[str, float] = {}
         self._gradients: dict[str, float] = {}
         self._updates: dict[str, float] = {}
 
-    @torch.no_grad()
     def after_step(self) -> None:
         """Measure weights and gradients."""
-        weights, gradients = Norms(), Norms()
         # Not before the step, which gives a lazy parameter its shape.
         named = self._model.named_parameters()
         self._parameters = {name: parameter for name, parameter in named if not is_lazy(parameter)}
-        for name, parameter in self._parameters.items():
-            weights.add(name, parameter)
-            gradients.add(name, parameter.grad)
-        self._weights = weights.read()
-        self._gradients = {name: norm / self._scale for name, norm in gradients.read().items()}
+        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        self._weights = norms(self._parameters)
+        self._gradients = {name: norm / self._scale for name, norm in norms(gradients).items()}
+
+    def _moving(self) -> dict[str, Tensor]:
+        moving = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+        return {name: parameter.detach() for name, parameter in moving.items() if name in self._weights}
 
     def before_update(self) -> None:
         """Copy what the optimizer may change."""
-        for name, parameter in self._parameters.items():
-            if parameter.requires_grad and name in self._weights:
-                self._copies[name] = parameter.detach().to("cpu", copy=True)
+        in_matrices([*self._moving().values()], lambda _, now: self._copies.append(now.to("cpu", copy=True)))
 
-    @torch.no_grad()
     def after_update(self) -> None:
-        """Measure how far the weights moved, a tensor at a time."""
-        updates = Norms()
-        for name in list(self._copies):
-            now = self._parameters[name].detach()
-            updates.add(name, _plain(now) - _plain(self._copies.pop(name).to(now.device)))
-        self._updates = updates.read()
+        """Measure how far the weights moved."""
+        moved, rows, before = self._moving(), Rows(), iter(self._copies)
+
+        def measure(places: list[int], now: Tensor) -> None:
+            rows.append((places, _norm(_plain(now) - _plain(next(before).to(now.device)))))
+
+        in_matrices([*moved.values()], measure)
+        self._copies = []
+        self._updates = _norms_of([*moved], rows)
 
     def rows(self) -> dict[int, Parameter]:
         """A row for every parameter, by the parameter's `id`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from .loop import Loop
-from .state import ModelPart, Part
+from .state import ModelPart, Part, copy_all
 
 _LOOP_OWN = ("loop", "metrics train", "metrics valid")
 """What only the loop itself changes, between steps."""
@@ -22,8 +22,9 @@ _LOOP_OWN = ("loop", "metrics train", "metrics valid")
 @contextmanager
 def aside(
     loop: Loop, parts: Mapping[str, Part], *, data: bool = False, but: Collection[str] = ()
-) -> Iterator[None]:
-    """Everything that a step can change is as it was, afterwards, also where it fails.
+) -> Iterator[Callable[[], None]]:
+    """Everything that a step can change is as it was, afterwards, also where it fails; and whenever the
+    function is called that this gives.
 
     Graphs that live on stay usable: their tensors get the old values without counting as changed. Gradients
     that people look at stay, too.
@@ -46,24 +47,28 @@ def aside(
     shown, hiding = [p.grad for p in update.parameters], update.hides
     schedule_rates, was_quiet, loop.quiet = list(update.rates), loop.quiet, True
     versions = ExitStack()
-    try:
-        for each in models.values():
-            for tensor in _tensors(each.model).values():
-                versions.enter_context(_unsafe_preserve_version_counter(tensor))
-        yield
-    finally:
-        loop.quiet = was_quiet
+
+    def put_back() -> None:
         for name, part in chosen.items():
             if name in models:
                 _put_back(models[name].model, before[name])
             else:
                 part.restore(before[name])
-        versions.close()
-        update.rates = schedule_rates
+        update.rates = [*schedule_rates]
         if update.count == 0 or hiding:
             update.show(shown)
         for module, training in modes.items():
             module.training = training
+
+    try:
+        for each in models.values():
+            for tensor in _tensors(each.model).values():
+                versions.enter_context(_unsafe_preserve_version_counter(tensor))
+        yield put_back
+    finally:
+        loop.quiet = was_quiet
+        put_back()
+        versions.close()
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -73,8 +78,8 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _put_back(model: nn.Module, state: Any) -> None:
     # All of them: BatchNorm, for one, writes its statistics without counting them as changed.
-    for name, tensor in _tensors(model).items():
-        with torch.no_grad():
-            tensor.copy_(state["tensors"][name])
+    live = _tensors(model)
+    with torch.no_grad():
+        copy_all([*live.values()], [state["tensors"][name] for name in live])
     for name, extra in state["extra"].items():
         model.get_submodule(name).set_extra_state(extra)

@@ -17,8 +17,8 @@ from .data.share import EMPTY
 from .replica import Replica
 from .step.step import TrainingStep
 
-_QUICK = 0.5
-"""Seconds that a step may take to be timed a second time."""
+_QUICK, _FIRST = 0.05, 0.5
+"""Seconds that a step may take to be timed a second time; and before training has taken any."""
 
 
 def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..., Any] | None) -> Inspection:
@@ -45,11 +45,14 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
         if batch is EMPTY or (batch is None and loop.batch is EMPTY):
             raise StateError("this rank has no sample of that batch, which is smaller than there are ranks")
         there = move(loop.batch if batch is None else batch, step.device)
-        parts = _timed(replica, step, there)
-        if sum(parts.values()) < _QUICK:  # the first time pays for what is made once
+        with aside(loop, replica.parts) as put_back:
             parts = _timed(replica, step, there)
-        times |= parts
-        with aside(loop, replica.parts):
+            put_back()
+            # The first time pays for what is made once.
+            if sum(parts.values()) < (_FIRST if loop.batch is None else _QUICK):
+                parts = _timed(replica, step, there)
+                put_back()
+            times |= parts
             return look(
                 there,
                 lambda: step.without_update(there, True),
@@ -85,7 +88,7 @@ def _next(replica: Replica, times: dict[str, float]) -> Any:
 
 
 def _timed(replica: Replica, step: TrainingStep, batch: Any) -> dict[str, float]:
-    """The parts of one step, with nobody looking."""
+    """The parts of one step, with nobody looking; what it changes is the caller's to put back."""
     update, marks = replica.loop.update, list[float]()
 
     def mark() -> float:
@@ -93,13 +96,12 @@ def _timed(replica: Replica, step: TrainingStep, batch: Any) -> dict[str, float]
             torch.cuda.synchronize(step.device)
         return perf_counter()
 
-    with aside(replica.loop, replica.parts):
-        try:
-            started = mark()
-            step.without_update(batch, True, between=lambda: marks.append(mark()))
-            backward = mark()
-            update.optimizer.step()
-            ended = mark()
-        except Exception:  # the look itself will tell
-            return {}
+    try:
+        started = mark()
+        step.without_update(batch, True, between=lambda: marks.append(mark()))
+        backward = mark()
+        update.optimizer.step()
+        ended = mark()
+    except Exception:  # the look itself will tell
+        return {}
     return {"forward": marks[0] - started, "backward": backward - marks[0], "optimizer": ended - backward}

@@ -155,6 +155,19 @@ _clone_all: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = getattr(torc
 """Older versions of torch have none."""
 
 
+def copy_all(live: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+    """Write saved values into live tensors, in place: in one call, for each of which a small one waits longer
+    than for its numbers."""
+    if _write_all is not None and live:
+        _write_all(live, saved)
+        return
+    for tensor, value in zip(live, saved, strict=True):
+        tensor.copy_(value)
+
+
+_write_all: Callable[[Any, Any], None] | None = getattr(torch, "_foreach_copy_", None)
+
+
 def clone(tree: Any, copy: Callable[[Tensor], Tensor] = copied) -> Any:
     """A copy on the host that shares nothing with the original; other objects are deep-copied."""
     if type(tree) in _PLAIN:
@@ -168,22 +181,36 @@ def clone(tree: Any, copy: Callable[[Tensor], Tensor] = copied) -> Any:
     return deepcopy(tree)
 
 
-def put(saved: Any, live: Any, device: torch.device) -> Any:
-    """The captured value as a live one, into the memory of the present one where that fits.
+class Writing:
+    """Captured values becoming live ones, in the memory of the present ones where that fits: `put` each, then
+    `write`.
 
     Writing in place keeps the addresses that a captured CUDA graph or a fused kernel relies on.
     """
-    if isinstance(saved, Tensor):
-        if isinstance(live, Tensor) and live.shape == saved.shape and live.dtype == saved.dtype:
-            live.copy_(saved)
-            return live
-        return saved.to(device, copy=True)
-    if isinstance(saved, dict):
-        present = live if isinstance(live, dict) else {}
-        return {key: put(value, present.get(key), device) for key, value in saved.items()}
-    if isinstance(saved, list):
-        return [put(value, None, device) for value in saved]
-    return deepcopy(saved)
+
+    def __init__(self) -> None:
+        self._live: list[Tensor] = []
+        self._saved: list[Tensor] = []
+
+    def put(self, saved: Any, live: Any, device: torch.device) -> Any:
+        """The live value; tensors that stay get theirs in `write`."""
+        if isinstance(saved, Tensor):
+            if isinstance(live, Tensor) and live.shape == saved.shape and live.dtype == saved.dtype:
+                self._live.append(live)
+                self._saved.append(saved)
+                return live
+            return saved.to(device, copy=True)
+        if isinstance(saved, dict):
+            present = live if isinstance(live, dict) else {}
+            return {key: self.put(value, present.get(key), device) for key, value in saved.items()}
+        if isinstance(saved, list):
+            return [self.put(value, None, device) for value in saved]
+        return deepcopy(saved)
+
+    def write(self) -> None:
+        """All of them at once."""
+        with torch.no_grad():
+            copy_all(self._live, self._saved)
 
 
 class ModelPart(Large):
@@ -212,8 +239,7 @@ class ModelPart(Large):
         self.check(state)
         live, saved = self._tensors(), state["tensors"]
         with torch.no_grad():
-            for name, tensor in live.items():
-                tensor.copy_(saved[name])
+            copy_all([*live.values()], [saved[name] for name in live])
         for name, extra in state["extra"].items():
             self.model.get_submodule(name).set_extra_state(deepcopy(extra))
 
@@ -308,25 +334,27 @@ class OptimizerPart(Large):
             self.optimizer.load_state_dict(deepcopy(state["own"]))
             return
         self.check(state)
-        self._restore_groups(state["groups"])
-        self._restore_state(state)
+        writing = Writing()
+        self._restore_groups(state["groups"], writing)
+        self._restore_state(state, writing)
+        writing.write()
 
-    def _restore_groups(self, groups: list[dict[str, Any]]) -> None:
+    def _restore_groups(self, groups: list[dict[str, Any]], writing: Writing) -> None:
         for live, saved in zip(self.optimizer.param_groups, groups, strict=True):
             for key in [key for key in live if key != "params" and key not in saved]:
                 del live[key]
             for key, value in saved.items():
-                live[key] = put(value, live.get(key), _device_of(live.get(key)))
+                live[key] = writing.put(value, live.get(key), _device_of(live.get(key)))
             if live.get("capturable") and any(parameter.is_cpu for parameter in live["params"]):
                 live["capturable"] = False  # of a run with CUDA graphs; on the host torch refuses it
 
-    def _restore_state(self, state: Any) -> None:
+    def _restore_state(self, state: Any, writing: Writing) -> None:
         live = self.optimizer.state
         old = dict(live)
         live.clear()
         for parameter, saved in zip(self._parameters(), state["state"], strict=True):
             if saved is not None:
-                live[parameter] = _put_moments(saved, old.get(parameter, {}), parameter.device)
+                live[parameter] = _put_moments(saved, old.get(parameter, {}), parameter.device, writing)
         live.update(deepcopy(state["shared"]))
 
 
@@ -344,10 +372,12 @@ def _take_moments(live: dict[str, Any], copies: Iterator[Tensor], copy: Copy) ->
     return {"values": values, "host": host}
 
 
-def _put_moments(saved: dict[str, Any], live: dict[str, Any], device: torch.device) -> dict[str, Any]:
+def _put_moments(
+    saved: dict[str, Any], live: dict[str, Any], device: torch.device, writing: Writing
+) -> dict[str, Any]:
     host = torch.device("cpu")
     return {
-        key: put(value, live.get(key), host if key in saved["host"] else device)
+        key: writing.put(value, live.get(key), host if key in saved["host"] else device)
         for key, value in saved["values"].items()
     }
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from notebook_learner import BusyError, ClassificationOutput, ConfigurationError, StateError
+from notebook_learner.learner.state import OptimizerPart
 
 
 class Convnet(nn.Module):
@@ -180,6 +181,15 @@ def test_values_are_those_of_the_step(tmp_path):
     )
     assert set(seen.times) == {"forward", "backward", "optimizer"}
     assert seen.optimizer[0].options["lr"] == 0.01
+
+
+def test_all_that_a_look_changes_is_copied_once(tmp_path, monkeypatch):
+    learner, copies = learner_of("tied", tmp_path), []
+    learner.step()
+    capture = OptimizerPart.capture
+    monkeypatch.setattr(OptimizerPart, "capture", lambda self: copies.append(self) or capture(self))
+    learner.inspect()
+    assert len(copies) == 1
 
 
 def test_it_is_remembered_until_the_learner_moves(tmp_path):
