@@ -21,7 +21,7 @@ from typing import Any
 from .detached import Detached
 from .inherited import held, let_go
 from .peer import Peer
-from .place import Folder
+from .place import NAME, Folder
 
 NOTE = "user.notebook_learner.owner"
 """An attribute of the directory, and no file: nobody lists, copies or deletes it, and it moves along."""
@@ -225,11 +225,20 @@ def who_has(directory: str | os.PathLike[str], owner: Owner | None, detached: De
         where += f", in the notebook {owner.notebook!r}"
         end = "In that notebook press Stop or run learner.stop(), or restart its kernel"
     else:
-        end = f"End it: learner.stop() there, or `notebook-learner ctl {os.fspath(directory)} stop`"
+        end = f"End it: learner.stop() there{_from_a_shell(directory, owner)}"
     return (
         f"{who} has the run in {here} open{where}{stands}. {end}; then do here again what you did. Or give "
         "this learner another directory"
     )
+
+
+def _from_a_shell(directory: str | os.PathLike[str], owner: Owner | None) -> str:
+    """How to end it in a terminal; ctl needs the file that leads to the socket."""
+    if os.path.lexists(os.path.join(directory, NAME)):
+        return f", or `notebook-learner ctl {os.fspath(directory)} stop`"
+    if owner is not None and owner.host == socket.gethostname():
+        return f", or `kill {owner.pid}`, which ends that process"
+    return ""
 
 
 def _goes_on_in(detached: Detached, directory: str | os.PathLike[str], here: str) -> str:

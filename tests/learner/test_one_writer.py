@@ -124,6 +124,22 @@ learner.save()
     assert second("_ = told(lambda: exec(cell, globals()))", cell=BEGINS["resume"]) == "done"
 
 
+@pytest.mark.parametrize("sock", ["there", "removed", "off"])
+def test_a_refusal_names_ctl_only_where_ctl_finds_the_run(sock, run, kernels):
+    first = kernels()
+    first(
+        "learner = built(builder_in(Path(run)).remote_control(on)); learner.step()",
+        run=str(run),
+        on=sock != "off",
+    )
+    if sock == "removed":
+        (run / "control.sock").unlink()
+    with pytest.raises(BusyError) as refused:
+        built(builder_in(run)).step()
+    assert ("notebook-learner ctl" in str(refused.value)) == (sock == "there")
+    assert (f"`kill {first.pid}`" in str(refused.value)) == (sock != "there")
+
+
 def test_a_run_that_is_running_says_so_and_one_that_is_over_is_free(run, kernels):
     first = kernels()
     first(
