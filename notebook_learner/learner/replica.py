@@ -22,6 +22,7 @@ from .loop import Loop, Why
 from .parts import RngPart
 from .position import Position, Split
 from .ranks import Asked, Ranks
+from .rehearsal import rehearse
 from .replay import Replay, cut_at, shape_of
 from .reports import RewindReport
 from .saving import Saving, no_way
@@ -164,7 +165,7 @@ class Replica:
         state, logged = self.saving.load(which)
         before, known, way = self.capture(), self.history.snapshot(), self.saving.lineage
         try:
-            self._require_sound(state, before)
+            self._require_sound(state, before, which)
             self.put_back(state)
             opening()
             if not known:  # another process measured this; its logs are to be cut, not rewritten
@@ -180,11 +181,12 @@ class Replica:
                 f"checkpoint {which} fits in shape, but cannot be restored: {error!r}"
             ) from error
 
-    def _require_sound(self, state: State, mine: State) -> None:
+    def _require_sound(self, state: State, mine: State, which: int | str) -> None:
         """Raise where a state from a file is none of this run's."""
         totals: dict[str, int | None] = {split: each.cursor.total for split, each in self.loop.passes.items()}
         self._check_fit(state)
         check_sound(state, mine, totals)
+        rehearse(self.parts, state, f"checkpoint {which}")
 
     def stand_anew(self) -> None:
         """A person changed something at this boundary: no earlier keyframe leads on from here."""
@@ -389,8 +391,9 @@ class Replica:
         before = [info for info in self.saving.checkpoints() if way.passes(info) and info.key <= target.key]
         if not before:
             return None
-        state, _ = self.saving.load(max(before, key=lambda info: info.key).label)
-        self._require_sound(state, self.capture())
+        label = max(before, key=lambda info: info.key).label
+        state, _ = self.saving.load(label)
+        self._require_sound(state, self.capture(), label)
         return state
 
     def _return_to(self, target: Position, keyframe: State) -> Replay:

@@ -40,15 +40,17 @@ def rewrite(directory: Path, part: str, change: Change) -> None:
     (folder.path / info.files["state"]).write_bytes(b"".join(encoded.pieces))
 
 
-def assert_refused(directory: Path) -> None:
+def assert_refused(directory: Path) -> str:
+    """Nothing is changed by it; what is said."""
     learner = learner_in(directory)
     before, schedule, rest = everything(learner), inside(learner), vars(learner._replica.loop).copy()
-    with pytest.raises((StateError, DamagedError)):
+    with pytest.raises((StateError, DamagedError)) as refused:
         learner.restore(LABEL)
     assert list(differences(before, everything(learner))) == []
     assert inside(learner) == schedule
     assert vars(learner._replica.loop).keys() == rest.keys()
     learner.step(2)  # it trains as if nothing had been
+    return str(refused.value)
 
 
 def test_the_run_itself_is_restored(directory: Path) -> None:
@@ -137,6 +139,80 @@ STATES: dict[str, tuple[str, Change]] = {
 def test_a_state_that_is_none_changes_nothing(what: str, directory: Path) -> None:
     rewrite(directory, *STATES[what])
     assert_refused(directory)
+
+
+def _kept(change: Change) -> tuple[str, Change]:
+    return "optim", lambda state: change(state["state"][0]["values"])
+
+
+MOMENTS: dict[str, tuple[str, Change]] = {
+    "a moment is missing": _kept(lambda kept: kept.pop("exp_avg")),
+    "all of them are missing but one": _kept(lambda kept: kept.pop("exp_avg") is kept.pop("exp_avg_sq")),
+    "a moment of another shape": _kept(lambda kept: kept.update(exp_avg=torch.zeros(5, 5))),
+    "a moment that is a number": _kept(lambda kept: kept.update(exp_avg=0.5)),
+    "a moment that is nothing": _kept(lambda kept: kept.update(exp_avg_sq=None)),
+    "no count of steps": _kept(lambda kept: kept.pop("step")),
+    "a count that is nothing": _kept(lambda kept: kept.update(step=None)),
+    "a count that is a text": _kept(lambda kept: kept.update(step="9")),
+    "a count of many numbers": _kept(lambda kept: kept.update(step=torch.ones(3))),
+    "a count before the first": _kept(lambda kept: kept.update(step=torch.tensor(-1.0))),
+    "an option that asks for what is not there": (
+        "optim",
+        lambda state: state["groups"][0].update(amsgrad=True),
+    ),
+    "an option that is none": ("optim", lambda state: state["groups"][0].update(betas=("a", 0.9))),
+}
+
+
+@pytest.mark.parametrize("what", MOMENTS)
+def test_what_would_make_the_optimizers_next_step_fail_is_refused_and_named(
+    what: str, directory: Path
+) -> None:
+    rewrite(directory, *MOMENTS[what])
+    told = assert_refused(directory)
+    assert f"checkpoint {LABEL} holds for the optimizer what Adam cannot have kept" in told
+    assert "at the parameter 0.weight (" in told and "Go on from another checkpoint" in told
+
+
+@pytest.mark.parametrize(
+    "name", ["Adadelta", "Adagrad", "Adam", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD"]
+)
+def test_every_optimizer_of_torch_is_tried_out_and_none_of_its_own_states_is_refused(name: str) -> None:
+    from notebook_learner.learner.position import Position
+    from notebook_learner.learner.rehearsal import rehearse
+    from notebook_learner.learner.state import ModelPart, OptimizerPart, State
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.PReLU())
+    model.scale = torch.nn.Parameter(torch.ones(()))
+    optimizer = getattr(torch.optim, name)(model.parameters())
+    heard: list[Any] = []
+    optimizer.register_step_pre_hook(lambda *given: heard.append(given))
+    for _ in range(2):
+        (model(torch.ones(2, 3)).sum() * model.scale).backward()
+        optimizer.step()
+    parts = {"model": ModelPart(model), "optimizer": OptimizerPart(optimizer)}
+    heard.clear()
+
+    def tried(change: Change) -> None:
+        state = {name: part.capture() for name, part in parts.items()}
+        change(state["optimizer"]["state"])
+        rehearse(parts, State(Position(1, "train", 2, 2), state), "it")
+
+    before = optimizer.state_dict()
+    tried(lambda states: None)
+    for key in before["state"][0]:
+        for number in range(4):
+            with pytest.raises(StateError):
+                tried(lambda states, key=key, number=number: states[number]["values"].pop(key))
+            with pytest.raises(StateError):
+                tried(lambda states, key=key, number=number: states[number]["values"].update({key: "x"}))
+            with pytest.raises(StateError):
+                tried(
+                    lambda states, key=key, number=number: states[number]["values"].update(
+                        {key: torch.ones(7, 7)}
+                    )
+                )
+    assert str(optimizer.state_dict()) == str(before) and heard == []
 
 
 COMMITS: dict[str, Change] = {

@@ -1,0 +1,162 @@
+"""Whether an optimizer can step with what a file holds for it: tried out before anything is changed.
+
+What an optimizer keeps of a parameter is known to itself alone. With what a file leaves out, or holds in
+another shape, it would fail at its next step, by an error that knows nothing of the file. So its step is
+taken with stand-ins: tensors on the device "meta" have shapes and kinds but no numbers, take no memory, and
+refuse what those of a device would refuse.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..errors import StateError
+from .state import ModelPart, OptimizerPart, Part, State
+
+_PLAINLY = ("foreach", "fused", "capturable", "differentiable")
+"""Off, a step does the same, and needs no accelerator."""
+
+Moments = Mapping[str, Any]
+"""What an optimizer keeps of a parameter."""
+
+
+def rehearse(parts: Mapping[str, Part], state: State, source: str) -> None:
+    """Raise where a state makes a step of one of torch's optimizers fail. What another class does beside its
+    step nobody knows, and it is not tried out.
+
+    Args:
+        parts: of the learner that is to go on; nothing of it is changed.
+        state: from a file.
+        source: which one, for people.
+    """
+    part, model, saved = parts["optimizer"], parts["model"], state.parts["optimizer"]
+    assert isinstance(part, OptimizerPart) and isinstance(model, ModelPart)
+    optimizer = part.optimizer
+    if not f"{type(optimizer).__module__}.".startswith("torch.optim.") or "state" not in saved:
+        return
+    if model.stand_ins:  # several devices have a part of each parameter, and the file holds whole ones
+        return
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.model.named_parameters()}
+    seen: set[Any] = set()
+    for group, options, parameter, moments in _each(optimizer, saved):
+        kind = _kind_of(options, parameter, moments)
+        if kind not in seen:
+            seen.add(kind)
+            if why := _wrong(optimizer, group, options, parameter, moments):
+                name = names.get(parameter, f"of the shape {tuple(parameter.shape)}")
+                raise StateError(
+                    f"{source} holds for the optimizer what {type(optimizer).__name__} cannot have kept: its "
+                    f"next steps would fail at the parameter {name} ({why}), for which there is "
+                    f"{_said(moments)}. Another optimizer wrote its file optim-..., or it was damaged. "
+                    "Nothing was changed. Go on from another checkpoint: .checkpoint(label) on the builder, "
+                    "or learner.restore(label); Artifacts(directory).checkpoints lists them"
+                )
+
+
+def _each(
+    optimizer: Optimizer, saved: Mapping[str, Any]
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], Tensor, Moments]]:
+    """Each parameter with its group's options, those of the file, and what the file holds for it."""
+    states = iter(saved["state"])
+    for live, options in zip(optimizer.param_groups, saved["groups"], strict=True):
+        for parameter in live["params"]:
+            state = next(states, None)
+            yield live, options, parameter, {} if state is None else state["values"]
+
+
+def _kind_of(options: Any, parameter: Tensor, moments: Moments) -> Any:
+    """The same for two that fail together."""
+    kinds = [(key, *_plain(value)) for key, value in moments.items()]
+    return id(options), parameter.shape if moments else None, parameter.dtype, tuple(kinds)
+
+
+def _plain(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Tensor):
+        return value.dtype, value.shape, value.layout, None if value.dim() else value.item()
+    return type(value), str(value)[:100]
+
+
+def _wrong(
+    optimizer: Optimizer,
+    group: Mapping[str, Any],
+    options: Mapping[str, Any],
+    parameter: Tensor,
+    moments: Moments,
+) -> str:
+    """What is wrong with them, in words; nothing where they do, or nobody can tell."""
+    for like in (_unreal, _real):  # some optimizers read a number of a tensor, and `meta` has none
+        try:
+            fresh = _stepped(optimizer, group, parameter, {}, like)
+        except Exception:  # with nothing of a file: it is no matter of the file
+            continue
+        for key, made in fresh.items():
+            if isinstance(made, Tensor) and (misfit := _misfit(moments.get(key), made)):
+                return f"{key} {misfit}"
+        try:
+            _stepped(optimizer, options, parameter, moments, like)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+    return ""
+
+
+def _misfit(value: Any, made: Tensor) -> str:
+    """How a value differs in shape from one that the optimizer has made: it may be needed by a later step."""
+    if not isinstance(value, Tensor) or value.shape == made.shape or value.numel() == made.numel() == 1:
+        return ""
+    return f"has the shape {tuple(value.shape)} in place of {tuple(made.shape)}"
+
+
+def _stepped(
+    optimizer: Optimizer,
+    options: Mapping[str, Any],
+    parameter: Tensor,
+    moments: Moments,
+    like: Callable[[Tensor], Tensor],
+) -> Moments:
+    """Take a step with a stand-in of one parameter; what is kept of it then."""
+    like = like if parameter.dim() else _real  # a number may be on the host where everything else is not
+    stand_in = like(parameter.detach()).requires_grad_()
+    stand_in.grad = like(parameter.detach())
+    double: Any = object.__new__(type(optimizer))
+    double.__dict__.update(optimizer.__dict__)
+    plainly = {key: False for key in _PLAINLY if key in options}
+    double.param_groups = [{**options, **plainly, "params": [stand_in]}]
+    double.state = defaultdict(dict)
+    if moments:
+        double.state[stand_in] = {
+            key: (like(value) if value.dim() else value.detach().cpu().clone())
+            if isinstance(value, Tensor)
+            else value
+            for key, value in moments.items()
+        }
+    step = type(optimizer).step
+    if getattr(step, "hooked", False):  # no hook of anybody's is to hear of it
+        step = getattr(step, "__wrapped__", step)
+    step(double)
+    kept: Moments = double.state[stand_in]
+    return kept
+
+
+def _unreal(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="meta")
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def _said(moments: Moments) -> str:
+    told = [
+        f"{key} {tuple(value.shape)}"
+        if isinstance(value, Tensor) and value.dim()
+        else f"{key} {str(value)[:20]}"
+        for key, value in moments.items()
+    ]
+    return ", ".join(told) or "nothing"
