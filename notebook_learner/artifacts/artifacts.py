@@ -158,7 +158,7 @@ class Artifacts:
         """The curves, as a matplotlib figure: of one metric, of several, or of all."""
         from ..renderer.figure import plot
 
-        return plot(self.history, metrics if metrics is None or isinstance(metrics, str) else list(metrics))
+        return plot(self.history, metrics)
 
     def follow(
         self, poll: float = 0.1, timeout: float | None = None, since: Literal["start", "now"] = "start"

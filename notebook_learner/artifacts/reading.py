@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,8 +18,8 @@ from ..event.texts import Texts
 from ..event.values import Column, Floats, MetricBlock, MetricInfo, Record, Split, SplitRecord
 from ..store import durable, files
 from ..store.layout import SPLITS, TEST, RunLayout, check_metric_name, check_set_name, file_name, is_inside
-from ..store.log_blocks import BLOCK, LONGEST_LINE, LogLines
-from ..store.log_lines import parse_numbers
+from ..store.log_blocks import BLOCK, LARGEST, LONGEST_LINE, LogLines
+from ..store.log_lines import numbers_of
 from ..store.run_folder import NoDescriptorsError
 
 _EPOCH = re.compile(r"epoch-([1-9][0-9]{0,17})")
@@ -34,9 +33,6 @@ _NOT_LOST = (
     errno.EFBIG,
 )
 """Errors behind which a log may be whole."""
-LARGEST = 1 << 30
-"""Bytes that a log may have. At fifteen a step that is a pass of 70 million steps; its values take the same
-in memory."""
 
 
 class _Skipped(Exception):
@@ -242,16 +238,8 @@ def _parsed(lines: LogLines, info: MetricInfo | None) -> _Log:
 
 def _numbers(lines: LogLines) -> _Log | None:
     """The values of a numeric log; None where the lines are no numbers of one shape."""
-    values, weights, final = array("d"), array("d"), None
-    for block in _refusing_too_long(lines):
-        part = None if final is not None else parse_numbers(block)
-        if part is None or (len(part) and values and (part.weights is None) == bool(weights)):
-            return None
-        values.frombytes(part.values.tobytes())
-        if part.weights is not None:
-            weights.frombytes(part.weights.tobytes())
-        final = part.final
-    return _Log(_as_floats(values), _as_floats(weights) if weights else None, final)
+    found = numbers_of(_refusing_too_long(lines))
+    return None if found is None else _Log(found.values, found.weights, found.final)
 
 
 def _texts(lines: LogLines) -> Texts:
@@ -270,10 +258,6 @@ def _refusing_too_long(lines: LogLines) -> Iterator[bytes]:
     yield from lines
     if lines.too_long:
         raise _Skipped(f"has a line of more than {LONGEST_LINE:,} bytes, which no metric writes")
-
-
-def _as_floats(numbers: array[float]) -> Floats:
-    return np.frombuffer(numbers, np.float64) if numbers else np.empty(0)
 
 
 # One pass --------------------------------------------------------------------------------------------

@@ -309,6 +309,8 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         Raises:
             CheckpointError: it could not be written; training is as it was.
         """
+        if not isinstance(wait, bool):
+            raise TypeError(f"save(wait={wait!r}): give True or False")
         with self._driver.held(), ending.awaited():
             self._enter(saves=True)
             self._announce()
@@ -397,8 +399,7 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         """The curves so far, as a matplotlib figure: of one metric, of several, or of all."""
         from ..renderer.figure import plot
 
-        chosen = metrics if metrics is None or isinstance(metrics, str) else list(metrics)
-        return plot(self.history, chosen, infos=self._opened.metrics)
+        return plot(self.history, metrics, infos=self._opened.metrics)
 
     def summary(self) -> Summary:
         """Model, settings, and the best and worst epochs of every metric."""
@@ -431,16 +432,15 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         """Take what `fit` was given, and begin. `start` returns after that: whoever asks then is told that it
         runs, and what stood in the way was raised in the cell that wanted it."""
         __tracebackhide__ = True
-        if epochs is not None and epochs < 1:
-            raise ValueError(f"fit(epochs={epochs}): train at least one epoch more")
+        more = None if epochs is None else counted("fit", epochs, "train at least one epoch more", "epochs")
         data: tuple[tuple[Split, Any], ...] = (("train", train), ("valid", valid))
         for split, loader in data:
             if loader is not None:
                 self._supplies.use(self, split, loader)
         self._supplies.require()
         self._enter()  # before anything is changed
-        if epochs is not None:
-            self._replica.loop.train_more(epochs)
+        if more is not None:
+            self._replica.loop.train_more(more)
         self._begin()
 
     def _move(self, until: Callable[[], Until]) -> StepReport:

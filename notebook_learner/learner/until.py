@@ -32,8 +32,9 @@ class End:
         pass
 
 
-def counted(verb: str, n: Any, instead: str) -> int:
-    """How many steps somebody asked for: a whole number from 1, NumPy's too.
+def counted(verb: str, n: Any, instead: str, what: str = "") -> int:
+    """How many steps somebody asked for, or epochs by an argument of that name: a whole number from 1,
+    NumPy's too.
 
     >>> counted("step", 3, "rewind(n) goes back")
     3
@@ -43,7 +44,8 @@ def counted(verb: str, n: Any, instead: str) -> int:
     except TypeError:
         count = 0
     if count < 1:
-        raise ValueError(f"{verb}({n!r}): give a whole number of steps, from 1; {instead}")
+        given = f"{what}={n!r}" if what else repr(n)
+        raise ValueError(f"{verb}({given}): give a whole number of {what or 'steps'}, from 1; {instead}")
     return count
 
 

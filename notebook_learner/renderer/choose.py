@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from ..errors import wrong_arguments
 from ..event import Sink
 
 _CHOICES = ("auto", "panel", "terminal", "plain", "silent")
@@ -54,6 +55,10 @@ def resolve(renderer: str | Sink | None = "auto") -> Sink:
             raise ValueError(_unknown(renderer))
     if not isinstance(renderer, Sink) or not callable(renderer.handle):
         raise ValueError(_unknown(renderer))
+    if why := wrong_arguments(renderer.handle, "the event"):
+        raise ValueError(
+            f"renderer {type(renderer).__name__}, its handle: {why}; write def handle(self, event)"
+        )
     return renderer
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,7 @@ AUTO_FROM = 120
 
 def plot(
     history: StepSource,
-    metrics: Sequence[str] | str | None = None,
+    metrics: Iterable[str] | str | None = None,
     *,
     smoothing: float | None = None,
     dark: bool = False,
@@ -59,10 +59,14 @@ def plot(
 
 
 def _chosen(
-    history: StepSource, metrics: Sequence[str] | str | None, known: dict[tuple[str, str], MetricInfo]
+    history: StepSource, metrics: Iterable[str] | str | None, known: dict[tuple[str, str], MetricInfo]
 ) -> list[str]:
     if metrics is None:
         return list(dict.fromkeys(name for split in SPLITS for name in plotted_names(history, split, known)))
+    if not isinstance(metrics, Iterable):
+        raise TypeError(
+            f"plot({metrics!r}): give the name of a metric, a list of names, or None for all of them"
+        )
     names = [metrics] if isinstance(metrics, str) else list(metrics)
     exist = list(dict.fromkeys(name for split in SPLITS for name in history.metrics(split)))
     missing = [name for name in names if name not in exist]

@@ -9,6 +9,9 @@ from .durable import Reader
 
 BLOCK = 1 << 18
 """Bytes read and parsed at once: a parsed line takes up to 30 times its bytes for a moment."""
+LARGEST = 1 << 30
+"""Bytes that a log may have. At fifteen a step that is a pass of 70 million steps; its values take the same
+in memory."""
 LONGEST_LINE = 1 << 24
 """Bytes that a line may have. A number has no 2,000, and a text is cut well below it when it is written."""
 

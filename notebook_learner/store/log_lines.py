@@ -12,6 +12,8 @@ or a trailing `.0`.
 from __future__ import annotations
 
 import os
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +21,10 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..errors import StoreError
+from .durable import opened
+from .log_blocks import LARGEST, LogLines
 
 Floats = NDArray[np.float64]
 
@@ -139,8 +145,46 @@ class LogFile:
 
 
 def read_log(path: str | os.PathLike[str]) -> LogFile:
-    """Read a metric log, also one that is being written: a last line without its end is held back."""
-    return parse_log(Path(path).read_bytes())
+    """Read a metric log, also one that is being written: a last line without its end is held back, and so is
+    what follows a NUL byte, as a power cut leaves them.
+
+    Raises:
+        StoreError: it is no plain file, or none that any training writes.
+    """
+    here = repr(os.fspath(path))
+    try:
+        with opened(Path(os.path.realpath(path))) as file:
+            if file.size > LARGEST:
+                raise StoreError(
+                    f"{here} has {file.size:,} bytes, and a metric log of over {LARGEST:,} is not read"
+                )
+            found = numbers_of(LogLines(file))
+            return found if found is not None else parse_log(b"".join(LogLines(file)))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"{here} cannot be read as a metric log: {error.strerror or error}; give the path of one, such "
+            "as train/epoch-1/Loss.log of a run"
+        ) from error
+    except MemoryError:
+        raise StoreError(
+            f"the values in {here} do not fit into memory; end what takes memory, and try again"
+        ) from None
+
+
+def numbers_of(blocks: Iterable[bytes]) -> LogFile | None:
+    """What blocks of whole lines of a numeric log say; None where they are no numbers of one shape."""
+    values, weights, final = array("d"), array("d"), None
+    for block in blocks:
+        part = None if final is not None else parse_numbers(block)
+        if part is None or (len(part) and values and (part.weights is None) == bool(weights)):
+            return None
+        values.frombytes(part.values.tobytes())
+        if part.weights is not None:
+            weights.frombytes(part.weights.tobytes())
+        final = part.final
+    return LogFile(_as_floats(values), _as_floats(weights) if weights else None, final)
 
 
 def parse_log(data: bytes) -> LogFile:
@@ -161,6 +205,10 @@ def parse_numbers(lines: bytes) -> LogFile | None:
     rows, final = _split_final(lines)
     numbers = _parse_numbers(rows)
     return None if numbers is None else LogFile(*numbers, final)
+
+
+def _as_floats(numbers: array[float]) -> Floats:
+    return np.frombuffer(numbers, np.float64) if numbers else np.empty(0)
 
 
 def _split_final(data: bytes) -> tuple[bytes, float | None]:

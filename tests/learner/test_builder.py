@@ -39,9 +39,9 @@ from notebook_learner.metric import Accuracy, CudaMetric, LearningRate, Loss, Me
 
 
 def files_in(directory):
-    """All but `artifacts.h5`, which is derived from them."""
+    """All but `artifacts.h5`, which is derived from them, and what says where the run is steered."""
     found = sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
-    return [name for name in found if name != "artifacts.h5"]
+    return [name for name in found if name not in ("artifacts.h5", "control.sock")]
 
 
 # Metrics ---------------------------------------------------------------------------------------------

@@ -260,6 +260,37 @@ def test_no_wrong_argument_of_build_comes_as_an_error_from_within(tmp_path, name
             assert is_meant(error), f"build({name}={value!r}): {error!r}"
 
 
+class OnlyTheEpoch:
+    def save(self, epoch):
+        """The state is missing."""
+
+    def load(self):
+        """Which one is missing."""
+
+
+class Deaf:
+    def handle(self):
+        """The event is missing."""
+
+
+def test_what_a_checkpointer_is_called_with_is_asked_for_by_build(tmp_path):
+    with pytest.raises(ConfigurationError) as told:
+        built(tmp_path, with_checkpointer=OnlyTheEpoch())
+    save, load = told.value.mistakes
+    assert save == (
+        "with_checkpointer(an OnlyTheEpoch), its save: it is called with two arguments, the epoch and the "
+        "state, and takes (epoch); write def save(self, epoch, state)"
+    )
+    assert load.endswith("and takes none; write def load(self, which)")
+
+
+@pytest.mark.parametrize("verb", ["renderer", "metric_logger"])
+def test_what_a_listener_is_called_with_is_asked_for_by_build(tmp_path, verb):
+    said = r"Deaf\)?, its handle: it is called with one argument, the event, and takes none; write def handle"
+    with pytest.raises(ConfigurationError, match=said):
+        built(tmp_path, **{verb: Deaf()})
+
+
 # A learner's verbs ---------------------------------------------------------------------------------------
 
 
@@ -283,6 +314,18 @@ def test_no_wrong_argument_of_build_comes_as_an_error_from_within(tmp_path, name
         lambda learner: learner.restore(2.5),
         lambda learner: learner.run_until("x"),
         lambda learner: learner.step("x"),
+        lambda learner: learner.plot(5),
+        lambda learner: learner.plot(torch.zeros(2)),
+        lambda learner: learner.artifacts.plot(5),
+        *(
+            lambda learner, verb=verb, value=value: getattr(learner, verb)(epochs=value)
+            for verb in ("fit", "start")
+            for value in (torch.zeros(2), torch.zeros(1), "x", 2.5, True, 0, [1], float("nan"))
+        ),
+        *(
+            lambda learner, value=value: learner.save(wait=value)
+            for value in (torch.zeros(2), "x", None, 1.5)
+        ),
     ],
 )
 def test_a_wrong_argument_of_a_learners_verb_is_said_in_words_and_moves_nothing(tmp_path, wrong):

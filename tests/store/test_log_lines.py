@@ -1,4 +1,5 @@
 import math
+import os
 import struct
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from notebook_learner.errors import StoreError
 from notebook_learner.store import format_number, parse_log, read_log
 from notebook_learner.store.log_lines import format_final, format_numbers, format_rows, format_text
 
@@ -158,3 +160,32 @@ def test_lines_that_are_no_numbers_are_texts(text):
 def test_an_empty_file_has_no_steps():
     log = parse_log(b"")
     assert len(log) == 0 and log.texts is None and log.final is None
+
+
+def test_what_is_no_metric_log_is_told_of_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.log")
+    (tmp_path / "folder.log").mkdir()
+    for name, said in (("pipe.log", "not a plain file"), ("folder.log", "not a plain file")):
+        with pytest.raises(
+            StoreError, match=rf"{name}' cannot be read as a metric log: {said}; give the path"
+        ):
+            read_log(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        read_log(tmp_path / "none.log")
+
+
+def test_a_log_is_read_in_blocks_up_to_its_first_nul_byte_and_not_beyond_a_bound(tmp_path):
+    path, link = tmp_path / "Loss.log", tmp_path / "link.log"
+    path.write_bytes(b"0.5,2\n0.25,4\n" + bytes(9))
+    link.symlink_to(path)
+    for each in (path, link):
+        log = read_log(each)
+        assert log.values.tolist() == [0.5, 0.25] and log.weights.tolist() == [2, 4]
+    with path.open("r+b") as file:
+        file.truncate(10 << 30)
+    with pytest.raises(
+        StoreError, match=r"has 10,737,418,240 bytes, and a metric log of over 1,073,741,824 is not"
+    ):
+        read_log(path)
+    path.write_text("GPU 0\nGPU 1\nhal")
+    assert read_log(path).texts == ("GPU 0", "GPU 1")

@@ -19,7 +19,7 @@ from ...checkpoint.info import LABEL
 from ...checkpoint.recorder import Recorder
 from ...checkpoint.strategy import Strategy, best_rule
 from ...cluster import Cluster
-from ...errors import wrong_arguments
+from ...errors import a_kind, wrong_arguments
 from ...event import Sink
 from ...metric.base import Metric, TextMetric
 from ...metric.rows import HOW_TO_MERGE, says_how_to_merge
@@ -311,6 +311,8 @@ def _sinks(settings: Settings) -> Iterator[str]:
     for logger in settings.loggers:
         if isinstance(logger, type) or not isinstance(logger, Sink):
             yield f"metric_logger({logger!r}): give an object with a handle(event) method"
+        elif why := wrong_arguments(logger.handle, "the event"):
+            yield f"metric_logger({a_kind(logger)}), its handle: {why}; write def handle(self, event)"
     target = settings.application_log
     if not isinstance(target, (bool, str, os.PathLike, logging.Logger)) or target == "":
         yield (
@@ -323,6 +325,12 @@ def _checkpoint(settings: Settings) -> Iterator[str]:
     yield from _files(settings)
     if keeper is not None and (isinstance(keeper, type) or not isinstance(keeper, Checkpointer)):
         yield f"with_checkpointer({keeper!r}): give an object with save(epoch, state) and load(which)"
+    elif keeper is not None:
+        said = f"with_checkpointer({a_kind(keeper)}), its"
+        if why := wrong_arguments(keeper.save, "the epoch", "the state"):
+            yield f"{said} save: {why}; write def save(self, epoch, state)"
+        if why := wrong_arguments(keeper.load, "the epoch's number, 'latest' or 'best'"):
+            yield f"{said} load: {why}; write def load(self, which)"
     yield from _going_on(settings)
     if which is None:
         return
