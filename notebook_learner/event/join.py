@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,21 +21,25 @@ def text_runs(block: MetricBlock, name: str) -> TextRuns:
 def joined(blocks: Sequence[MetricBlock]) -> list[MetricBlock]:
     """The same rows in as few blocks as can be: neighbours with the same metrics become one."""
     groups: list[list[MetricBlock]] = []
+    before: object = None
     for block in blocks:
-        if groups and joinable(groups[-1][-1], block):
+        shape = shape_of(block)
+        if groups and shape == before and _follows(groups[-1][-1], block):
             groups[-1].append(block)
         else:
             groups.append([block])
+        before = shape
     return [group[0] if len(group) == 1 else _join(group) for group in groups]
 
 
 def joinable(block: MetricBlock, following: MetricBlock) -> bool:
     """Whether two blocks are neighbours and hold the same metrics."""
-    here, there = (
-        (block.epoch, block.split, block.last + 1),
-        (following.epoch, following.split, following.first),
-    )
-    return here == there and shape_of(block) == shape_of(following)
+    return _follows(block, following) and shape_of(block) == shape_of(following)
+
+
+def _follows(block: MetricBlock, following: MetricBlock) -> bool:
+    here = (block.epoch, block.split, block.last + 1)
+    return here == (following.epoch, following.split, following.first)
 
 
 def shape_of(block: MetricBlock) -> tuple[dict[str, bool], frozenset[str]]:
@@ -59,21 +64,35 @@ def _join(group: Sequence[MetricBlock]) -> MetricBlock:
 
 
 def _join_columns(group: Sequence[MetricBlock]) -> dict[str, Column]:
-    columns: dict[str, Column] = {}
+    names = list(group[0].columns)
+    weighted = [name for name in names if group[0].columns[name].weights is not None]
+    values = _concatenated([block.columns[name].values for block in group for name in names], group)
+    columns = {name: Column(_frozen(joint)) for name, joint in zip(names, values, strict=True)}
+    parts = [
+        part for block in group for name in weighted if (part := block.columns[name].weights) is not None
+    ]
     shared: list[Floats] = []  # most metrics weigh by samples: equal weights are kept once
-    for name in group[0].columns:
-        values = _frozen(np.concatenate([block.columns[name].values for block in group]))
-        parts = [part for block in group if (part := block.columns[name].weights) is not None]
-        columns[name] = Column(values, _share(np.concatenate(parts), shared) if parts else None)
+    for name, joint in zip(weighted, _concatenated(parts, group), strict=True):
+        columns[name] = Column(columns[name].values, _share(joint, shared))
     return columns
+
+
+def _concatenated(parts: list[Any], group: Sequence[MetricBlock]) -> list[Floats]:
+    """Each metric's rows, of those of the first block, metric by metric, those of the second, and so on."""
+    metrics = len(parts) // len(group)
+    plain = all([part.dtype == np.float64 for part in parts[:metrics]])
+    if parts and plain and all([block.count == 1 for block in group]):
+        # A breakpoint or a condition makes a block of each step: a third of the time of `concatenate`.
+        return [*np.ascontiguousarray(np.frombuffer(b"".join(parts)).reshape(len(group), metrics).T)]
+    return [np.concatenate(parts[at::metrics]) for at in range(metrics)]
 
 
 def _share(weights: Floats, shared: list[Floats]) -> Floats:
     for known in shared:
         if np.array_equal(known, weights):
             return known
-    shared.append(_frozen(weights))
-    return weights
+    shared.append(_frozen(weights.copy()))  # not the view, which would keep those of all metrics
+    return shared[-1]
 
 
 def _frozen(array: Floats) -> Floats:

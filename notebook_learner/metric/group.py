@@ -27,7 +27,7 @@ from .base import (
 from .checks import checked, checked_type, require_fields
 from .logged import Logged
 from .rows import ABSENT, Rows, accumulates, counts_of, merged
-from .transfer import to_host
+from .transfer import alike, to_host
 
 Step = tuple[Update, Callable[[Scalar], None], Callable[[Scalar], None]]
 
@@ -337,8 +337,13 @@ class MetricGroup:
     def _fetch(self) -> tuple[list[Floats], list[Floats]]:
         counted = [isinstance(metric, Counted) for metric in self._collected]
         numbers = [[] if host else kept for host, kept in zip(counted, self._values, strict=True)]
+        firsts = alike(self._weights)
+        own = [
+            kept if first == at else []
+            for at, (kept, first) in enumerate(zip(self._weights, firsts, strict=True))
+        ]
         try:
-            arrays = to_host([*numbers, *self._weights])
+            arrays = to_host([*numbers, *own])
         except Exception:
             # A step that returned no number, or else an error of the device, which shows at its first wait.
             for metric, values, weights in zip(self._collected, self._values, self._weights, strict=True):
@@ -346,6 +351,7 @@ class MetricGroup:
                     checked(metric, pair)
             raise
         raws, behind = arrays[: len(self._collected)], arrays[len(self._collected) :]
+        behind = [behind[first] for first in firsts]
         for index, metric in enumerate(self._collected):
             if isinstance(metric, Counted):
                 raws[index] = counts_of(metric, self._values[index])

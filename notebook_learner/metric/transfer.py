@@ -45,6 +45,23 @@ def to_host(lists: Sequence[Sequence[Scalar]]) -> list[Floats]:
     return arrays
 
 
+def alike(lists: Sequence[Sequence[Scalar]]) -> list[int]:
+    """For each list the first one with the same numbers: most metrics weigh by samples. No device is asked.
+
+    >>> alike([[32, 32], [32, 32], [7, 32], [torch.tensor(32)]])
+    [0, 0, 2, 3]
+    """
+    firsts, known = [], -1
+    for at, scalars in enumerate(lists):
+        plain = set(map(type, scalars)) <= _NUMBERS
+        if not plain or known < 0 or lists[known] != scalars:
+            firsts.append(at)
+            known = at if plain else known
+        else:
+            firsts.append(known)
+    return firsts
+
+
 def fetch(tensors: Sequence[Tensor]) -> list[float]:
     """Read scalars of one device and dtype in one transfer, which waits for the device once."""
     stacked: list[float] = torch.stack([tensor.detach().reshape(()) for tensor in tensors]).cpu().tolist()

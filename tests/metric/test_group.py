@@ -175,6 +175,17 @@ def test_reading_takes_each_step_once():
     assert group.read() == ({}, {})
 
 
+def test_metrics_that_weigh_alike_share_their_weights():
+    other = Pair()
+    other.name = "Other"
+    group = MetricGroup([Pair(), other])
+    for item in pairs([1.0, 3.0], [2, 4]):
+        group.collect(item)
+    columns, _ = group.read()
+    assert columns["Pair"].weights is columns["Other"].weights
+    assert columns["Pair"].weights.tolist() == [2.0, 4.0]
+
+
 def test_steps_without_weight_have_no_value_and_poison_nothing():
     group = MetricGroup([Pair()])
     finals = run(group, pairs([float("nan"), 2.0, float("inf")], [0, 1, torch.tensor(0)]))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from notebook_learner.metric import transfer
-from notebook_learner.metric.transfer import fetch, to_host
+from notebook_learner.metric.transfer import alike, fetch, to_host
 
 KINDS = {
     "bool": torch.tensor(True),
@@ -74,3 +74,16 @@ def test_all_lists_share_one_transfer_per_type(monkeypatch):
     arrays = to_host([losses, hits, norms, [32, 32]])
     np.testing.assert_array_equal(arrays, [[0.5, 0.25], [3.0, 5.0], [np.nan, 4.0], [32.0, 32.0]])
     assert sizes == [3, 2]
+
+
+def test_lists_of_equal_numbers_are_found_without_asking_a_device():
+    class Asked(Exception):
+        pass
+
+    class Silent(torch.Tensor):
+        def __eq__(self, other):
+            raise Asked
+
+    tensor = torch.tensor(4).as_subclass(Silent)
+    lists = [[4, 4], [4, 4], [4.0, True], [tensor, 4], [tensor, 4], [4, True], []]
+    assert alike(lists) == [0, 0, 2, 3, 4, 2, 6]
