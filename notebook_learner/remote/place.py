@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from ..store.run_folder import opened_number
 from .inherited import held, let_go
 
 NAME = "control.sock"
@@ -56,7 +57,7 @@ class Folder:
         self.path = os.path.abspath(path)
         if descriptor is None:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            descriptor = os.open(self.path, flags if follow else flags | os.O_NOFOLLOW)
+            descriptor = opened_number(self.path, flags if follow else flags | os.O_NOFOLLOW)
         self.descriptor = descriptor
         self.is_open = True
 

@@ -35,6 +35,7 @@ from ...remote.owner import (
     who_has,
 )
 from ...store import files
+from ...store.run_folder import NoDescriptorsError
 from ..driver import Driver
 from .storing import Storing
 
@@ -326,6 +327,8 @@ class Tenancy:
             return DirectoryLock(self.directory)
         except FileNotFoundError:
             return None
+        except NoDescriptorsError:  # which says what to do
+            raise
         except OSError as error:
             raise StoreError(
                 f"the run's directory {str(self.directory)!r} cannot be opened ({error.strerror or error}); "
@@ -378,6 +381,8 @@ class Tenancy:
     def _make_directory(self) -> None:
         try:
             files.make_directory(self.directory)
+        except NoDescriptorsError:
+            raise
         except OSError as error:
             raise StoreError(
                 f"the run's directory {str(self.directory)!r} cannot be made ({error.strerror or error}); "

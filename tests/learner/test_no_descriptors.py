@@ -1,0 +1,89 @@
+"""Where a process may open no more files, every verb says so, and what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import os, resource, sys
+sys.path.insert(0, {here!r})
+from pathlib import Path
+import torch._dynamo  # of torch, which optimizers load
+from builder_support import adam, batches, classifier, net
+from notebook_learner import Artifacts, NotebookLearnerError
+from notebook_learner.remote import control
+
+def built(name, begin=lambda builder: builder):
+    model = net()
+    builder = classifier(Path({root!r}, name)).num_epochs(3).with_file_checkpointer()
+    return begin(builder).build(model, adam(model), None, batches(), batches()[:1])
+
+def stands(name):
+    learner = built(name)
+    learner.step(7)
+    learner.save()
+    return learner
+
+learner, other = stands("run"), stands("other")
+other.stop()
+built("other", lambda builder: builder.resume()).step(1)
+verbs = {{
+    "checkpoints": lambda: learner.checkpoints,
+    "save": learner.save,
+    "restore": lambda: learner.restore(1),
+    "rewind": lambda: learner.rewind(1),
+    "fit": learner.fit,
+    "resume": lambda: built("other", lambda builder: builder.resume()),
+    "checkpoint": lambda: built("other", lambda builder: builder.checkpoint(1)),
+    "a new run": lambda: built("new").step(),
+    "overwrite": lambda: built("other", lambda builder: builder.overwrite()).step(),
+    "ctl": lambda: control({root!r} + "/run", "status"),
+    "repair": lambda: Artifacts({root!r} + "/other").repair(),
+}}
+soft = len(os.listdir("/proc/self/fd")) + 20
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+for name, verb in verbs.items():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    try:
+        verb()
+        told = "done"
+    except NotebookLearnerError as error:
+        told = f"{{type(error).__name__}}: {{error}}"
+    except BaseException as error:
+        told = f"bare {{error!r}}"
+    for each in held:
+        os.close(each)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    print(name, told.replace("\\n", " "), sep="|", flush=True)
+while learner.status != "finished":  # what the last verb met may be told of once more
+    try:
+        learner.fit()
+    except NotebookLearnerError:
+        continue
+print(learner.status)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="descriptors are counted as Linux tells them")
+def test_without_a_descriptor_every_verb_says_what_to_do_and_training_goes_on_afterwards(
+    tmp_path: Path,
+) -> None:
+    text = SCRIPT.format(here=str(Path(__file__).parent), root=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    *told, status = done.stdout.splitlines()
+    assert status == "finished" and len(told) == 11
+    for line in told:
+        name, said = line.split("|", 1)
+        assert said == "done" or "as many files open as the system allows. Close some" in said, line
+        assert said != "done" or name == "rewind", line  # all of it is in memory
