@@ -28,6 +28,9 @@ from .steering import Steering
 PATIENCE = 5.0
 """Seconds that a connection may take to say what it wants, and to take the answer."""
 MOST_TALKS = 16
+"""Requests that are carried out at the same time."""
+MOST_GUESTS = 128
+"""Connections that have yet to say what they want. The oldest gives way where more come within its time."""
 _serving: dict[tuple[int, int], RemoteControl] = {}
 """By directory: in one process the learner that opened a run last is the one that is steered, since a cell
 that is run again leaves the learner of before behind it, alive as long as anything refers to it."""
@@ -48,6 +51,7 @@ class RemoteControl:
         self._door: Door | None = None
         self._identity = (0, 0)
         self._talks: set[socket.socket] = set()
+        """Connections whose request is being carried out."""
         self._unheard: dict[socket.socket, None] = {}
         """Connections that have yet to say what they want, the oldest first."""
         self._wakes: socket.socket | None = None
@@ -115,11 +119,8 @@ class RemoteControl:
     # One connection ----------------------------------------------------------------------------------
 
     def _talk_in_a_thread(self, connection: socket.socket) -> None:
-        if len(self._talks) >= MOST_TALKS and not self._made_room():
-            _reply(connection, Answer(False, f"{MOST_TALKS} requests are under way already; try again"))
-            let_go(connection)
-            return
-        self._talks.add(connection)
+        if len(self._unheard) >= MOST_GUESTS:
+            self._hang_up_on_the_oldest()
         self._unheard[connection] = None
         context = copy_context()
         thread = threading.Thread(
@@ -130,16 +131,14 @@ class RemoteControl:
         except RuntimeError:  # the interpreter ends, or has no thread left
             self._forget(connection)
 
-    def _made_room(self) -> bool:
-        """Whether one that dawdles was hung up on, so that it keeps nobody out who knows what they want."""
+    def _hang_up_on_the_oldest(self) -> None:
+        """So that those who say nothing keep nobody out who knows what they want."""
         for dawdler in tuple(self._unheard):
             if self._unheard.pop(dawdler, self) is self:
                 continue  # it has said what it wants meanwhile
-            self._talks.discard(dawdler)
             with suppress(OSError):  # it has hung up already
                 dawdler.shutdown(socket.SHUT_RDWR)
-            return True
-        return False
+            return
 
     def _forget(self, connection: socket.socket) -> None:
         self._talks.discard(connection)
@@ -166,6 +165,9 @@ class RemoteControl:
         self._unheard.pop(connection, None)
         if line is None:  # somebody only looked whether we are alive
             return None, _nothing
+        if len(self._talks) >= MOST_TALKS:
+            return Answer(False, f"{MOST_TALKS} requests are under way already; try again"), _nothing
+        self._talks.add(connection)
         try:
             request = read_request(line)
         except RequestError as refused:

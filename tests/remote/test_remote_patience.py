@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from remote_support import SOON, learner_in, socket_of
+from remote_support import SOON, Brake, in_a_thread, learner_in, socket_of, waits_for
 
 from notebook_learner import RemoteError
 from notebook_learner.remote import client, control, server
@@ -26,7 +26,7 @@ def connected_to(directory: Path) -> socket.socket:
 def test_guests_that_say_nothing_keep_nobody_out(tmp_path: Path) -> None:
     learner = learner_in(tmp_path)
     learner.step()
-    silent = [connected_to(tmp_path) for _ in range(server.MOST_TALKS + 4)]
+    silent = [connected_to(tmp_path) for _ in range(server.MOST_GUESTS + 4)]
     assert control(tmp_path, "status").ok
     for guest in silent:
         guest.close()
@@ -52,6 +52,44 @@ def test_a_request_has_to_come_whole_within_its_time(tmp_path: Path, monkeypatch
         pytest.fail("it was listened to for a minute")
     slow.close()
     assert control(tmp_path, "status").ok
+    del learner
+
+
+def test_a_slow_request_is_answered_beside_guests_that_drip_bytes_and_come_again(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    learner.step()
+    slow = connected_to(tmp_path)
+    dripping = [connected_to(tmp_path) for _ in range(server.MOST_TALKS)]
+    (here,) = [each for each in server._serving.values() if each.directory == tmp_path]
+    waits_for(lambda: len(here._unheard) == 1 + len(dripping))
+    for letter in b'{"cmd": "status", "args": {}}\n':
+        for number, guest in enumerate(dripping):
+            try:
+                guest.sendall(b" ")
+            except OSError:  # hung up on
+                guest.close()
+                dripping[number] = connected_to(tmp_path)
+        slow.sendall(bytes([letter]))
+    assert b'"ok": true' in slow.recv(1 << 16)
+    assert control(tmp_path, "status").ok
+    for guest in (slow, *dripping):
+        guest.close()
+    del learner
+
+
+def test_only_so_many_requests_are_carried_out_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_TALKS", 1)
+    brake = Brake(at=2)
+    learner = learner_in(tmp_path, each_step=brake.step)
+    learner.step()
+    first = in_a_thread(lambda: control(tmp_path, "step"))
+    assert brake.reached.wait(SOON)
+    told = control(tmp_path, "status")
+    assert not told.ok and told.text == "1 requests are under way already; try again"
+    brake.free.set()
+    assert first().ok
     del learner
 
 
