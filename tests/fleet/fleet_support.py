@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -120,3 +122,11 @@ def bits(learner: Learner) -> list[bytes]:
     moments = [each["values"] for each in state["optimizer"]["state"] if each]
     tensors = [*state["model"]["tensors"].values(), *(t for each in moments for t in each.values())]
     return [tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for tensor in tensors]
+
+
+def comes_to_an_end(pid: int) -> bool:
+    """A process that was killed is there until its parent has taken notice."""
+    until = time.monotonic() + 60.0
+    while psutil.pid_exists(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not psutil.pid_exists(pid)

@@ -13,7 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from fleet_support import TWO, bits, by_hand, furthest, learner_on, train_loader, valid_loader
+from fleet_support import (
+    TWO,
+    bits,
+    by_hand,
+    comes_to_an_end,
+    furthest,
+    learner_on,
+    train_loader,
+    valid_loader,
+)
 from hosts_support import Apart, Machine, may_have_networks
 from torch.nn import functional as F
 
@@ -173,7 +182,7 @@ def test_a_lost_process_there_is_told_of_and_restart_goes_on_to_the_same_bits(ss
     assert "died, or its machine cannot be reached any more" in str(died)
     assert took < (5 if how == signal.SIGKILL else 15)
     learner.restart()
-    assert not psutil.pid_exists(pid)
+    assert comes_to_an_end(pid)
     learner.fit()
     straight = running(TWO, tmp_path / "straight", epochs=12)
     straight.wait()

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from fleet_support import TWO, bits, learner_on, train_loader
+from fleet_support import TWO, bits, comes_to_an_end, learner_on, train_loader
 from torch.nn import functional as F
 
 from notebook_learner.errors import RankDied
@@ -87,13 +87,6 @@ def controller_of(kernel: int) -> psutil.Process:
     """ipyparallel's process that watches the engines of a kernel."""
     family = psutil.Process(kernel).children(recursive=True)
     return next(each for each in family if "ipyparallel.controller" in " ".join(each.cmdline()))
-
-
-def comes_to_an_end(pid: int) -> bool:
-    until = time.monotonic() + 60.0
-    while psutil.pid_exists(pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not psutil.pid_exists(pid)
 
 
 @posix
