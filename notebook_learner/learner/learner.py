@@ -24,7 +24,7 @@ from .on_detach import OnDetach
 from .on_premises import OnPremises
 from .on_ranks import OnRanks
 from .on_sets import OnSets
-from .parting import Parting
+from .parting import Parting, lets_go
 from .places import after_training_step, steps_back
 from .position import Position, Split
 from .premises import Premises
@@ -115,6 +115,7 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
 
     # Train -------------------------------------------------------------------------------------------
 
+    @lets_go
     def fit(
         self,
         train: Iterable[Any] | None = None,
@@ -141,7 +142,6 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         paused = self._paused(self._drive(partial(self._fit, train, valid, epochs)))
         if paused is None:
             return self.model
-        del self, train, valid  # or the learner would live as long as a traceback that Python keeps
         raise paused
 
     def start(
@@ -163,6 +163,7 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
             self.pause()
             raise Paused(str(self.position))
 
+    @lets_go
     def wait(self) -> nn.Module:
         """Wait for background training; what `fit` would have returned or raised.
 
@@ -182,7 +183,6 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         paused = self._paused(why)
         if paused is None:
             return self.model
-        del self, result, serve
         raise paused
 
     def pause(self) -> None:
@@ -224,17 +224,20 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
 
     # Step --------------------------------------------------------------------------------------------
 
+    @lets_go
     def step(self, n: int = 1) -> StepReport:
         """Take n steps, of training or validation, whichever comes."""
         __tracebackhide__ = True
         count = counted("step", n, "rewind(n) goes back")
         return self._move(lambda: Steps(count))
 
+    @lets_go
     def step_epoch(self) -> StepReport:
         """Go on to the end of the epoch that the learner stands in."""
         __tracebackhide__ = True
         return self._move(lambda: EpochDone(self._replica.loop.position))
 
+    @lets_go
     def run_until(self, target: Callable[[Learner], bool] | Position | tuple[Any, ...]) -> StepReport:
         """Go on until a condition holds after a step, or to a position.
 
@@ -249,6 +252,7 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         position = as_position(target)
         return self._move(lambda: At(position))
 
+    @lets_go
     def rewind(self, n: int = 1, *, to: Position | tuple[Any, ...] | int | None = None) -> RewindReport:
         """Take back n steps, or all steps after a position. Stepping on gives the same bits again.
 

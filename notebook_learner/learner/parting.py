@@ -18,12 +18,17 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ..store.hdf5_library import ends_before
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Ending = Callable[[], None]
+_OURS = __name__.partition(".")[0] + "."
 
 _left: SimpleQueue[Ending | None] = SimpleQueue()
 """The one queue that may be put into by a finalizer that interrupts another `put`."""
@@ -35,6 +40,28 @@ _told = OrderedDict.fromkeys(("start", "stop"))
 """What the garbage collector said last comes last. Its callback is `move_to_end`, in C: in a function of
 Python's an interrupt may be raised, and there it would be printed and lost. Which thread collects is not
 known so; what another one lets go of in that very moment is handed over, too."""
+
+
+def lets_go(verb: Callable[P, T]) -> Callable[P, T]:
+    """A learner's verb whose interrupt holds no learner: Python and IPython keep the last traceback, and what
+    ran in our own frames belongs to nobody then. Those of the user's code stay whole, for `%debug`."""
+
+    @wraps(verb)
+    def letting_go(*given: P.args, **named: P.kwargs) -> T:
+        __tracebackhide__ = True
+        try:
+            return verb(*given, **named)
+        except KeyboardInterrupt as interrupt:
+            trace = interrupt.__traceback__
+            while trace is not None:
+                if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(_OURS):
+                    with suppress(RuntimeError):  # this one still runs
+                        trace.tb_frame.clear()
+                trace = trace.tb_next
+            del given, named, trace
+            raise
+
+    return letting_go
 
 
 class Parting:

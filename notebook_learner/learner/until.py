@@ -44,8 +44,9 @@ def counted(verb: str, n: Any, instead: str, what: str = "") -> int:
     except TypeError:
         count = 0
     if count < 1:
-        given = f"{what}={n!r}" if what else repr(n)
-        raise ValueError(f"{verb}({given}): give a whole number of {what or 'steps'}, from 1; {instead}")
+        if what:
+            raise ValueError(f"{verb}({what}={n!r}): {instead}; give a whole number, from 1")
+        raise ValueError(f"{verb}({n!r}): give a whole number of steps, from 1; {instead}")
     return count
 
 

@@ -105,6 +105,50 @@ print(ref() is None)
 """
 
 
+HANGS = """
+def hangs(folder):
+    "A learner whose fifth step hangs until it is broken off, by a second press of the button."
+    model, calls = net(), []
+    def press(*given):
+        calls.append(1)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait()
+    model.register_forward_pre_hook(press)
+    builder = classifier(folder).metrics(Loss()).num_epochs(50)
+    return builder.build(model, adam(model), None, batches(), batches()[:2])
+
+verbs = "fit()", "step(100)", "run_until((30, 0))", "run_until(lambda learner: False)"
+for number, verb in enumerate(verbs):
+    learner = hangs(f"{sys.argv[1]}/{number}")
+    ref, model = weakref.ref(learner), weakref.ref(learner.model)
+    try:
+        exec(f"learner.{verb}")
+    except KeyboardInterrupt as broken:
+        sys.last_value, sys.last_traceback = broken, broken.__traceback__
+        frames = []
+        trace = broken.__traceback__
+        while trace is not None:
+            frames.append(trace.tb_frame)
+            trace = trace.tb_next
+        (users,) = [frame for frame in frames if frame.f_code.co_name == "press"]
+        assert users.f_locals["calls"], "the user's own frame is whole"
+        assert "The learner stands" in str(getattr(broken, "__notes__", ()))
+        del frames, trace, users
+    del learner
+    gc.collect()
+    print(ref() is None)
+"""
+
+
+def test_after_a_step_that_hung_was_broken_off(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SETUP + HANGS, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n" * 4, done.stderr
+
+
 def test_in_a_plain_process(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SETUP + SCRIPT, str(tmp_path)], capture_output=True, text=True, check=True
