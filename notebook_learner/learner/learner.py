@@ -29,7 +29,7 @@ from .places import after_training_step, steps_back
 from .position import Position, Split
 from .premises import Premises
 from .replica import Replica
-from .reports import RewindReport, StepReport, nothing_left
+from .reports import RewindReport, StepReport, ahead, nothing_left
 from .shown import Epochs, Shown
 from .state import State
 from .until import At, End, EpochDone, Steps, Until, When, as_condition, as_position, counted
@@ -480,7 +480,7 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         elif isinstance(target, int):
             target = after_training_step(record, target)
         if target > here:
-            raise ValueError(f"rewind goes back, but {target} lies ahead of {here}; run_until goes there")
+            raise ValueError(ahead(target, self.position, self.num_epochs, self._replica.loop.finished))
         report = self._replica.rewind(target)
         self._settle()
         return report

@@ -17,7 +17,7 @@ class StepReport:
     "stop" or "finished".
 
     >>> StepReport(Position(1, "train", 3, total=5), 2, "train", {"Loss": 0.25})
-    2 steps taken, now at epoch 1, train, step 3 of 5; train: Loss 0.25
+    2 steps taken, now at epoch 1, train, step 3 of 5; train: Loss 0.25 (last step)
     """
 
     position: Position
@@ -33,7 +33,7 @@ class StepReport:
         values = ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
         return (
             f"{_steps(self.steps)} taken, {self._now()} {self.position}"
-            + (f"; {self.split}: {values}" if values else "")
+            + (f"; {self.split}: {values} (last step)" if values else "")
             + (f"; {self.reason}" if self.reason else "")
         )
 
@@ -113,6 +113,19 @@ class TakenBack:
         return f"{head}, {self.told + '; ' if self.told else ''}now at {self.position}"
 
     __repr__ = __str__
+
+
+def ahead(target: Position, here: Position, num_epochs: int, finished: bool) -> str:
+    """Why `rewind` does not go to a position that is not behind it, and what does.
+
+    >>> ahead(Position(1, "train", 9), Position(1, "train", 3), 2, False)
+    'rewind goes back, but epoch 1, train, step 9 lies ahead of epoch 1, train, step 3; run_until goes there'
+    """
+    goes = "run_until goes there"
+    if finished or target.epoch > num_epochs:
+        last = here.epoch if finished else num_epochs
+        goes = f"training ends with epoch {last}, and fit(epochs=n) trains n more"
+    return f"rewind goes back, but {target} lies ahead of {here}; {goes}"
 
 
 def nothing_left(epoch: int, num_epochs: int, ended: bool) -> str:

@@ -21,7 +21,8 @@ AT = Position(1, "train", 3, 3, 5)
         (StepReport(AT, 1, "train"), "1 step taken, now at epoch 1, train, step 3 of 5"),
         (
             StepReport(AT, 1200, "valid", {"Loss": 0.123456, "Accuracy": 50.0}),
-            "1,200 steps taken, now at epoch 1, train, step 3 of 5; valid: Loss 0.1235, Accuracy 50",
+            "1,200 steps taken, now at epoch 1, train, step 3 of 5; valid: Loss 0.1235, Accuracy 50 "
+            "(last step)",
         ),
         (StepReport(AT, 2, "train", why="stop"), "2 steps taken, stopped at epoch 1, train, step 3 of 5"),
         (
@@ -30,7 +31,7 @@ AT = Position(1, "train", 3, 3, 5)
         ),
         (
             StepReport(AT, 1, "train", {"Loss": float("nan")}),
-            "1 step taken, now at epoch 1, train, step 3 of 5; train: Loss nan",
+            "1 step taken, now at epoch 1, train, step 3 of 5; train: Loss nan (last step)",
         ),
         (
             StepReport(AT, 0, "train", why="finished"),

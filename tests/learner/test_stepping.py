@@ -52,7 +52,7 @@ def test_a_step_says_where_it_went_and_what_it_measured(tmp_path: Path) -> None:
     loss, accuracy = report.values["Loss"], report.values["Accuracy"]
     assert str(report) == (
         "2 steps taken, now at epoch 1, train, step 2 of 7; "
-        f"train: Loss {loss:.4g}, Accuracy {accuracy:.4g}, Samples Seen 8"
+        f"train: Loss {loss:.4g}, Accuracy {accuracy:.4g}, Samples Seen 8 (last step)"
     )
 
 
@@ -323,6 +323,19 @@ def test_rewind_goes_back_only(tmp_path: Path) -> None:
         b.learner.rewind(to=(1, "valid", 0))
     assert steps_taken(b.learner) == 2
     assert_stands_like(b.learner, by_hand())
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_rewind_names_no_epoch_that_will_not_come(finished: bool, tmp_path: Path) -> None:
+    b = bench(tmp_path)
+    b.learner.fit() if finished else b.learner.step(2)
+    with pytest.raises(ValueError) as told:
+        b.learner.rewind(to=(b.learner.num_epochs + 1, 1))
+    here = f"epoch {b.learner.num_epochs}, valid, step 3 of 3" if finished else "epoch 1, train, step 2 of 7"
+    assert str(told.value) == (
+        f"rewind goes back, but epoch {b.learner.num_epochs + 1}, train, step 1 lies ahead of {here}; "
+        f"training ends with epoch {b.learner.num_epochs}, and fit(epochs=n) trains n more"
+    )
 
 
 def test_before_the_first_step_there_is_nothing_to_rewind(tmp_path: Path) -> None:
