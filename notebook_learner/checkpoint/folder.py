@@ -60,12 +60,15 @@ _Names = Mapping[str, os.stat_result]
 """The names in the folder, and what each is."""
 
 
+_Signature = tuple[tuple[int, ...] | None, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """A commit that was looked at, or saved."""
 
     commit: _Commit
-    signature: tuple[tuple[int, ...] | None, ...]
+    signature: _Signature
     """Size, time and inode of the commit file and of its siblings."""
     settled: bool
     """Whether a change would give them another time: not within the tick in which they were written."""
@@ -90,6 +93,8 @@ class CheckpointFolder:
         self._undeleted: set[RunPath] = set()
         """Parts of checkpoints whose deletion has failed half way."""
         self._made = False
+        self._unsettled: list[str] = []
+        """Commit files of this process that were looked at within the tick in which they were written."""
         self._seen: dict[str, _Seen] = {}
         """What commit files said when they were looked at, for as long as neither they nor the files beside
         them are others."""
@@ -278,8 +283,23 @@ class CheckpointFolder:
         self._give_names(durable.temporary_name(state, token), paths, token)
         saved = self._understood(commit, encoded.size, state.name, recorder, set())
         with files.opened_folder(self.path) as folder:
+            self._settle(folder)
             self._seen[state.name] = _seen(saved, folder.stats([state.name, *_names(saved)]))
+        self._unsettled.append(state.name)
         return saved.info
+
+    def _settle(self, folder: files.Folder) -> None:
+        """Look once more at what was saved here before, once a change of it would give it another time: else
+        the next list would read all of them."""
+        waiting, self._unsettled = self._unsettled, []
+        for name in waiting:
+            seen = self._seen.get(name)
+            if seen is None or seen.settled:
+                continue
+            if not _is_past(seen.signature):
+                self._unsettled.append(name)
+            elif name in (there := folder.stats([name, *_names(seen.commit)])):
+                self._look(folder, name, seen.commit.info.label, name.partition(".")[2], there)
 
     def _make_way(self, state: RunPath) -> None:
         """A checkpoint of this label that is there already: from here on the new one, whole under its
@@ -530,11 +550,15 @@ def _names(commit: _Commit) -> list[str]:
 
 def _seen(commit: _Commit, there: _Names) -> _Seen:
     signature = _signature(commit, there)
-    newest = max(each[1] for each in signature if each is not None)
-    return _Seen(commit, signature, time.time_ns() - newest > _TICK)
+    return _Seen(commit, signature, _is_past(signature))
 
 
-def _signature(commit: _Commit, there: _Names) -> tuple[tuple[int, ...] | None, ...]:
+def _is_past(signature: _Signature) -> bool:
+    """Whether the tick is over in which the newest of the files was written."""
+    return time.time_ns() - max(each[1] for each in signature if each is not None) > _TICK
+
+
+def _signature(commit: _Commit, there: _Names) -> _Signature:
     return tuple(
         (found.st_size, found.st_mtime_ns, found.st_ino) if (found := there.get(name)) is not None else None
         for name in (commit.state, *_names(commit))

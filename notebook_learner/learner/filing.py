@@ -183,8 +183,10 @@ class FileCheckpointer:
         self.keeper.open()
         if which != "latest":
             return self._load(self.folder.find(which, self.keeper.best))
-        self.folder.find("latest")
-        for info in reversed(self.folder.list()):
+        known = self.folder.list()
+        if all(info.damage for info in known):
+            self.folder.find("latest")  # raises, and tells what is wrong with each
+        for info in reversed(known):
             try:
                 return self._load(info)
             except DamagedError as damage:

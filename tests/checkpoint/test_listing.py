@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from notebook_learner.checkpoint import CheckpointFolder, Hdf5Recorder, NamedMpkGzRecorder
+from notebook_learner.checkpoint import folder as module
 from notebook_learner.store import files
 
 MANY = 12
@@ -83,6 +84,31 @@ def test_a_first_look_reads_the_beginnings_of_commit_files_alone(tmp_path, read)
     assert sum(read) < 8000 * MANY
 
 
+def test_a_list_after_many_saves_reads_the_last_one_alone(tmp_path, read, monkeypatch):
+    past = set()  # files that were there before the clock last ticked
+    monkeypatch.setattr(module, "_is_past", lambda signature: {each[2] for each in signature} <= past)
+    folder = CheckpointFolder(tmp_path / "checkpoint", Hdf5Recorder())
+    for epoch in range(1, MANY + 1):
+        folder.commit(str(epoch), {"model": {"weight": torch.ones(1000)}}, about(epoch))
+        past |= {each.stat().st_ino for each in folder.path.iterdir()}
+    read.clear()
+    assert len(folder.list()) == MANY
+    assert len(read) == 2, "header and manifest of what nothing has looked at since it was saved"
+
+
+def test_a_change_in_the_tick_of_the_save_is_seen(tmp_path):
+    folder = CheckpointFolder(tmp_path / "checkpoint", Hdf5Recorder())
+    for epoch in (1, 2, 3):
+        folder.commit(str(epoch), {"model": {"weight": torch.ones(10)}}, about(epoch))
+        path = tmp_path / "checkpoint" / f"state-{epoch}.h5"
+        times = path.stat()
+        content = bytearray(path.read_bytes())
+        content[30] ^= 1
+        path.write_bytes(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert all(info.damage for info in folder.list())
+
+
 def test_deleting_reads_nothing(tmp_path, read):
     folder = saved(tmp_path / "checkpoint", [1, 2, 3])
     other = CheckpointFolder(tmp_path / "checkpoint")
@@ -91,6 +117,7 @@ def test_deleting_reads_nothing(tmp_path, read):
     other.delete(known[0])
     assert read == []
     fresh = folder.commit("4", {"model": {"weight": torch.ones(10)}}, about(4))
+    read.clear()
     folder.delete(fresh)
     assert read == []
     assert [info.label for info in folder.list()] == ["2", "3"]
@@ -98,6 +125,7 @@ def test_deleting_reads_nothing(tmp_path, read):
 
 def test_names_that_change_while_it_is_looked_at_have_nothing_read_again(tmp_path, read, monkeypatch):
     saved(tmp_path / "checkpoint")
+    read.clear()
     folder, real, asked = CheckpointFolder(tmp_path / "checkpoint"), os.listdir, []
 
     def changing(where):
