@@ -115,9 +115,16 @@ class _Pass:
         self.told = 0
         """Rows that were handed out."""
         self.ended = False
+        self._full: list[Tail] = []
+        """Logs that have more rows than there is room for until some are handed out."""
         self._settled = False
         self._names: frozenset[str] = frozenset()
         self._since = 0.0
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are rows that are read once those at hand were handed out."""
+        return bool(self._full)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -147,9 +154,7 @@ class _Pass:
                 tail = Tail(path, infos.get(path.name))
                 if tail.usable:
                     self.tails[path.name] = tail
-        for tail in self.tails.values():
-            while tail.read():
-                pass
+        self._full = [tail for tail in self.tails.values() if not tail.fill(self.told)]
 
     def news(self, infos: Mapping[str, MetricInfo], closed: bool, hurried: bool) -> Iterator[News]:
         """What is new in all of the pass's logs."""
@@ -158,8 +163,12 @@ class _Pass:
         logs = [tail for tail in self.tails.values() if tail.rows or tail.final is not None]
         weighted = [tail for tail in logs if tail.weighted or tail.final is not None]
         ended = bool(weighted) and all(tail.final is not None for tail in weighted)
-        rows = [tail.rows for tail in logs if tail.rows]
-        last = (max if ended or closed else min)(rows, default=0)
+        ended &= not self._full
+        if self._full and closed:  # those that are read through have no more rows
+            last = min(tail.rows for tail in self._full)
+        else:
+            rows = [tail.rows for tail in logs if tail.rows]
+            last = (max if ended or closed else min)(rows, default=0)
         if last > self.told:
             first, self.told = self.told + 1, last
             yield self._block([tail for tail in logs if tail.rows], first, last)
@@ -228,9 +237,12 @@ class _Follower:
                 continue
             infos = self._infos[past.split]
             closed = place + 1 < len(self._passes)
-            if not past.read(infos):
-                return  # the next look says what was taken back
-            yield from past.news(infos, closed, hurried)
+            told = -1
+            while told < past.told and (told < 0 or past.has_more):
+                told = past.told
+                if not past.read(infos):
+                    return  # the next look says what was taken back
+                yield from past.news(infos, closed, hurried)
         yield from self._sets.look(self._infos["valid"].values(), self._marks, hurried)
 
     def _find_passes(self) -> None:

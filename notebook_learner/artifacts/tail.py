@@ -18,6 +18,9 @@ from ..store.log_lines import parse_log
 LOOK_BACK = 4096
 """Bytes before the place read last, compared at every look: a log that was rewritten differs there."""
 _AT_ONCE = 1 << 22
+MOST_ROWS, MOST_BYTES = 1 << 20, 1 << 23
+"""Rows at hand, and the bytes of their lines, from which on a log is full: more is read once some were handed
+out, however large the file is."""
 _MOST_PLACES = 256
 _FEW_PLACES = 8
 
@@ -36,6 +39,8 @@ class Tail:
         self.weighted = False
         self._first = 1
         """The number of the first row at hand."""
+        self._bytes = 0
+        """The size of the lines at hand."""
         self._values: list[Floats] = []
         self._weights: list[Floats] = []
         self._texts: list[str] = []
@@ -86,6 +91,15 @@ class Tail:
             self._take(new)
         return bool(new)
 
+    def fill(self, told: int) -> bool:
+        """Take what was added after a row, as far as there is room; False where there may be more."""
+        while True:
+            self._let_go(told)
+            if self.rows - told >= MOST_ROWS or self._bytes >= MOST_BYTES:
+                return False
+            if not self.read():
+                return True
+
     def changed(self) -> bool:
         """Whether what was read is no longer what the file says."""
         if self._identity is None:
@@ -127,17 +141,28 @@ class Tail:
         values, weights = _joined(self._values), _joined(self._weights)
         chosen = self._chosen(values, first, last, np.nan)
         weight = self._chosen(weights, first, last, 0.0) if self.weighted else None
-        drop = max(0, last + 1 - self._first)
-        self._values, self._weights = [values[drop:]], [weights[drop:]]
-        self._first = max(self._first, min(last, self.rows) + 1)
+        self._values, self._weights = [values], [weights]
+        self._let_go(last)
         return Column(chosen, weight)
 
     def text(self, first: int, last: int) -> tuple[str, ...]:
         """The lines first..last, which are let go of; empty ones where there are none."""
         lines = self._texts[max(0, first - self._first) : max(0, last + 1 - self._first)]
-        del self._texts[: max(0, last + 1 - self._first)]
-        self._first = max(self._first, min(last, self.rows) + 1)
+        self._let_go(last)
         return (*lines, *[""] * (last - first + 1 - len(lines)))
+
+    def _let_go(self, last: int) -> None:
+        """Rows up to this one are no longer needed."""
+        before, drop = self.rows + 1 - self._first, min(last, self.rows) + 1 - self._first
+        if drop <= 0:
+            return
+        if self.is_text:
+            del self._texts[:drop]
+        else:
+            self._values = [_joined(self._values)[drop:].copy()]
+            self._weights = [_joined(self._weights)[drop:].copy()]
+        self._first += drop
+        self._bytes = self._bytes * (before - drop) // before
 
     def settle(self) -> None:
         """The pass is over: remember fewer places."""
@@ -155,6 +180,7 @@ class Tail:
             self._hash = xxh3_128()
         self._hash.update(new)
         self._offset += len(new)
+        self._bytes += len(new)
         self._before = (self._before + new)[-LOOK_BACK:]
         self._parse(new)
         self._places.append((self._offset, self.rows, self._hash.hexdigest()))

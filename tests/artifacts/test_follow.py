@@ -17,7 +17,7 @@ from artifacts_run import INFOS, Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notebook_learner.artifacts import Artifacts, Block, EpochValues, TakenBack
+from notebook_learner.artifacts import Artifacts, Block, EpochValues, TakenBack, tail
 from notebook_learner.artifacts.follow import MOMENT, _Follower, follow
 from notebook_learner.artifacts.place import is_recent, is_run, logs_in, size_of
 from notebook_learner.artifacts.reading import read_record
@@ -535,3 +535,46 @@ def test_a_log_that_is_made_but_still_empty_is_waited_for(tmp_path):
     (folder / "GPU.log").write_text("idle\n")
     (block,) = follower.look(hurried=False)
     assert block.texts == {"GPU": ("idle",)}
+
+
+# However large a log is -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_log_of_any_size_is_handed_out_in_pieces(tmp_path, monkeypatch, ended):
+    """Also one that is rewritten meanwhile; of two logs, one is read to its end long before the other."""
+    monkeypatch.setattr(tail, "_AT_ONCE", 1 << 13)
+    monkeypatch.setattr(tail, "MOST_ROWS", 1000)
+    monkeypatch.setattr(tail, "MOST_BYTES", 1 << 14)
+    folder = tmp_path / "train" / "epoch-1"
+    folder.mkdir(parents=True)
+    losses = "".join(f"0.{number:016d},32\n" for number in range(1, 20_001))
+    (folder / "Loss.log").write_text(losses + "0.5,final\n" * ended)
+    (folder / "Speed.log").write_text("1\n" * (20_000 if ended else 3000))
+    if not ended:
+        (tmp_path / "train" / "epoch-2").mkdir()
+        (tmp_path / "train" / "epoch-2" / "Loss.log").write_text("0.25,32\n")
+    heard, largest = Listener(), 0
+    for news in follow(tmp_path, timeout=0.5):
+        heard.hear([news])
+        largest = max(largest, getattr(news, "count", 0))
+    blocks = heard.passes[1, "train"]
+    assert sum(block.count for block in blocks) == 20_000 and largest < 6000
+    values = np.concatenate([block.columns["Loss"].values for block in blocks])
+    assert values.tolist() == [number / 1e16 for number in range(1, 20_001)]
+    speed = np.concatenate([block.columns["Speed"].values for block in blocks if "Speed" in block.columns])
+    assert np.nansum(speed) == (20_000 if ended else 3000)
+    assert heard.finals == ({(1, "train"): {"Loss": 0.5}} if ended else {})
+
+
+def test_what_was_handed_out_is_not_kept(tmp_path):
+    path = tmp_path / "Loss.log"
+    with path.open("w") as file:
+        for _ in range(10):
+            file.write("0.7310585786300049,32\n" * 200_000)
+    log, told, most = Tail(path, None), 0, 0
+    while not log.fill(told):
+        most = max(most, log.rows - told)
+        log.column(told + 1, log.rows)
+        told = log.rows
+    assert log.rows == 2_000_000 and most < 600_000
