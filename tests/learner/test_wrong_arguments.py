@@ -171,6 +171,19 @@ def test_a_confusion_matrix_is_registered_as_any_metric(tmp_path):
         assert (tmp_path / split / "epoch-1" / "Confusion_Matrix.log").exists()
 
 
+def test_what_a_metrics_update_is_called_with_is_asked_for_by_build(tmp_path):
+    class Blind(metrics.Metric):
+        name, needs, higher_is_better = "Blind", (), True
+
+        def update(self):
+            """The item is missing."""
+
+    with pytest.raises(
+        ConfigurationError, match=r"Blind.update: .*one argument, the item, and takes none; wri"
+    ):
+        built(tmp_path, metrics=Blind())
+
+
 def test_a_metric_names_itself_and_what_it_takes():
     with pytest.raises(TypeError, match=r"^TopKAccuracy\(k='x'\): give a whole number, and not a str"):
         TopKAccuracy("x")  # type: ignore[arg-type]

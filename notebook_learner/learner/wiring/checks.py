@@ -248,6 +248,8 @@ def metric_mistakes(metrics: Iterable[Registered]) -> Iterator[str]:
         if mistake := check_metric_name(getattr(metric, "name", None)):
             yield f"{type(metric).__name__}: {mistake}"
             continue
+        if why := wrong_arguments(getattr(metric, "update", None), "the item"):
+            yield f"{type(metric).__name__}.update: {why}; write def update(self, item)"
         if registered.plotted and isinstance(metric, TextMetric):
             yield f"{metric.name} is a text metric and has no curve; register it with metric_{split}(...)"
         if any(where == split and same_file(metric.name, other) for other, where in seen):
