@@ -95,7 +95,8 @@ class Timeline:
 
     def forget_from(self, position: Position) -> None:
         """Drop keyframes at or after a position: the future they belonged to is taken back."""
-        self.keyframes = [state for state in self.keyframes if state.position < position]
+        while self.keyframes and not self.keyframes[-1].position < position:  # they are in order
+            del self.keyframes[-1]
 
     def forget_after(self, position: Position) -> None:
         """Drop keyframes after a position."""
@@ -138,8 +139,6 @@ class Timeline:
         if len(frames) <= recent + 1:
             del frames[0]
             return
-        spans = [
-            (frames[i + 1].position.iteration - frames[i - 1].position.iteration, i)
-            for i in range(1, len(frames) - recent)
-        ]
-        del frames[min(spans)[1]]
+        at = [state.position.iteration for state in frames[: 1 - recent or None]]
+        spans = [after - before for before, after in zip(at, at[2:], strict=False)]
+        del frames[1 + spans.index(min(spans))]

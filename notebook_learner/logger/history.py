@@ -74,7 +74,7 @@ class History:
 
     def __init__(self) -> None:
         self._infos: dict[tuple[str, str], MetricInfo] = {}
-        self._closed: Record = ()
+        self._closed: list[SplitRecord] = []
         self._open: OpenPass | None = None
         self._latest = 0
         """The highest epoch of which there is a pass."""
@@ -121,7 +121,7 @@ class History:
     def snapshot(self) -> Record:
         """All of it as an immutable value: a tuple of references, whatever the run's length."""
         with self._lock:
-            return self._closed if self._open is None else (*self._closed, self._open.record())
+            return (*self._closed, *(() if self._open is None else (self._open.record(),)))
 
     def restore(self, record: Record) -> tuple[int, int]:
         """Put `record` in the place of what was measured.
@@ -131,11 +131,12 @@ class History:
         """
         with self._lock:
             kept = _kept(self.snapshot(), record)
-            self._closed, self._open = record, None
+            self._closed, self._open = [*record], None
             self._latest = max((past.epoch for past in record), default=0)
             if record and record[-1].finals is None:
                 last = record[-1]
-                self._closed, self._open = record[:-1], OpenPass(last.epoch, last.split, last.blocks)
+                del self._closed[-1]
+                self._open = OpenPass(last.epoch, last.split, last.blocks)
             self._restored = record
             return kept
 
@@ -143,7 +144,7 @@ class History:
         """Open a pass. One of the same epoch and split is replaced: it starts over."""
         self._close(None)
         if self._latest >= epoch:  # else none of so many passes is it
-            self._closed = tuple(past for past in self._closed if (past.epoch, past.split) != (epoch, split))
+            self._closed = [past for past in self._closed if (past.epoch, past.split) != (epoch, split)]
         self._open = OpenPass(epoch, split)
         self._latest = max(self._latest, epoch)
         self._restored = None
@@ -170,7 +171,8 @@ class History:
     def _close(self, event: SplitEnded | None) -> None:
         if self._open is not None:
             finals = None if event is None else dict(event.finals)
-            self._closed, self._open = (*self._closed, self._open.ended(finals)), None
+            self._closed.append(self._open.ended(finals))
+            self._open = None
             self._restored = None
 
     def _rewind(self, event: Rewound) -> None:

@@ -51,6 +51,18 @@ def test_a_future_that_was_taken_back_is_forgotten() -> None:
     assert places(timeline) == [0, 5]
 
 
+def test_a_full_timeline_looks_at_no_position_but_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline, compared = Timeline(budget=1000), []
+    for step in range(MOST):
+        timeline.add(state(step))
+    less = Position.__lt__
+    monkeypatch.setattr(Position, "__lt__", lambda one, other: compared.append(one) or less(one, other))
+    timeline.add(state(MOST))
+    assert len(compared) == 1
+    timeline.add(state(MOST - 2))
+    assert places(timeline)[-2:] == [MOST - 3, MOST - 2]
+
+
 def test_memory_stays_within_the_budget_and_the_latest_stay() -> None:
     timeline = Timeline(budget=1000)
     for step in range(100):

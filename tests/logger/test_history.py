@@ -435,3 +435,16 @@ def test_importing_the_loggers_loads_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_pass_that_ends_copies_none_of_those_before():
+    history = History()
+    play(history, record_of(*((epoch, "train", [], {}) for epoch in range(1, 2001))))
+    history.handle(SplitStarted(2001, "train", 1, 3000))
+    tracemalloc.start()
+    try:
+        history.handle(SplitEnded(2001, "train", 0, {}))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4000, "a place for each of 2,000 passes takes 16,000 bytes"
