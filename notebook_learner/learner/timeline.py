@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 
 from .position import Position
@@ -24,6 +24,8 @@ class Timeline:
         self.every = every
         self.budget = budget
         self.keyframes: list[State] = []
+        self.beside: Callable[[], int] = lambda: 0
+        """The memory that is kept along with them: an epoch's order."""
         self.wanted = True
         """Set before each run: a person may have changed something while the loop stood still."""
         self.too_large = 0
@@ -83,7 +85,7 @@ class Timeline:
     def leave(self, state: State) -> None:
         """Keep a state on the way back, unless the first keyframe, which reaches back furthest, had to go."""
         state = state.compact(self.keyframes[-1] if self.keyframes else None)
-        if self.keyframes and self.keyframes[0].nbytes + state.nbytes <= self._budget():
+        if self.keyframes and self.keyframes[0].nbytes + state.nbytes + self.beside() <= self._budget():
             self.keyframes.append(state)
             while len(self.keyframes) > MOST or self.nbytes > self._budget():
                 self._thin(recent=min(8, len(self.keyframes) // 2))
@@ -109,7 +111,7 @@ class Timeline:
 
     @property
     def nbytes(self) -> int:
-        """The memory all keyframes take; what several of them share counts once."""
+        """The memory all keyframes take, and what is kept along with them; what several share counts once."""
         now = {id(state.memory): state.memory for state in self.keyframes}
         for gone in self._counted.keys() - now.keys():
             for piece, size in self._counted.pop(gone).items():
@@ -123,7 +125,7 @@ class Timeline:
                 self._holders[piece] += 1
                 if self._holders[piece] == 1:
                     self._held += size
-        return self._held
+        return self._held + self.beside()
 
     def _budget(self) -> int:
         if self.budget is None:

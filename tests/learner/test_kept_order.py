@@ -10,8 +10,10 @@ import torch
 from exactness import Setup, differences, everything, logs
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from notebook_learner import Position, State
 from notebook_learner.learner.data.cursor import Cursor
 from notebook_learner.learner.data.sampling import END
+from notebook_learner.learner.timeline import Timeline
 
 
 class Counted(RandomSampler):
@@ -110,3 +112,29 @@ def test_from_any_place_an_epoch_goes_on_as_it_did_and_the_next_ones_follow(
     straight = epochs(Cursor(loader(SAMPLERS[number]()), seed), back=False)
     assert epochs(Cursor(loader(SAMPLERS[number]()), seed), back=True) == straight
     assert straight[0] != straight[1]
+
+
+def test_a_kept_order_counts_in_the_memory_of_keyframes(tmp_path: Path) -> None:
+    learner = Setup(seed=None).learner(tmp_path)
+    learner.step(2)
+    timeline, cursor = learner._replica.timeline, learner._replica.loop.passes["train"].cursor
+    held = timeline.nbytes - cursor.kept_bytes
+    assert held == sum(
+        {piece: size for frame in timeline.keyframes for piece, size in frame.memory.items()}.values()
+    )
+    first = cursor.kept_bytes
+    assert first >= 8 * 2 * learner.batch[0].shape[0]
+    learner.step(1)
+    assert first < cursor.kept_bytes
+
+
+def test_an_order_that_fills_the_bound_leaves_one_keyframe() -> None:
+    timeline = Timeline(budget=1000)
+    for step in range(3):
+        timeline.add(State(Position(1, "train", step, step), {"x": torch.zeros(10)}))
+    assert len(timeline.keyframes) == 3
+    timeline.beside = lambda: 990
+    timeline.add(State(Position(1, "train", 3, 3), {"x": torch.zeros(10)}))
+    assert [frame.position.step for frame in timeline.keyframes] == [3]
+    timeline.leave(State(Position(1, "train", 4, 4), {"x": torch.zeros(10)}))
+    assert [frame.position.step for frame in timeline.keyframes] == [3]

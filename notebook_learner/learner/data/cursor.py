@@ -92,6 +92,11 @@ class Cursor:
         """Whether the loader can be walked twice: a generator cannot."""
         return not isinstance(self.loader, Iterator)
 
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that is kept for those who come back into an epoch: its order."""
+        return self.walk.kept_bytes
+
     def begin(self, epoch: int) -> None:
         """Stand before the first batch of an epoch."""
         self.drop()

@@ -179,6 +179,11 @@ class SkippingSampler:
     def __len__(self) -> int:
         return len(self.inner)
 
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that the orders take which are kept."""
+        return sum(order.nbytes for order in self._orders.values())
+
     def seed_order(self) -> None:
         """In a seeded run the order depends on nothing that starting workers may draw before."""
         if self.base is not None:
@@ -208,14 +213,31 @@ class SkippingSampler:
         return iter(order)
 
 
+_POINTER, _INTEGER = 8, 32
+"""Bytes of an index in a list, and of the number itself."""
+
+
 class _Order:
     """The batches of an epoch that were drawn so far, and where the others come from. The indices are those
     that the sampler holds until its end; this takes 8 bytes more for each."""
 
     def __init__(self, inner: Iterator[Any]) -> None:
         self._inner = inner
-        self._drawn = [next(inner, END)]
+        self._drawn: list[Any] = []
+        self._indices = 0
+        self._draw()
         self.after = torch.default_generator.get_state()
+
+    def _draw(self) -> None:
+        drawn: Any = next(self._inner, END)
+        self._drawn.append(drawn)
+        if drawn is not END:
+            self._indices += len(drawn)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that is kept for it alone: at its end the sampler lets go of the indices themselves."""
+        return self._indices * (_POINTER + _INTEGER * self.ended)
 
     @property
     def ended(self) -> bool:
@@ -226,7 +248,7 @@ class _Order:
         place = 0
         while True:
             if place == len(self._drawn):
-                self._drawn.append(next(self._inner, END))
+                self._draw()
             drawn = self._drawn[place]
             if drawn is END:
                 return

@@ -121,6 +121,11 @@ class Walk:
         """The iterator whose workers wait for the next epoch."""
         return getattr(self.loader, "_iterator", None)
 
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that is kept for those who come back into an epoch."""
+        return 0
+
     def take_share(self, share: Share) -> None:
         """Give only one rank's part of each batch, where that is possible."""
 
@@ -247,6 +252,10 @@ class _LoaderWalk(Walk):
         absent = self._sampler.absent
         share = self._sampler.share
         return share.none(batch) if share is not None and absent.popleft() else batch
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._sampler.kept_bytes
 
     def draw_order(self) -> None:
         self._sampler.draw_order()

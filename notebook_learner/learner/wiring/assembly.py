@@ -310,6 +310,7 @@ class _Wiring:
             FanOut([history, *storing.listeners], [self.renderer], storing.writers),
             storing.saving(),
         )
+        replica.timeline.beside = lambda: sum(each.cursor.kept_bytes for each in loop.passes.values())
         storing.emit = replica.emit
         for condition, once in settings.breakpoints:
             own = copy.deepcopy(condition) if isinstance(condition, Condition) else condition
