@@ -13,7 +13,7 @@ from ..errors import DamagedError
 from ..event.values import Column, Floats, MetricInfo
 from ..store import durable
 from ..store.layout import check_metric_name
-from ..store.log_lines import parse_log
+from ..store.log_lines import LogFile, parse_numbers, parse_rows
 
 LOOK_BACK = 4096
 """Bytes before the place read last, compared at every look: a log that was rewritten differs there."""
@@ -188,29 +188,22 @@ class Tail:
             self._places = [*self._places[:-1:2], self._places[-1]]
 
     def _parse(self, new: bytes) -> None:
-        log = parse_log(new)
+        numbers = None if self.is_text else parse_numbers(new)
         if self.is_text is None:
-            self.is_text = log.texts is not None
+            self.is_text = numbers is None
         if self.is_text:
             lines = new.decode(errors="replace").split("\n")[:-1]
             self._texts += lines
             self.rows += len(lines)
-        elif log.texts is None:
-            self._add(log.values, log.weights, log.final)
         else:
-            for line in new.split(b"\n")[:-1]:  # lines of two shapes, or one that is no number
-                one = parse_log(line + b"\n")
-                if one.texts is None:
-                    self._add(one.values, one.weights, one.final)
-                else:
-                    self._add(np.full(1, np.nan), np.zeros(1), None)
+            self._add(parse_rows(new) if numbers is None else numbers)
 
-    def _add(self, values: Floats, weights: Floats | None, final: float | None) -> None:
-        self._values.append(values)
-        self._weights.append(np.ones(len(values)) if weights is None else weights)
-        self.weighted |= weights is not None
-        self.rows += len(values)
-        self.final = self.final if final is None else final
+    def _add(self, log: LogFile) -> None:
+        self._values.append(log.values)
+        self._weights.append(np.ones(len(log.values)) if log.weights is None else log.weights)
+        self.weighted |= log.weights is not None
+        self.rows += len(log.values)
+        self.final = self.final if log.final is None else log.final
 
 
 def _joined(parts: list[Floats]) -> Floats:

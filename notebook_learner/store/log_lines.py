@@ -11,11 +11,13 @@ or a trailing `.0`.
 
 from __future__ import annotations
 
+import math
 import os
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
@@ -198,6 +200,24 @@ def parse_log(data: bytes) -> LogFile:
     if numbers is None:
         return LogFile(np.empty(0), texts=tuple(whole.decode(errors="replace").split("\n")[:-1]))
     return numbers
+
+
+def parse_rows(lines: bytes) -> LogFile:
+    """Whole lines of several shapes, a row each: one that is no number is NaN and weighs nothing."""
+    values, weights, final, weighted = array("d"), array("d"), None, False
+    for line, same in groupby(lines.split(b"\n")[:-1]):  # a damaged log may have millions of one line
+        one = parse_numbers(line + b"\n")
+        if one is not None and one.final is not None:
+            final = one.final
+            continue
+        value, weight = math.nan, 0.0
+        if one is not None:
+            value, weight = float(one.values[0]), 1.0 if one.weights is None else float(one.weights[0])
+        weighted |= one is None or one.weights is not None
+        count = len([*same])
+        values += array("d", [value]) * count
+        weights += array("d", [weight]) * count
+    return LogFile(_as_floats(values), _as_floats(weights) if weighted else None, final)
 
 
 def parse_numbers(lines: bytes) -> LogFile | None:

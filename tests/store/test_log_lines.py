@@ -9,8 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notebook_learner.errors import StoreError
-from notebook_learner.store import format_number, parse_log, read_log
-from notebook_learner.store.log_lines import format_final, format_numbers, format_rows, format_text
+from notebook_learner.store import format_number, log_lines, parse_log, read_log
+from notebook_learner.store.log_lines import (
+    format_final,
+    format_numbers,
+    format_rows,
+    format_text,
+    parse_rows,
+)
 
 ANY_FLOAT = st.floats() | st.sampled_from([0.0, -0.0, 5e-324, 1.7976931348623157e308, 1e15, 1e16, 1e22, 1e-5])
 
@@ -155,6 +161,30 @@ def test_lines_that_are_no_numbers_are_texts(text):
     log = parse_log(text.encode())
     assert log.texts == tuple(text.split("\n")[:-1])
     assert len(log) == text.count("\n") and len(log.values) == 0
+
+
+SHAPES = [b"", b"1.5", b"1.5,2", b"-inf", b"x", b"2,3,4", b"7,final", b"\xff"]
+
+
+@given(st.lists(st.sampled_from(SHAPES), max_size=9))
+def test_lines_of_several_shapes_are_a_row_each(lines):
+    log = parse_rows(b"".join(line + b"\n" for line in lines))
+    known = {b"1.5": (1.5, 1), b"1.5,2": (1.5, 2), b"-inf": (-math.inf, 1)}
+    rows = [known.get(line, (math.nan, 0)) for line in lines if line != b"7,final"]
+    np.testing.assert_array_equal(log.values, [value for value, _ in rows])
+    assert log.final == (7 if b"7,final" in lines else None) and log.texts is None
+    if set(lines) <= {b"1.5", b"-inf", b"7,final"}:
+        assert log.weights is None
+    else:
+        np.testing.assert_array_equal(log.weights, [weight for _, weight in rows])
+
+
+def test_a_line_that_comes_again_and_again_is_parsed_once(monkeypatch):
+    parsed = []
+    parse = log_lines.parse_numbers
+    monkeypatch.setattr(log_lines, "parse_numbers", lambda lines: parsed.append(lines) or parse(lines))
+    assert len(parse_rows(b"\n" * 100_000 + b"1\n" * 100_000)) == 200_000
+    assert parsed == [b"\n", b"1\n"]
 
 
 def test_an_empty_file_has_no_steps():
