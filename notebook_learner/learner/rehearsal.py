@@ -153,10 +153,11 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 def _said(moments: Moments) -> str:
-    told = [
-        f"{key} {tuple(value.shape)}"
-        if isinstance(value, Tensor) and value.dim()
-        else f"{key} {str(value)[:20]}"
-        for key, value in moments.items()
-    ]
-    return ", ".join(told) or "nothing"
+    return ", ".join(f"{key} {_told(value)}" for key, value in moments.items()) or "nothing"
+
+
+def _told(value: Any) -> str:
+    """A number, also of a tensor, as such: the text of a tensor makes torch import a lot."""
+    if not isinstance(value, Tensor):
+        return str(value)[:20]
+    return str(tuple(value.shape) if value.dim() else value.item())[:20]

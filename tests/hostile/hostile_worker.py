@@ -15,6 +15,7 @@ import os
 import random
 import resource
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -61,8 +62,11 @@ _FORBIDDEN = (
 )
 _PATHS = ("open", "os.listdir", "os.scandir", "os.remove", "os.rename", "os.truncate", "os.mkdir", "os.rmdir")
 
-_OWN = (*map(os.path.realpath, (sys.prefix, sys.base_prefix, *filter(None, sys.path))), "/proc/meminfo")
-"""Python's own: the versions of packages are read there. Imports are noted all the same."""
+_SOCKETS = os.path.join(tempfile.gettempdir(), f"notebook_learner-{os.geteuid()}")
+_PYTHON = (sys.prefix, sys.base_prefix, *filter(None, sys.path))
+_OWN = (*map(os.path.realpath, (*_PYTHON, _SOCKETS)), "/proc/meminfo")
+"""Python's, where the versions of packages are read (imports are noted all the same), and the folder of the
+user's sockets, one of which a learner makes that goes on."""
 
 
 class Watch:
