@@ -200,6 +200,13 @@ class DamagedError(StoreError):
     """A file is damaged, cut short, or not one of ours; nothing of it was used."""
 
 
+class NoDescriptorsError(StoreError, OSError):
+    """This process, or the machine, may open no more files."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
 class Paused(KeyboardInterrupt):
     """Ends a blocking `fit` when Pause, the interrupt button or Ctrl-C was used, or a breakpoint hit.
 
@@ -222,3 +229,16 @@ class Paused(KeyboardInterrupt):
                 with suppress(RuntimeError):  # it still runs: somebody else asks
                     frame.clear()
         return [str(self)]
+
+
+def enough_descriptors(error: OSError, path: str | os.PathLike[str]) -> OSError:
+    """The error itself, or one that says what to do where no descriptor is left."""
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        return error
+    whose = "this process has" if error.errno == errno.EMFILE else "all processes of this machine have"
+    return NoDescriptorsError(
+        error.errno,
+        f"{os.fspath(path)!r} cannot be opened: {whose} as many files open as the system allows. Close some "
+        "(datasets, loaders' workers, plots' files), or allow more before the kernel starts: ulimit -n 4096",
+        os.fspath(path),
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DamagedError, StoreError
+from ..errors import DamagedError, NoDescriptorsError, StoreError
 from ..event.record import between
 from ..event.texts import Texts
 from ..event.values import Column, Floats, MetricBlock, MetricInfo, Record, Split, SplitRecord
@@ -20,7 +20,6 @@ from ..store import durable, files
 from ..store.layout import SPLITS, TEST, RunLayout, check_metric_name, check_set_name, file_name, is_inside
 from ..store.log_blocks import BLOCK, LARGEST, LONGEST_LINE, LogLines
 from ..store.log_lines import numbers_of
-from ..store.run_folder import NoDescriptorsError
 
 _EPOCH = re.compile(r"epoch-([1-9][0-9]{0,17})")
 _SUFFIX = ".log"

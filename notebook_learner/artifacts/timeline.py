@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.info import CheckpointInfo
-from ..errors import DamagedError
+from ..errors import DamagedError, NoDescriptorsError
 from ..event.values import Evaluated, Event, Marked, Rewound, RunOpened, Split, StatusChanged
 from ..logger.evaluation import evaluated_text
 from ..store import durable
 from ..store.log_blocks import lines_between
-from ..store.run_folder import NoDescriptorsError
 from .claims import LARGEST, Claims
 
 KINDS = (

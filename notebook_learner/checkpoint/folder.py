@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, DamagedError, StateError, remedy
+from ..errors import CheckpointError, DamagedError, NoDescriptorsError, StateError, remedy
 from ..store import durable, files
-from ..store.run_folder import NoDescriptorsError, RunPath, below
+from ..store.run_folder import RunPath, below
 from . import passes
 from .commit import FORMAT, HEAD, REST, SCHEMA, checked, damaged
 from .formats import is_known, recorder_for

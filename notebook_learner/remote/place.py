@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from ..store.run_folder import opened_number
+from ..errors import enough_descriptors
 from .inherited import held, let_go
 
 NAME = "control.sock"
@@ -57,7 +57,10 @@ class Folder:
         self.path = os.path.abspath(path)
         if descriptor is None:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            descriptor = opened_number(self.path, flags if follow else flags | os.O_NOFOLLOW)
+            try:
+                descriptor = os.open(self.path, flags if follow else flags | os.O_NOFOLLOW)
+            except OSError as error:
+                raise enough_descriptors(error, self.path) from None
         self.descriptor = descriptor
         self.is_open = True
 

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ..errors import enough_descriptors
 from .run_folder import (
     Opened,
     RunPath,
     below,
     directory_at,
-    enough_descriptors,
     explained,
     folder_of,
     is_below,

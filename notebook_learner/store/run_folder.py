@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from ..errors import StoreError
+from ..errors import NoDescriptorsError, StoreError, enough_descriptors
 
 if TYPE_CHECKING:
     _Path = Path
@@ -57,13 +57,6 @@ class RefusedError(StoreError, OSError):
         return str(self.strerror)
 
 
-class NoDescriptorsError(StoreError, OSError):
-    """This process, or the machine, may open no more files."""
-
-    def __str__(self) -> str:
-        return str(self.strerror)
-
-
 def opened_number(
     path: str | os.PathLike[str], flags: int, mode: int = 0o777, dir_fd: int | None = None
 ) -> int:
@@ -72,19 +65,6 @@ def opened_number(
         return os.open(path, flags, mode, dir_fd=dir_fd)
     except OSError as error:
         raise enough_descriptors(error, path) from None
-
-
-def enough_descriptors(error: OSError, path: str | os.PathLike[str]) -> OSError:
-    """The error itself, or one that says what to do where no descriptor is left."""
-    if error.errno not in (errno.EMFILE, errno.ENFILE):
-        return error
-    whose = "this process has" if error.errno == errno.EMFILE else "all processes of this machine have"
-    return NoDescriptorsError(
-        error.errno,
-        f"{os.fspath(path)!r} cannot be opened: {whose} as many files open as the system allows. Close some "
-        "(datasets, loaders' workers, plots' files), or allow more before the kernel starts: ulimit -n 4096",
-        os.fspath(path),
-    )
 
 
 class Opened:

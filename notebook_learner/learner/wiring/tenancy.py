@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from ...artifacts.earlier import drop, holds_run, keep_beside, own_files, put_together
 from ...artifacts.traces import Traces, traces_in, went_on_since
-from ...errors import BusyError, MovedError, StoreError, remedy
+from ...errors import BusyError, MovedError, NoDescriptorsError, StoreError, remedy
 from ...event import Event, FanOut, Notice, Sink
 from ...remote.detached import detached_in, noted_in
 from ...remote.listening import clear_socket, other_process_in
@@ -35,7 +35,6 @@ from ...remote.owner import (
     who_has,
 )
 from ...store import files
-from ...store.run_folder import NoDescriptorsError
 from ..driver import Driver
 from .storing import Storing
 
