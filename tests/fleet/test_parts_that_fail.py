@@ -50,7 +50,7 @@ def killed(learner):
 def test_after_a_rank_was_killed_the_last_keyframe_is_whole_and_restart_goes_on_to_the_same_bits(tmp_path):
     learner = killed(running(tmp_path / "killed"))
     assert all(bool(p.isfinite().all()) for p in learner.model.parameters())
-    assert learner.position.iteration % 5 == 0
+    assert learner.position.iteration % 5 == 0 or learner.position.step == 0, "an epoch's start has one, too"
     learner.restart()
     assert [each.alive for each in learner.fleet] == [True, True]
     learner.fit()
