@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from .statistics import Both, Histogram, Measurements, Statistics
-from .watch import Watch, is_row
+from .watch import Watch, is_row, own_parameters
 from .weights import Parameter, ratio, together
 
 
@@ -52,7 +52,7 @@ def describe_layers(
     """A row for every layer that ran or has parameters."""
     modules = [(name, module) for name, module in model.named_modules() if is_row(module)]
     outputs, returned = watch.measured.answers(), Measurements()
-    own = [module.parameters(recurse=False) for _, module in modules]
+    own = [own_parameters(module) for _, module in modules]
     returned.ask([[p.grad for p in parameters if p.grad is not None] for parameters in own])
     rows = (
         _row(name, module, watch, parameters, outputs, _scaled(gradient, 1 / scale), failed)
@@ -77,7 +77,7 @@ def _row(
     gradient: Both,
     failed: bool,
 ) -> Layer:
-    own = [parameters[id(p)] for p in module.parameters(recurse=False) if id(p) in parameters]
+    own = [parameters[id(p)] for p in own_parameters(module) if id(p) in parameters]
     trained = [parameter for parameter in own if parameter.trains]
     weight = together({p.name: p.weight_norm for p in trained})
     update = together({p.name: p.update_norm for p in trained})

@@ -114,9 +114,13 @@ def values_in(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The numbers of those tensors that hold some."""
     found = []
     for tensor in tensors:
-        with suppress(*UNREADABLE):
-            found.append(values_of(tensor))
-    return [values for values in found if values is not None]
+        try:
+            values = values_of(tensor)
+        except UNREADABLE:
+            continue
+        if values is not None:
+            found.append(values)
+    return found
 
 
 def values_of(tensor: Tensor) -> Tensor | None:

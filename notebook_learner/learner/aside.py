@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 # The one way to write back the value that a graph has seen, without telling it that something was written.
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -51,7 +50,7 @@ def aside(
     def put_back() -> None:
         for name, part in chosen.items():
             if name in models:
-                _put_back(models[name].model, before[name])
+                _put_back(models[name], before[name])
             else:
                 part.restore(before[name])
         update.rates = [*schedule_rates]
@@ -62,7 +61,7 @@ def aside(
 
     try:
         for each in models.values():
-            for tensor in _tensors(each.model).values():
+            for tensor in each.tensors().values():
                 versions.enter_context(_unsafe_preserve_version_counter(tensor))
         yield put_back
     finally:
@@ -71,15 +70,10 @@ def aside(
         versions.close()
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-    return {**parameters, **dict(model.named_buffers(remove_duplicate=False))}
-
-
-def _put_back(model: nn.Module, state: Any) -> None:
+def _put_back(part: ModelPart, state: Any) -> None:
     # All of them: BatchNorm, for one, writes its statistics without counting them as changed.
-    live = _tensors(model)
+    live = part.tensors()
     with torch.no_grad():
         copy_all([*live.values()], [state["tensors"][name] for name in live])
     for name, extra in state["extra"].items():
-        model.get_submodule(name).set_extra_state(extra)
+        part.model.get_submodule(name).set_extra_state(extra)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -37,7 +39,7 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
     step = loop.passes["train"].step
     assert isinstance(step, TrainingStep)
     replica.settle()
-    with replica.rng.lent(), loop.modes.kept():
+    with replica.rng.lent(), loop.modes.kept(), _uncollected():
         loop.modes.enter("train")
         times: dict[str, float] = {}
         if (isinstance(batch, str) and batch == "next") or (batch is None and loop.batch is None):
@@ -64,6 +66,19 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
                 place=str(replica.shown_position),
                 times=times,
             )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for objects in circles. A look at thousands of layers makes so many objects that Python walks
+    through all that a kernel holds, which took a third of its time. It lasts a few steps."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
 
 
 def _next(replica: Replica, times: dict[str, float]) -> Any:

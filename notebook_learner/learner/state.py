@@ -222,7 +222,8 @@ class ModelPart(Large):
         self.stand_ins: Mapping[str, Tensor] = {}
         """By name: what is captured and restored in the place of a parameter."""
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them as they are now, under all of their names."""
         parameters, buffers, _ = self._looked_through()
         return {**parameters, **buffers}
 
@@ -233,11 +234,11 @@ class ModelPart(Large):
         return {"tensors": tensors, "extra": told}
 
     def check(self, state: Any, /) -> None:
-        _check_same(state["tensors"], self._tensors())
+        _check_same(state["tensors"], self.tensors())
 
     def restore(self, state: Any, /) -> None:
         self.check(state)
-        live, saved = self._tensors(), state["tensors"]
+        live, saved = self.tensors(), state["tensors"]
         with torch.no_grad():
             copy_all([*live.values()], [saved[name] for name in live])
         for name, extra in state["extra"].items():

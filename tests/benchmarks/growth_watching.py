@@ -147,13 +147,13 @@ def panel(quick: bool) -> Iterator[Row]:
                 yield count, milliseconds, share, shown.wire.sent / lasted / 1e3
 
 
-@curve("inspect", "tensors", "ms CPU")
+@curve("inspect", "tensors", "one module, ms CPU", "in layers, ms CPU")
 def inspect(quick: bool) -> Iterator[Row]:
-    """`learner.inspect()` of a model of so many parameters of 20 numbers."""
+    """`learner.inspect()` of so many small parameters, all in one module and in `Linear` layers."""
     import torch
     from torch import nn
 
-    class Model(nn.Module):
+    class Together(nn.Module):
         def __init__(self, count: int) -> None:
             super().__init__()
             self.all = nn.ParameterList([nn.Parameter(torch.ones(20)) for _ in range(count)])
@@ -161,10 +161,18 @@ def inspect(quick: bool) -> Iterator[Row]:
         def train_step(self, batch: Any) -> Any:
             return torch.cat(list(self.all)).square().mean() * batch
 
-    for count in (3, 10) if quick else (100, 1000, 3000):
-        with built(Model(count), [torch.ones(())] * 10, []) as learner:
+    class Layers(nn.Sequential):
+        def train_step(self, batch: Any) -> Any:
+            return self(batch.expand(8, 4)).square().mean()
+
+    def milliseconds(model: Any) -> float:
+        with built(model, [torch.ones(())] * 10, []) as learner:
             learner.step(1)
             learner.inspect()
             with cpu() as took:
                 learner.inspect()
-            yield count, took.ms
+            return took.ms
+
+    for count in (4, 10) if quick else (100, 1000, 3000):
+        layers = Layers(*[nn.Linear(4, 4) for _ in range(count // 2)])
+        yield count, milliseconds(Together(count)), milliseconds(layers)

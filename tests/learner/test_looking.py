@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import numpy as np
@@ -236,3 +237,31 @@ def test_it_says_why_it_cannot_look(tmp_path):
             busy.inspect()
     finally:
         busy.pause()
+
+
+@pytest.mark.parametrize("collected", [True, False])
+def test_the_garbage_collector_is_left_as_it_was_by_a_look_and_by_an_interrupted_one(tmp_path, collected):
+    seen, interrupted = [], False
+
+    class Noticing(Convnet):
+        def forward(self, x):
+            seen.append(gc.isenabled())
+            if interrupted:
+                raise KeyboardInterrupt
+            return super().forward(x)
+
+    torch.manual_seed(4)
+    model = Noticing()
+    learner = classifier(tmp_path).num_epochs(1).build(model, adam(model), None, pictures())
+    learner.step(1)
+    gc.enable() if collected else gc.disable()
+    try:
+        del seen[:]
+        learner.inspect()
+        assert gc.isenabled() is collected and seen and not any(seen)
+        interrupted = True
+        with pytest.raises(KeyboardInterrupt):
+            learner.inspect()
+        assert gc.isenabled() is collected
+    finally:
+        gc.enable()
