@@ -28,8 +28,13 @@ import errno
 import inspect
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def a_kind(value: object) -> str:
@@ -242,3 +247,21 @@ def enough_descriptors(error: OSError, path: str | os.PathLike[str]) -> OSError:
         "(datasets, loaders' workers, plots' files), or allow more before the kernel starts: ulimit -n 4096",
         os.fspath(path),
     )
+
+
+def names_descriptors(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function say what to do where no descriptor is left, also where the file that cannot be opened
+    is a module, of ours or of a library, that is loaded when it is first needed."""
+
+    @wraps(function)
+    def naming(*args: P.args, **kwargs: P.kwargs) -> R:
+        __tracebackhide__ = True
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:
+            told = enough_descriptors(error, error.filename or "a file")
+            if told is error or isinstance(error, StoreError):
+                raise
+            raise told from error
+
+    return naming

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..checkpoint.folder import CheckpointFolder
 from ..checkpoint.info import CheckpointInfo
-from ..errors import DamagedError, StateError
+from ..errors import DamagedError, StateError, names_descriptors
 from ..event.values import Floats, MetricInfo, RunOpened, Split
 from ..logger.history import History
 from ..store import durable
@@ -147,6 +147,7 @@ class Artifacts:
         """Model, settings, and the best and worst epochs of every metric."""
         return self._summary(self.history)
 
+    @names_descriptors
     def _summary(self, history: History) -> Summary:
         from ..renderer.summary import Summary, summary_rows
 
@@ -154,6 +155,7 @@ class Artifacts:
         settings = {**run.settings, "epochs": f"{_epochs_done(history)} of {run.num_epochs}"}
         return Summary(run.model, run.parameters, settings, summary_rows(history, run.metrics or None))
 
+    @names_descriptors
     def plot(self, metrics: str | Iterable[str] | None = None) -> Figure:
         """The curves, as a matplotlib figure: of one metric, of several, or of all."""
         from ..renderer.figure import plot
@@ -234,6 +236,7 @@ class Artifacts:
         require_run(self.directory)
         return self._folder.find(which)
 
+    @names_descriptors
     def state_dict(self, epoch: int | str = "best") -> dict[str, Any]:
         """The weights of a checkpoint by name, on the CPU; non-persistent buffers are among them."""
         from .weights import state_dict_of
@@ -241,6 +244,7 @@ class Artifacts:
         info, value = self._model_file(epoch)
         return state_dict_of(value, info.label)
 
+    @names_descriptors
     def load_model(self, model: M, epoch: int | str = "best", *, average: bool = False) -> M:
         """Load a checkpoint's weights into a model of the same shape; gives that model.
 
@@ -263,6 +267,7 @@ class Artifacts:
         load_into(model, value, info.label)
         return model
 
+    @names_descriptors
     def has_average(self, epoch: int | str = "best") -> bool:
         """Whether a checkpoint holds a moving average of the weights."""
         return self._average(self._model_file(epoch)[0]) is not None
@@ -296,6 +301,7 @@ class Artifacts:
         require_run(self.directory)
         self._rebuild()
 
+    @names_descriptors
     def export(self, target: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the whole run into one HDF5 file that needs nothing else: metadata, series, epoch values
         and every complete checkpoint with all of its tensors. Gives its path."""
@@ -306,6 +312,7 @@ class Artifacts:
         return export(Path(target), self._folder, whole, self._encoded, overwrite)
 
     @staticmethod
+    @names_descriptors
     def compare(runs: Iterable[Artifacts | str | os.PathLike[str]]) -> Comparison:
         """Several runs side by side: `Artifacts.compare(["runs/a", "runs/b"])`."""
         from .compare import Comparison
@@ -329,6 +336,7 @@ class Artifacts:
             facts.append(f"checkpoints cannot be read: {error}")
         return f"Artifacts({os.fspath(self.directory)!r}: {', '.join(facts)})"
 
+    @names_descriptors
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         told: dict[str, Any] = {"text/plain": repr(self), "text/html": self._repr_html_()}
         from ..widget.notebook import front_end  # only IPython asks
@@ -341,6 +349,7 @@ class Artifacts:
             told.update(self._panel.wire.bundle())
         return told
 
+    @names_descriptors
     def _repr_html_(self) -> str:
         from html import escape
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..artifacts.page import Table
+from ..errors import names_descriptors
 from ..event.values import Floats
 from ..renderer.numbers import number
 from .position import Position
@@ -79,6 +80,7 @@ class Comparison:
 
         return import_module("pandas").DataFrame(self.table())
 
+    @names_descriptors
     def plot(self, name: str = "loss") -> Figure:
         """One value of both courses, step by step."""
         if name not in self._names():

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, runtime_checkable
 
 from ..breakpoint import Breakpoints
-from ..errors import BusyError, LoggerError, StepError
+from ..errors import BusyError, LoggerError, StepError, names_descriptors
 from ..event import Event, Marked, MetricAdded, MetricInfo, Notice, RunOpened, Split, Status
 from ..store import check_metric_name, same_file
 from .driver import Driver
@@ -257,6 +257,7 @@ class Debugging:
         self.locals = {}
         return replace(try_step(self._replica, function), locals=self.locals)
 
+    @names_descriptors
     def what_if(self, steps: int = 5, **changes: Any) -> Comparison:
         """Take the next training steps twice, as they would be and with a change, and take all of it back.
 
@@ -273,6 +274,7 @@ class Debugging:
         self._supplies.require()
         return self._leaving_locals(lambda: what_if(self._replica, steps, changes))
 
+    @names_descriptors
     def lr_find(
         self,
         start: float = 1e-7,

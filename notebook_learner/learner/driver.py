@@ -11,7 +11,7 @@ from contextvars import copy_context
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
-from ..errors import BusyError
+from ..errors import BusyError, names_descriptors
 from ..store import ending
 from . import background
 from .breaking import Breaking
@@ -80,6 +80,7 @@ class Driver:
 
     # Drive -------------------------------------------------------------------------------------------
 
+    @names_descriptors
     def here(self, work: Callable[[], T]) -> tuple[T, bool]:
         """Do the work in this thread; interrupts ask for a pause.
 

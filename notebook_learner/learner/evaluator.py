@@ -13,7 +13,7 @@ from torch import nn
 
 from ..artifacts import Artifacts
 from ..artifacts.evaluations import Evaluation, Evaluations
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, names_descriptors
 from ..event import Evaluated, Event, FanOut, Sink
 from ..logger import ApplicationLogger, FileMetricLogger
 from ..metric import Loss
@@ -62,6 +62,7 @@ class Evaluator:
         ConfigurationError: nothing says how to measure a batch, or something given is no metric.
     """
 
+    @names_descriptors
     def __init__(
         self,
         run: Artifacts | str | os.PathLike[str],

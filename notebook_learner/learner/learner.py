@@ -12,7 +12,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..artifacts import Artifacts, Checkpoints
-from ..errors import BusyError, CheckpointError, LoggerError, MovedError, Paused, StateError, a_kind
+from ..errors import (
+    BusyError,
+    CheckpointError,
+    LoggerError,
+    MovedError,
+    Paused,
+    StateError,
+    a_kind,
+    names_descriptors,
+)
 from ..event import Display, Event, Notice, RunOpened, StatusChanged
 from ..logger import History
 from ..store import ending
@@ -399,12 +408,14 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         """What the last step returned."""
         return self._replica.loop.output
 
+    @names_descriptors
     def plot(self, metrics: str | Iterable[str] | None = None) -> Figure:
         """The curves so far, as a matplotlib figure: of one metric, of several, or of all."""
         from ..renderer.figure import plot
 
         return plot(self.history, metrics, infos=self._opened.metrics)
 
+    @names_descriptors
     def summary(self) -> Summary:
         """Model, settings, and the best and worst epochs of every metric."""
         from ..renderer.summary import Summary, summary_rows

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import a_kind
+from ..errors import a_kind, names_descriptors
 from ..event.values import Floats
 from ..renderer.numbers import number
 from .changes import Changes
@@ -62,6 +62,7 @@ class RateSearch:
         # For NumPy a NaN is the least of all; here it is what a rate far too high ends with.
         return int(np.where(np.isfinite(self.smoothed), self.smoothed, np.inf).argmin())
 
+    @names_descriptors
     def plot(self) -> Figure:
         """The loss over the rate, with the suggestion."""
         from ..renderer.drawing import LIGHT, lines

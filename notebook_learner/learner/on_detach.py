@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from ..errors import names_descriptors
 from .control import Request
 from .driver import Driver
 from .premises import Premises
@@ -31,6 +32,7 @@ class OnDetach:
             self._premises.require_mine()
         return self._driver.ask(what)
 
+    @names_descriptors
     def detach(
         self,
         train: Iterable[Any] | None = None,
@@ -82,6 +84,7 @@ class OnDetach:
 
         return hand_over(self, train, valid, epochs)
 
+    @names_descriptors
     def take_back(self) -> TakenBack:
         """Have the process that `detach()` handed the run to stop at its next step, and stand exactly there.
 

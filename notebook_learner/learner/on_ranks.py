@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..errors import StateError
+from ..errors import StateError, names_descriptors
 from .driver import Driver
 from .replica import Replica
 from .step.update import Update
@@ -39,6 +39,7 @@ class OnRanks:
         return ranks
 
     @property
+    @names_descriptors
     def fleet(self) -> Any:
         """The processes of a training on several devices: rank, host, device, process, whether it is alive,
         how far it is, how fast it is by itself, and its memory. Shown as a table; one row where there is

@@ -8,6 +8,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from ..errors import names_descriptors
 from ..event import Display, Event, Notice, Rewound, RunOpened, Sink, StatusChanged
 from ..logger import History
 from .driver import Driver
@@ -103,6 +104,7 @@ class Shown:
         if self._display is not None:
             self._display.freeze()
 
+    @names_descriptors
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         if self._display is None:
             from ..widget.face import display_of_page  # only IPython asks

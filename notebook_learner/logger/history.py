@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import names_descriptors
 from ..event.join import text_runs
 from ..event.values import (
     Evaluated,
@@ -313,6 +314,7 @@ class History:
         with self._lock:
             return list(self._marks)
 
+    @names_descriptors
     def to_pandas(self, form: Literal["wide", "long"] = "wide") -> Any:
         """All steps as a pandas DataFrame: a column per metric ("wide"), or a row per value ("long").
 

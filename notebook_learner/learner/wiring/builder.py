@@ -16,6 +16,7 @@ from ...breakpoint import Condition, Moment
 from ...checkpoint.recorder import Recorder
 from ...checkpoint.strategy import Strategy
 from ...cluster import Cluster
+from ...errors import names_descriptors
 from ...event import Sink, Split
 from ...metric.base import AnyMetric, TextMetric
 from ..checkpointer import Checkpointer, Which
@@ -396,6 +397,7 @@ class LearnerBuilder:
 
     # Build -------------------------------------------------------------------------------------------
 
+    @names_descriptors
     def build(
         self,
         model: nn.Module,
