@@ -51,7 +51,7 @@ TABLE = """
 
     WORDS                       | errors WORDS
     .ranks                      | errors metric WORDS .data .state
-    .data                       | errors .rng
+    .data                       | errors .rng store.hdf5_library
     .step                       | errors event WORDS .epoch_value .data .rng
     PARTS             | errors event metric checkpoint.info store.layout store.workers WORDS PARTS .data .step
 
@@ -61,7 +61,7 @@ TABLE = """
     .holding                    | breakpoint WORDS PARTS .data .step .loop .aside
     .watch                      | breakpoint event metric WORDS PARTS .step .loop
     .on_ranks                   | errors .replica .driver .step
-    .on_detach                  | .control .driver .premises PARTS
+    .on_detach                  | errors .control .driver .premises PARTS
     .on_premises                | event artifacts .premises .replica
     .replay                     | event WORDS
     .replica | errors event logger metric WORDS PARTS STOPPING .loop .failure .ranks .replay checkpoint.info
@@ -72,7 +72,7 @@ TABLE = """
     .parting                    | store.hdf5_library
     .background                 | .control
     .driver                     | errors .control .breaking .background store.ending
-    .comparison                 | event.values renderer.numbers artifacts.page WORDS
+    .comparison                 | errors event.values renderer.numbers artifacts.page WORDS
     .changes                    | errors metric WORDS .data .step .loop
     .excursion                  | errors event WORDS PARTS .ranks .loop .replica .comparison .changes
     .what_if                    | errors WORDS .loop .replica .comparison .changes .excursion
@@ -83,7 +83,7 @@ TABLE = """
     .predicting                 | errors PARTS .data .evaluating .step .ranks
     .beside                     | errors PARTS .data .replica .aside
     .on_sets | event metric artifacts store WORDS .data .step .ranks TURNING .evaluating .predicting .beside
-    .shown                      | event logger WORDS PARTS TURNING
+    .shown                      | errors event logger WORDS PARTS TURNING
     .debugging                  | errors event breakpoint WORDS PARTS TURNING STOPPING .step store .on_sets
     .learner             | errors event logger WORDS PARTS TURNING SHOWN artifacts .parting store.ending
 
@@ -139,8 +139,8 @@ LAZY = {
     ("learner.wiring.forking", "learner.wiring.assembly"): "a sibling is assembled as its parent was",
     ("command.steer", "artifacts.place"): "where nobody listens, it says whether there is a run at all",
     ("learner.evaluator", "renderer"): "a display is loaded for whoever evaluates",
-    ("learner.learner", "renderer.figure"): "matplotlib is loaded for whoever draws",
-    ("learner.learner", "renderer.summary"): "a learner is bound to no display; a table is asked for",
+    ("learner.shown", "renderer.figure"): "matplotlib is loaded for whoever draws",
+    ("learner.shown", "renderer.summary"): "a learner is bound to no display; a table is asked for",
     ("learner.shown", "learner.wiring.builder"): "which verbs a builder has, for whoever looks for one here",
     ("learner.shown", "widget.face"): "a panel for a learner that has another display, where a page asks",
     ("metric.confusion_matrix", "renderer.matrix"): "matplotlib is loaded for whoever draws",

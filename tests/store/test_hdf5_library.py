@@ -52,3 +52,35 @@ def test_a_worker_that_is_forked_while_it_is_loaded_does_not_hold_the_loading_up
         [sys.executable, "-W", "error", "-c", FORKED_MEANWHILE], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
+
+
+WORKERS = """
+import sys
+import torch
+from notebook_learner.learner.data.walk import walk_for
+
+class Loaded(torch.utils.data.Dataset):
+    "A sample that says whether the worker process began with h5py loaded."
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, at):
+        return torch.tensor([float("h5py" in sys.modules)])
+
+assert "h5py" not in sys.modules
+loader = torch.utils.data.DataLoader(Loaded(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+walk = walk_for(loader, False)
+iterator = walk.iterate(0)
+print(next(iterator).flatten().tolist())
+walk.end(iterator)
+"""
+
+
+def test_a_loader_s_workers_are_forked_when_it_is_loaded_so_that_its_locks_are_whole_in_them(
+    tmp_path,
+) -> None:
+    """One that was forked meanwhile printed 'cannot release un-acquired lock' into the cell, now and then."""
+    command = [sys.executable, "-W", "error", "-c", WORKERS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert (done.stdout, done.stderr) == ("[1.0, 1.0, 1.0, 1.0]\n", "")

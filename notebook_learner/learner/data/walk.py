@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _DatasetKind
 
+from ...store import hdf5_library
 from ..rng import mix
 from .ends import collate_makes_no_end, next_of
 from .sampling import SeededDataset, SkippingSampler
@@ -98,7 +99,7 @@ class Walk:
 
     def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
         """Start an epoch after `skip` batches, its order drawn. `base` seeds each sample."""
-        with interrupts_kept_from(getattr(self.loader, "num_workers", 0)), collate_makes_no_end(self.loader):
+        with starting_workers(getattr(self.loader, "num_workers", 0)), collate_makes_no_end(self.loader):
             iterator: Iterator[Any] = iter(self.loader)
         return self._kept(iterator)
 
@@ -291,7 +292,7 @@ class _LoaderWalk(Walk):
         self._sampler.skip, self._sampler.base = skip, base
         if self._carries:
             self._sampler.round = mix(self._first_seed, self._epoch) if self.warm else None
-        with interrupts_kept_from(self.loader.num_workers):
+        with starting_workers(self.loader.num_workers):
             iterator = iter(self._copy)
         if self._carries and self._sampler.round is None:
             self._first_seed = cast(int, iterator._base_seed)
@@ -356,13 +357,18 @@ the queues away before the workers are told to end, and waits five seconds for e
 
 
 @contextmanager
-def interrupts_kept_from(workers: int) -> Iterator[None]:
+def starting_workers(workers: int) -> Iterator[None]:
     """Start worker processes with the interrupt signal blocked, and a closed terminal's: they inherit that
     for life.
 
     Both go to the whole process group, and a worker that gets one ends; here they mean "pause" to the parent
     and nothing to them. One that comes meanwhile reaches this process afterwards.
+
+    h5py is loaded beforehand. A worker that is forked while another thread loads it would print "cannot
+    release un-acquired lock" into the cell: h5py then frees a lock for which it was not there to take it.
     """
+    if workers:
+        hdf5_library.load()
     if not workers or not hasattr(signal, "pthread_sigmask"):
         yield
         return
