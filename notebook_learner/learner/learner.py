@@ -12,16 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..artifacts import Artifacts, Checkpoints
-from ..errors import (
-    BusyError,
-    CheckpointError,
-    LoggerError,
-    MovedError,
-    Paused,
-    StateError,
-    a_kind,
-    names_descriptors,
-)
+from ..errors import BusyError, CheckpointError, LoggerError, MovedError, Paused, StateError, a_kind
 from ..event import Display, Event, Notice, RunOpened, StatusChanged
 from ..logger import History
 from ..store import ending
@@ -44,10 +35,7 @@ from .state import State
 from .until import At, End, EpochDone, Steps, Until, When, as_condition, as_position, counted
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ..event import Status  # Jedi, which completes `learner.`, fails on a property that is a Literal
-    from ..renderer.summary import Summary
 
 T = TypeVar("T")
 
@@ -407,23 +395,6 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
     def output(self) -> Any:
         """What the last step returned."""
         return self._replica.loop.output
-
-    @names_descriptors
-    def plot(self, metrics: str | Iterable[str] | None = None) -> Figure:
-        """The curves so far, as a matplotlib figure: of one metric, of several, or of all."""
-        from ..renderer.figure import plot
-
-        return plot(self.history, metrics, infos=self._opened.metrics)
-
-    @names_descriptors
-    def summary(self) -> Summary:
-        """Model, settings, and the best and worst epochs of every metric."""
-        from ..renderer.summary import Summary, summary_rows
-
-        opened, loop = self._opened, self._replica.loop
-        settings = {**opened.settings, "epochs": f"{loop.epoch - 1} of {loop.num_epochs}"}
-        rows = summary_rows(self.history, opened.metrics)
-        return Summary(opened.model, opened.parameters, settings, rows)
 
     def __repr__(self) -> str:
         opened = self._opened

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from numbers import Integral
@@ -16,8 +16,11 @@ from .position import Position
 from .replica import Replica
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from ..checkpoint.info import CheckpointInfo
     from ..event import Status
+    from ..renderer.summary import Summary
 
 
 class Shown:
@@ -65,6 +68,23 @@ class Shown:
             self._display = display
             display.attach(self)
             self._replica.sinks.add(display)
+
+    @names_descriptors
+    def plot(self, metrics: str | Iterable[str] | None = None) -> Figure:
+        """The curves so far, as a matplotlib figure: of one metric, of several, or of all."""
+        from ..renderer.figure import plot
+
+        return plot(self.history, metrics, infos=self._opened.metrics)
+
+    @names_descriptors
+    def summary(self) -> Summary:
+        """Model, settings, and the best and worst epochs of every metric."""
+        from ..renderer.summary import Summary, summary_rows
+
+        opened, loop = self._opened, self._replica.loop
+        settings = {**opened.settings, "epochs": f"{loop.epoch - 1} of {loop.num_epochs}"}
+        rows = summary_rows(self.history, opened.metrics)
+        return Summary(opened.model, opened.parameters, settings, rows)
 
     def show(self) -> None:
         """Show the panel below the cell that runs, where there is one. `fit` and `start` do so."""
