@@ -37,12 +37,15 @@ from .timeline import Mark, mark_of, mark_of_checkpoint
 FILE = "artifacts.h5"
 REST = 100
 """An epoch's end writes no file before so many times what the last one took: one percent of the time."""
+LARGE = 0.05
+"""Seconds. After a rewind or a restored checkpoint a file that takes longer waits for that time, too: nothing
+was measured then, and with hundreds of checkpoints it is most of what a way back costs."""
 
 _ENDED = ("failed", "stopped", "finished")
 
 
 class LiveIndex:
-    """A sink that keeps `artifacts.h5` up to date: at an epoch's end, a pause, a rewind and the end.
+    """A sink that keeps `artifacts.h5` up to date: at an epoch's end, a pause and the end.
 
     On the training thread it only takes notes. The file is made by jobs that it hands to `submit`, which
     runs each of them, one after the other and elsewhere, and deals with what they raise (an OSError where
@@ -79,6 +82,8 @@ class LiveIndex:
         self._timeline: list[Mark] = []
         self._fresh = True
         """Nothing was trained or restored yet: a first pass that is the run's first begins a new run."""
+        self._moved = False
+        """Training stands elsewhere, and has measured nothing since."""
         self._evaluated: dict[str, Evaluated] = {}
         self._waiting = 0
         self._building = threading.Lock()
@@ -132,7 +137,7 @@ class LiveIndex:
         """Note an event; whether the file should be written for it."""
         if isinstance(event, MetricBlock):
             self._clock.add(event, now)
-            self._fresh = False
+            self._fresh = self._moved = False
             return False
         if isinstance(event, SplitStarted):
             return self._begin(event)
@@ -144,7 +149,7 @@ class LiveIndex:
             self._add_metric(event)
         if isinstance(event, Rewound):
             self._clock.cut(event.epoch, event.split, event.step)
-            self._fresh = False
+            self._fresh, self._moved = False, True
         elif isinstance(event, StatusChanged):
             self._note_status(event, now)
         elif isinstance(event, Evaluated):
@@ -152,7 +157,9 @@ class LiveIndex:
         mark = mark_of(event, now)
         if mark is not None:
             self._timeline.append(mark)
-        return mark is not None
+        if isinstance(event, StatusChanged) and self._moved and self._cost > LARGE:
+            return mark is not None and self._rested
+        return mark is not None and not isinstance(event, Rewound)  # after which the status is told
 
     def _open(self, event: RunOpened, now: float) -> bool:
         """Whether there is nothing of an earlier run. A file that there is stays until something happens:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ..store import durable
-from ..store.layout import SPLITS, RunLayout, log_files, names_if_folder
-from ..store.run_folder import RunPath
+from ..store import durable, files
+from ..store.layout import SPLITS, RunLayout
+from ..store.run_folder import RefusedError, RunPath
 
 Traces = Mapping[str, object]
 _CHUNK = 1 << 20
@@ -20,11 +19,16 @@ _OPENED = b" run opened in "
 def traces_in(directory: Path) -> Traces:
     """The checkpoints, the newest logs and the size of the application log."""
     layout = RunLayout(directory)
-    found: dict[str, object] = {}
-    for path in (*_commits(layout.checkpoint), *_newest_logs(layout), layout.experiment_log):
-        with suppress(OSError):
-            info = os.lstat(path)
-            found[str(path.relative_to(directory))] = (info.st_ino, info.st_size, info.st_mtime_ns)
+    found, start = dict[str, object](), len(str(layout.directory)) + 1
+    for folder, begin, end in (
+        (layout.directory, layout.experiment_log.name, ""),
+        (layout.checkpoint, "state-", ""),
+        *((folder, "", ".log") for folder in _newest_passes(layout)),
+    ):
+        with suppress(NotADirectoryError, RefusedError), files.opened_folder(folder) as opened:
+            wanted = [name for name in opened.names() if name.startswith(begin) and name.endswith(end)]
+            for name, info in opened.stats(wanted).items():
+                found[f"{folder}/{name}"[start:]] = (info.st_ino, info.st_size, info.st_mtime_ns)
     return found
 
 
@@ -39,19 +43,11 @@ def went_on_since(directory: Path, before: Traces) -> bool:
     return any(before.get(name) != trace for name, trace in now.items())
 
 
-def _commits(folder: RunPath) -> Iterator[Path]:
-    for name in names_if_folder(folder):
-        if name.startswith("state-"):
-            yield folder / name
-
-
-def _newest_logs(layout: RunLayout) -> Iterator[Path]:
-    """Of the newest epoch of each split, by its number."""
+def _newest_passes(layout: RunLayout) -> Iterator[RunPath]:
+    """The folder of the newest epoch of each split, by its number."""
     for split in SPLITS:
-        names = names_if_folder(layout.directory / split)
-        epochs = [int(name[6:]) for name in names if name.startswith("epoch-") and name[6:].isdecimal()]
-        if epochs:
-            yield from log_files(layout.split_dir(split, max(epochs)))
+        if newest := max(layout.epochs(split), default=0):
+            yield layout.split_dir(split, newest)
 
 
 def _opened_again(log: Path, was: object, now: object) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..event.join import text_runs
@@ -22,7 +23,7 @@ from ..event.values import (
 )
 from ..store import files
 from ..store.appender import LineAppender
-from ..store.layout import RunLayout, log_files
+from ..store.layout import SPLITS, RunLayout, file_name
 from ..store.log_lines import format_final, format_rows, format_text
 from ..store.run_folder import RunPath
 from .blocks import last_step
@@ -64,6 +65,8 @@ class FileMetricLogger:
         self.layout = RunLayout(directory)
         self._backlog: deque[Event] = deque()
         self._current: _Pass | None = None
+        self._folder = self.layout.directory
+        """Of the current pass."""
         self._files: dict[str, LineAppender] = {}
         self._ended: list[tuple[_Pass, LineAppender]] = []
         """Files of passes that are over, until the disk took their last lines."""
@@ -137,6 +140,7 @@ class FileMetricLogger:
             _close(self._files.values())
         self._forget(lambda past: past == key)
         self._current, self._files = key, {}
+        self._folder = self.layout.split_dir(*key)
 
     def _leave(self) -> None:
         if self._current is not None:
@@ -173,8 +177,7 @@ class FileMetricLogger:
         return file
 
     def _path(self, name: str) -> RunPath:
-        assert self._current is not None
-        return self.layout.metric_log(*self._current, name)
+        return self._folder / file_name(name)
 
     def _end(self, finals: Iterable[tuple[str, float]]) -> None:
         for name, value in finals:
@@ -231,21 +234,21 @@ class FileMetricLogger:
             self._rebuild(record[-1], last_step(record[-1]))
 
     def _delete_all_but(self, passes: set[_Pass]) -> None:
-        for split, epoch, folder in tuple(self.layout.passes()):
-            if (split, epoch) not in passes:
-                _delete_logs(folder, keep=())
+        for split in SPLITS:
+            others = [epoch for epoch in self.layout.epochs(split) if (split, epoch) not in passes]
+            folders = [self.layout.split_dir(split, epoch) for epoch in others]
+            _remove([folder for folder in folders if _delete_logs(folder)])
 
     def _rebuild(self, past: SplitRecord, keep: int) -> None:
         """Open a pass again with its first `keep` lines as they are and the rest from the record."""
         self._half_rebuilt = True  # until the end: a disk that fails in between has it done again
         self._begin(_key(past))
         names = _lines_upto(past, keep)
-        folder = self.layout.split_dir(past.split, past.epoch)
-        wanted = [*names, *(past.finals or ())]
-        _delete_logs(folder, keep=[self._path(name).name for name in wanted])
-        for name, (lines, blank) in names.items():
-            file = self._file(name, blank)
-            file.keep(lines)
+        kept = {name: (lines, blank) for name, (lines, blank) in names.items() if lines}
+        if _delete_logs(self._folder, keep=map(file_name, kept)):
+            _remove([self._folder])
+        for name, (lines, blank) in kept.items():
+            self._file(name, blank).keep(lines)
         for block in past.blocks:
             self._take(block)
         if past.finals is not None:
@@ -287,14 +290,14 @@ def _lines_upto(past: SplitRecord, step: int) -> dict[str, tuple[int, str]]:
     return lines
 
 
-def _delete_logs(folder: RunPath, keep: Iterable[str]) -> None:
-    """Remove the pass's logs but `keep`, and the folders that are empty then; leave foreign files."""
+def _delete_logs(folder: RunPath, keep: Iterable[str] = ()) -> bool:
+    """Remove the pass's logs but `keep`; leave foreign files. Whether the folder is empty then."""
     kept = set(keep)
-    for path in log_files(folder):
-        if path.name not in kept:
-            files.unlink(path)
-    for empty in (folder, folder.parent):
-        try:
-            files.remove_directory(empty)
-        except OSError:
-            return  # not empty: somebody's files, or other epochs
+    return files.delete_all(folder, lambda name: name.endswith(".log") and name not in kept)
+
+
+def _remove(passes: Sequence[RunPath]) -> None:
+    """Remove the empty folders of passes of one split, and the split's own where it is empty then."""
+    for folder in (*passes, *(folder.parent for folder in passes[:1])):
+        with suppress(OSError):  # not empty: somebody's files, or other epochs
+            files.remove_directory(folder)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import enough_descriptors
 from .run_folder import (
     Opened,
+    RefusedError,
     RunPath,
     below,
     directory_at,
@@ -175,6 +176,26 @@ def unlink(path: RunPath) -> None:
         return
     except OSError as error:
         raise explained(error, path, above) from None
+
+
+def delete_all(folder: RunPath, wanted: Callable[[str], bool]) -> bool:
+    """Delete the files of a directory whose names are wanted; whether it is empty then. What is above it is
+    walked once, and not for each file."""
+    try:
+        here = directory_at(folder, reading=True)
+        names = os.listdir(here.number)
+    except (FileNotFoundError, NotADirectoryError, RefusedError):
+        return False
+    except OSError as error:
+        raise enough_descriptors(error, folder) from None
+    gone = [name for name in names if wanted(name)]
+    for name in gone:
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=here.number)
+        except OSError as error:
+            raise explained(error, folder / name, here) from None
+    return len(gone) == len(names)
 
 
 def make_directory(path: RunPath) -> None:

@@ -85,21 +85,22 @@ class RunLayout:
         Whoever lists the folders of one split and then of the other asks this first, and passes over later
         epochs: else one that begins in between has a validation without its training.
         """
-        return max((epoch for split in SPLITS for epoch, _ in self._epochs(split)), default=0)
+        return max((epoch for split in SPLITS for epoch in self.epochs(split)), default=0)
 
     def passes(self) -> Iterator[tuple[Split, int, RunPath]]:
         """Every pass that has a folder on disk; other things in the directory are passed over."""
         last = self.last_epoch()
         for split in SPLITS:
-            for epoch, folder in self._epochs(split):
+            for epoch in self.epochs(split):
+                folder = self.split_dir(split, epoch)
                 if epoch <= last and folder.is_dir():
                     yield split, epoch, folder
 
-    def _epochs(self, split: Split) -> Iterator[tuple[int, RunPath]]:
-        root = self.directory / split
-        for name in names_if_folder(root):
+    def epochs(self, split: Split) -> Iterator[int]:
+        """The numbers of what is called as the folder of an epoch is, whatever it may be."""
+        for name in names_if_folder(self.directory / split):
             if match := _EPOCH.fullmatch(name):
-                yield int(match[1]), root / name
+                yield int(match[1])
 
     def __repr__(self) -> str:
         return f"RunLayout({os.fspath(self.directory)!r})"

@@ -136,7 +136,7 @@ def test_the_file_holds_what_the_logs_hold(process):
 
 
 @pytest.mark.parametrize("status", ["paused", "failed", "stopped", "finished"])
-def test_standing_still_and_rewinding_always_write(process, status):
+def test_standing_still_writes_also_after_a_rewind(process, status):
     process.work()
     process.train(1)
     process.status("running")
@@ -144,8 +144,36 @@ def test_standing_still_and_rewinding_always_write(process, status):
     assert process.work() == 0
     process.status(status)
     process.rewind(1, "train", 2)
+    process.status("paused")
     assert process.work() == 2
-    assert process.kinds() == ["opened", status, "rewound"]
+    assert process.kinds() == ["opened", status, "rewound", "paused"]
+
+
+def test_a_large_file_is_not_made_for_a_rewind_before_its_time_has_passed(process, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+
+    def slow(*arguments, **more):
+        now[0] += 2 * live.LARGE
+        return live_encode(*arguments, **more)
+
+    live_encode = live.encode_index
+    monkeypatch.setattr(live, "encode_index", slow)
+    process.work()
+    process.train(1)
+    process.status("paused")
+    assert process.work() == 1, "steps were measured"
+    process.rewind(1, "train", 2)
+    process.status("paused")
+    assert process.work() == 0
+    now[0] += 2 * live.REST * live.LARGE
+    process.rewind(1, "train", 1)
+    process.status("paused")
+    assert process.work() == 1
+    assert process.kinds() == ["opened", "paused", "rewound", "paused", "rewound", "paused"]
+    process.train(1)
+    process.status("paused")
+    assert process.work() == 1, "steps were measured again"
 
 
 def test_a_run_ends_and_goes_on(process):
@@ -286,6 +314,7 @@ def test_jobs_on_another_thread_see_whole_states(process):
             process.train(number, steps=3)
             process.status("paused", number, "train", 3)
             process.rewind(number, "train", 2)
+            process.status("paused", number, "train", 2)
     assert len(futures) == 58 and [future.result() for future in futures] == [None] * 58
     process.index._submit = process.jobs.append
     process.status("finished")
