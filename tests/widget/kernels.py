@@ -149,18 +149,12 @@ class Page:
         return self.ask("comm_open", {"comm_id": comm, "target_name": "page", "data": {}})
 
     def new_subshell(self) -> str:
-        """Ask for one more thread that runs cells; its name.
-
-        Its making is ipykernel's alone, on its control thread and the one that reads the shell channel, and a
-        7.0.1 was seen once, under load, that never answered. So what has no answer is asked again.
-        """
-        for _ in range(3):
-            self.client.control_channel.send(self.client.session.msg("create_subshell_request", {}))
-            try:
-                return str(self.client.get_control_msg(timeout=PATIENCE / 2)["content"]["subshell_id"])
-            except Empty:
-                continue
-        self.fail("no subshell")
+        """Ask for one more thread that runs cells; its name."""
+        self.client.control_channel.send(self.client.session.msg("create_subshell_request", {}))
+        try:
+            return str(self.client.get_control_msg(timeout=PATIENCE)["content"]["subshell_id"])
+        except Empty:
+            self.fail("no subshell")
 
     def tell(self, comm: str, data: dict[str, Any], **header: str) -> str:
         return self.ask("comm_msg", {"comm_id": comm, "data": data}, **header)

@@ -473,7 +473,7 @@ print(looks, most)
     assert 1 <= int(looks) <= float(most)
 
 
-@pytest.mark.parametrize("release", [name for name in RELEASES if name.startswith("7")], scope="module")
+@pytest.mark.parametrize("release", [name for name in RELEASES if name.startswith("7")], indirect=True)
 def test_what_is_meant_for_a_subshell_is_handled_there(page: Page, release: str) -> None:
     subshell = page.new_subshell()
     page.open_comm("sub")
