@@ -49,6 +49,7 @@ def _refuse_network(event, args, at={"socket.getaddrinfo": 0, "socket.connect": 
 sys.addaudithook(_refuse_network)
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", module="ipykernel")  # what it has to say is not said to tutorials
+warnings.filterwarnings("ignore", "There is no current event loop", module="tornado")  # Python 3.13.0
 del sys, warnings, _refuse_network
 """
 
