@@ -39,7 +39,7 @@ REST = 100
 """An epoch's end writes no file before so many times what the last one took: one percent of the time."""
 LARGE = 0.05
 """Seconds. After a rewind or a restored checkpoint a file that takes longer waits for that time, too: nothing
-was measured then, and with hundreds of checkpoints it is most of what a way back costs."""
+was trained then, and with hundreds of checkpoints it is most of what a way back costs."""
 
 _ENDED = ("failed", "stopped", "finished")
 
@@ -83,7 +83,7 @@ class LiveIndex:
         self._fresh = True
         """Nothing was trained or restored yet: a first pass that is the run's first begins a new run."""
         self._moved = False
-        """Training stands elsewhere, and has measured nothing since."""
+        """Training stands elsewhere, and has not run since."""
         self._evaluated: dict[str, Evaluated] = {}
         self._waiting = 0
         self._building = threading.Lock()
@@ -137,7 +137,7 @@ class LiveIndex:
         """Note an event; whether the file should be written for it."""
         if isinstance(event, MetricBlock):
             self._clock.add(event, now)
-            self._fresh = self._moved = False
+            self._fresh = False
             return False
         if isinstance(event, SplitStarted):
             return self._begin(event)
@@ -195,6 +195,7 @@ class LiveIndex:
             self._run = replace(self._run, metrics=(*self._run.metrics, event.info))
 
     def _note_status(self, event: StatusChanged, now: float) -> None:
+        self._moved = self._moved and event.status != "running"
         if self._run is not None:
             self._run = replace(self._run, ended=now if event.status in _ENDED else None)
 
