@@ -20,6 +20,9 @@ GPUS = ("/dev/null", "/dev/zero")
 """Of each node: Slurm hands out whatever file it is told of."""
 
 
+_FIRST_PORT, _PORTS = 20_000, 12_000
+
+
 def may_start_nodes() -> bool:
     """Whether this process may run what others ask of a node, and give it a name of its own."""
     return os.getuid() == 0 and subprocess.run(["unshare", "--uts", "true"]).returncode == 0
@@ -159,7 +162,12 @@ def said(*command: str, check: bool = True) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    found = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """Ports below those that the system gives out itself: one of these may be a client's, or another test's,
+    by the time that the daemon begins."""
+    found: list[socket.socket] = []
+    while len(found) < count:
+        with suppress(OSError):
+            found.append(socket.create_server(("", _FIRST_PORT + secrets.randbelow(_PORTS))))
     ports = [each.getsockname()[1] for each in found]
     for each in found:
         each.close()
