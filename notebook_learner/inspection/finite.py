@@ -49,22 +49,22 @@ class Questions:
 
     def ask(self, tensors: Sequence[Tensor]) -> range:
         """Look at tensors; the numbers name the questions."""
-        numbers = range(len(self._totals), len(self._totals) + len(tensors))
-        parts = {
-            number: values
-            for number, tensor in zip(numbers, tensors, strict=True)
-            if tensor.is_floating_point() or tensor.is_complex()
-            for values in values_in([tensor])
-        }
-        sizes = {number: values.numel() for number, values in parts.items()}
-        self._totals += [sizes.get(number, 0) for number in numbers]
-        if sum(sizes.values()) <= FEW:  # it may be written over, or go, before there are enough
-            self._waiting |= {number: values.clone() for number, values in parts.items()}
+        first, together, parts = len(self._totals), 0, dict[int, Tensor]()
+        for number, tensor in enumerate(tensors, first):
+            size = 0
+            if tensor.is_floating_point() or tensor.is_complex():
+                for values in values_in([tensor]):
+                    parts[number], size = values, values.numel()
+            self._totals.append(size)
+            together += size
+        if together <= FEW:  # it may be written over, or go, before there are enough
+            for number, values in parts.items():
+                self._waiting[number] = values.clone()
             if len(self._waiting) > _MOST_WAITING:
                 self._look()
         else:
             self._rows += _looked_at(parts)
-        return numbers
+        return range(first, len(self._totals))
 
     def answers(self) -> list[Finding]:
         """What was found, question by question."""

@@ -23,6 +23,9 @@ def tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
     >>> [path for path, _ in tensors_in({"x": torch.ones(1), "y": [1, torch.ones(2)]})]
     ["['x']", "['y'][1]"]
     """
+    if isinstance(value, Tensor):  # what most layers give
+        yield "", value
+        return
     seen: set[int] = set()
     # A stack and no recursion: what a stranger's batch nests may be deeper than Python's own.
     waiting: list[tuple[str, Any, int]] = [("", value, 0)]
