@@ -23,7 +23,7 @@ from ..event.values import (
 )
 from ..store import files
 from ..store.appender import LineAppender
-from ..store.layout import SPLITS, RunLayout, file_name
+from ..store.layout import SPLITS, RunLayout, file_name, names_if_folder
 from ..store.log_lines import format_final, format_rows, format_text
 from ..store.run_folder import RunPath
 from .blocks import last_step
@@ -292,8 +292,11 @@ def _lines_upto(past: SplitRecord, step: int) -> dict[str, tuple[int, str]]:
 
 def _delete_logs(folder: RunPath, keep: Iterable[str] = ()) -> bool:
     """Remove the pass's logs but `keep`; leave foreign files. Whether the folder is empty then."""
-    kept = set(keep)
-    return files.delete_all(folder, lambda name: name.endswith(".log") and name not in kept)
+    kept, names = set(keep), names_if_folder(folder)
+    gone = [name for name in names if name.endswith(".log") and name not in kept]
+    if gone:
+        files.delete_all(folder, gone)
+    return len(gone) == len(names)
 
 
 def _remove(passes: Sequence[RunPath]) -> None:

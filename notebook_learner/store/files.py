@@ -12,14 +12,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import enough_descriptors
 from .run_folder import (
     Opened,
-    RefusedError,
     RunPath,
     below,
     directory_at,
@@ -178,24 +177,15 @@ def unlink(path: RunPath) -> None:
         raise explained(error, path, above) from None
 
 
-def delete_all(folder: RunPath, wanted: Callable[[str], bool]) -> bool:
-    """Delete the files of a directory whose names are wanted; whether it is empty then. What is above it is
-    walked once, and not for each file."""
-    try:
-        here = directory_at(folder, reading=True)
-        names = os.listdir(here.number)
-    except (FileNotFoundError, NotADirectoryError, RefusedError):
-        return False
-    except OSError as error:
-        raise enough_descriptors(error, folder) from None
-    gone = [name for name in names if wanted(name)]
-    for name in gone:
+def delete_all(folder: RunPath, names: Iterable[str]) -> None:
+    """Delete files of a directory, as `unlink` does; what is above it is walked once, and not for each."""
+    above = directory_at(folder)
+    for name in names:
         try:
             with suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=here.number)
+                os.unlink(name, dir_fd=above.number)
         except OSError as error:
-            raise explained(error, folder / name, here) from None
-    return len(gone) == len(names)
+            raise explained(error, folder / name, above) from None
 
 
 def make_directory(path: RunPath) -> None:
@@ -236,7 +226,7 @@ class Folder:
         try:
             return [] if self._above is None else os.listdir(self._above.number)
         except OSError as error:
-            raise enough_descriptors(error, "a directory of the run") from None
+            raise enough_descriptors(error) from None
 
     def stats(self, names: Iterable[str]) -> dict[str, os.stat_result]:
         """What each of these names is, as far as they are there; links are not followed."""

@@ -148,10 +148,9 @@ class Disk:
         if self._has(path):
             self._name(path, None, removed=path.name)
 
-    def _delete_all(self, folder: Path, wanted: Callable[[str], bool]) -> None:
-        if self._has(folder):
-            for name in filter(wanted, self._find(folder).after(all_of)):
-                self._unlink(folder / name)
+    def _delete_all(self, folder: Path, names: list[str]) -> None:
+        for name in names:
+            self._unlink(folder / name)
 
     def _remove_directory(self, path: Path) -> None:
         self._name(path, None, removed=path.name)

@@ -23,6 +23,7 @@ from notebook_learner.event import (
 )
 from notebook_learner.logger import FileMetricLogger, History
 from notebook_learner.store import read_log
+from notebook_learner.store.run_folder import RefusedError
 
 NAN = float("nan")
 
@@ -547,3 +548,18 @@ def test_a_directory_removed_between_two_passes_is_told_once(tmp_path):
     logger.flush()
     assert list(tree(tmp_path / "run")) == ["valid", "valid/epoch-1", "valid/epoch-1/Loss.log"]
     logger.close()
+
+
+def test_no_log_of_another_run_is_deleted_that_was_put_in_the_place_of_the_one_written_to(tmp_path):
+    run, aside, other = tmp_path / "run", tmp_path / "aside", tmp_path / "other"
+    logger, history = FileMetricLogger(run), History()
+    for sink in (logger, history):
+        play(sink, RUN)
+    straight(other, RUN)
+    run.rename(aside)
+    other.rename(run)
+    before = tree(run), tree(aside)
+    assert len(before[0]) > 4 and before[0] == before[1]
+    with pytest.raises(RefusedError, match="another one put in its place"):
+        rewind(logger, history, ())
+    assert (tree(run), tree(aside)) == before
