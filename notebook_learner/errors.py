@@ -236,16 +236,19 @@ class Paused(KeyboardInterrupt):
         return [str(self)]
 
 
-def enough_descriptors(error: OSError, path: str | os.PathLike[str]) -> OSError:
+def enough_descriptors(error: OSError, path: object = None) -> OSError:
     """The error itself, or one that says what to do where no descriptor is left."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return error
     whose = "this process has" if error.errno == errno.EMFILE else "all processes of this machine have"
+    # Where an open directory is listed, its number is told.
+    place = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else None
+    what = "a file or directory" if place is None else repr(place)
     return NoDescriptorsError(
         error.errno,
-        f"{os.fspath(path)!r} cannot be opened: {whose} as many files open as the system allows. Close some "
-        "(datasets, loaders' workers, plots' files), or allow more before the kernel starts: ulimit -n 4096",
-        os.fspath(path),
+        f"{what} cannot be opened: {whose} as many files open as the system allows. Close some (datasets, "
+        "loaders' workers, plots' files), or allow more before the kernel starts: ulimit -n 4096",
+        place,
     )
 
 
@@ -259,7 +262,7 @@ def names_descriptors(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except OSError as error:
-            told = enough_descriptors(error, error.filename or "a file")
+            told = enough_descriptors(error, error.filename)
             if told is error or isinstance(error, StoreError):
                 raise
             raise told from error

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from notebook_learner.errors import NotebookLearnerError, names_descriptors
 
 SCRIPT = """
 import os, resource, sys
@@ -99,3 +103,28 @@ def test_without_a_descriptor_every_verb_says_what_to_do_and_training_goes_on_af
         name, said = line.split("|", 1)
         assert said == "done" or "as many files open as the system allows. Close some" in said, line
         assert said != "done" or name in ("rewind", "summary"), line  # all of it is in memory
+
+
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [("runs/a.log", "'runs/a.log'"), (b"a.log", "'a.log'"), (5, "a file or directory"), (None, "a file or")],
+)
+def test_the_error_names_the_place_where_the_system_told_it(place: Any, what: str) -> None:
+    @names_descriptors
+    def opens() -> None:
+        raise OSError(errno.EMFILE, "Too many open files", place)
+
+    with pytest.raises(NotebookLearnerError, match=f"^{what}.* cannot be opened: this process has as many"):
+        opens()
+
+
+def test_any_other_error_is_left_as_it_is() -> None:
+    error = OSError(errno.ENOSPC, "No space left on device")
+
+    @names_descriptors
+    def writes() -> None:
+        raise error
+
+    with pytest.raises(OSError) as raised:
+        writes()
+    assert raised.value is error and error.__cause__ is None
