@@ -38,6 +38,10 @@ from .ticket import THE_LEARNER, Surroundings, Ticket
 
 _AGAIN = 5.0
 """Seconds after which what a disk refused is tried again."""
+_OVER = (
+    "the run is over here: its process writes down where it stands, and ends. learner.take_back(), or "
+    ".resume() on the builder, goes on from there"
+)
 
 
 def main(there: int, here: int, taking: int) -> int:
@@ -177,18 +181,23 @@ class Serving:
         return None
 
     def _stand(self, error: BaseException | None) -> BaseException | None:
-        """While it is paused, or waits for a disk, others may have it go on. Gives what it failed with."""
+        """While it is paused, or waits for a disk, others may have it go on. Gives what it failed with.
+
+        Once it is over, nothing is done for others any more: nothing would tell of it.
+        """
         learner = self._learner
         while True:
-            if self._told_to_end:
+            told_to_end = self._told_to_end
+            if told_to_end:
                 learner.stop()
-                return None
             if not learner._driver.busy:
                 status = learner.status
-                if status in ("finished", "stopped"):
-                    return None
                 error = error or _error_of(learner)
-                if status == "failed" and not isinstance(error, (LoggerError, CheckpointError)):
+                if over := told_to_end or status in ("finished", "stopped"):
+                    error = None
+                elif status == "failed":
+                    over = not isinstance(error, (LoggerError, CheckpointError))
+                if over and learner._driver.ends(_OVER):
                     return error
                 error = None if status == "running" else error
             time.sleep(0.1)

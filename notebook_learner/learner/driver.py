@@ -33,6 +33,8 @@ class Driver:
         """Whether a pause is kept on the disk: then being told to end (SIGTERM) means pausing first."""
         self.process: int | None = None
         """The process that its learner belongs to; None where a child may go on with it."""
+        self._over = ""
+        """Why nobody drives any more."""
         self._changed = control.changed
         self._thread: threading.Thread | None = None
         self._turn = _Turn(ended=True)
@@ -77,6 +79,15 @@ class Driver:
     def belongs_to_nobody(self) -> None:
         """That is over: whoever ends it waits for nobody."""
         self._thread = None
+
+    def ends(self, why: str) -> bool:
+        """Nobody drives from here on, and who asks is told why; False where somebody drives, or holds the
+        loop, right now."""
+        with self._changed:
+            if self._thread is not None or self._holders or self._claimants:
+                return False
+            self._over = why
+            return True
 
     # Drive -------------------------------------------------------------------------------------------
 
@@ -165,6 +176,7 @@ class Driver:
         """
         self.require_own()
         with self._changed:
+            self._require_not_over()
             if self._thread is None:
                 return False
             self.control.request(what)
@@ -193,6 +205,7 @@ class Driver:
         me = threading.current_thread()
         with self._changed:
             self._wait_for(lambda: bool(self._holders) or not self._others_first)
+            self._require_not_over()
             self._holders.append(me)
             self.control.hold()
         try:
@@ -209,6 +222,12 @@ class Driver:
         return ending.awaited(self.control.interrupt) if self.saves_its_end else nullcontext()
 
     # The claim ---------------------------------------------------------------------------------------
+
+    def _require_not_over(self) -> None:
+        """Under the lock."""
+        __tracebackhide__ = True
+        if self._over:
+            raise BusyError(self._over)
 
     @property
     def _holding(self) -> bool:
@@ -227,6 +246,7 @@ class Driver:
             finally:
                 self._claimants -= 1
                 self._changed.notify_all()
+            self._require_not_over()
             if self._thread is not None:
                 raise BusyError(_who_drives(self._thread))
             self._thread = threading.current_thread()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import LoggerError, NotebookLearnerError
+from ..errors import BusyError, LoggerError, NotebookLearnerError
 from .protocol import Answer, Request, group_of
 from .steering import Steering
 
@@ -85,7 +85,8 @@ class Commands:
         with self.learner.paused():
             self._say(request)
             verb()
-        verb()  # again, as inside the block it could not wait until the learner stands
+        with suppress(BusyError):  # it is over by now
+            verb()  # again, as inside the block it could not wait until the learner stands
 
     def _standing(self) -> Answer:
         return Answer(True, f"{self.learner.status} at {self.learner.position}")
@@ -123,7 +124,8 @@ class Commands:
         self._note(str(request))
 
     def _note(self, text: str) -> None:
-        with suppress(LoggerError):  # it keeps the line; a full disk must not keep anybody from `stop`
+        # The log keeps the line: a full disk must not keep anybody from `stop`. A run that ends has no log.
+        with suppress(LoggerError, BusyError):
             self.learner.note(f"remote control by {self.asker}: {text}")
 
 

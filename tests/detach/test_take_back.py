@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from detach_support import (
     Gate,
+    Held,
     interrupted_inside,
     printed_in,
     steered,
@@ -20,9 +21,10 @@ from detach_support import (
     waiting,
     waits_for,
 )
-from exactness import Setup, differences, disturb, everything, straight
+from exactness import STEPS, Setup, differences, disturb, everything, straight
 
 from notebook_learner import BusyError, Learner, Paused, StateError
+from notebook_learner.remote import control
 
 FULL = Setup(seed=None, window=2, scheduler="cycle", clip=True, ema=True)
 Owned = Callable[[Learner], Learner]
@@ -197,6 +199,29 @@ def test_a_wait_that_is_interrupted_can_be_taken_up_again(tmp_path: Path, owned:
     assert learner.take_back().told in ("", "which had ended (stopped)")
     learner.fit()
     assert learner.status == "finished"
+
+
+@pytest.mark.parametrize(
+    "words", [("set", "lr=0.25", "num_epochs=3"), ("step",), ("pause",), ("save",), ("stop",)]
+)
+def test_a_process_that_writes_its_end_down_refuses_what_would_be_lost(
+    words: tuple[str, ...], tmp_path: Path, owned: Owned
+) -> None:
+    run, gate, disk = tmp_path / "run", tmp_path / "open", tmp_path / "disk"
+    setup = replace(FULL, seed=7, scheduler="none")
+    learner = owned(gated(setup.learner(run), gate, after=STEPS - 1))
+    learner._supplies.origin.settings.recorder = Held(disk)
+    learner.detach()
+    waits_for(waiting(gate).exists)
+    gate.touch()
+    waits_for(waiting(disk).exists)
+    waits_for(lambda: steered(run, "status").startswith("finished"))
+    answer = control(run, *words)
+    assert (answer.ok, "the run is over here" in answer.text) == (False, True), answer
+    disk.touch()
+    learner.take_back()
+    assert learner.num_epochs == 2
+    assert [group["lr"] for group in learner.optimizer.param_groups] == [0.02]
 
 
 def test_there_is_nothing_to_take_back_from_here(tmp_path: Path) -> None:
