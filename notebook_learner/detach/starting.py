@@ -30,6 +30,10 @@ SIZE = struct.Struct("<QQ")
 """In front of what it is sent: the bytes of the surroundings, and of the ticket."""
 _PRINTED = 4000
 """Characters of what it printed that an error tells."""
+_READ = 1 << 18
+"""Bytes of what it printed that are read for them."""
+_MODULES = "Extension modules: "
+"""How faulthandler begins its last line: up to 10 kB of names, which would push out what went wrong."""
 _ROOT = Path(__file__).parents[2]
 """Where this package is imported from."""
 _OF_A_KERNEL = ("JPY_", "MPLBACKEND")
@@ -180,8 +184,9 @@ class Process:
     def _what_it_printed(self) -> str:
         with suppress(OSError, ValueError):
             size = self._printed.seek(0, os.SEEK_END)
-            self._printed.seek(max(0, size - _PRINTED))
-            return self._printed.read().decode(errors="replace")
+            self._printed.seek(max(0, size - _READ))
+            lines = self._printed.read().decode(errors="replace").splitlines()
+            return "\n".join(line for line in lines if not line.startswith(_MODULES))[-_PRINTED:]
         return ""
 
     def _close(self) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -169,6 +170,10 @@ LOOKS = {
 
 ASKED = ("stat", "lstat", "open", "listdir", "scandir")
 FUNCTIONS = {name: getattr(os, name) for name in ASKED}
+ACCESSOR = getattr(pathlib, "_NormalAccessor", None)  # where Python 3.10's pathlib keeps the functions
+HELD = [(os, name) for name in ASKED] + [
+    (ACCESSOR, name) for name in ASKED if getattr(ACCESSOR, name, None) is FUNCTIONS[name]
+]
 
 
 def meanwhile(monkeypatch, happen, look):
@@ -178,14 +183,14 @@ def meanwhile(monkeypatch, happen, look):
 
     def ask(name, *args, **options):
         with monkeypatch.context() as itself:
-            for each in ASKED:
-                itself.setattr(os, each, FUNCTIONS[each])
+            for place, each in HELD:
+                itself.setattr(place, each, FUNCTIONS[each])
             happen(next(calls))
         return FUNCTIONS[name](*args, **options)
 
     with monkeypatch.context() as patched:
-        for name in ASKED:
-            patched.setattr(os, name, partial(ask, name))
+        for place, name in HELD:
+            patched.setattr(place, name, partial(ask, name))
         said = look()
     return said, next(calls)
 

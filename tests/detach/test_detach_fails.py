@@ -40,7 +40,7 @@ class Here:
     def __reduce__(self) -> Any:
         if self.where == "here":
             raise TypeError("it holds a lock")
-        return (_fails, ()) if self.where == "there" else (_dies, ())
+        return FAILURES[self.where], ()
 
 
 def _fails() -> None:
@@ -51,12 +51,23 @@ def _dies() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def _dies_among_modules() -> None:
+    """As faulthandler tells it where a thousand modules of others are loaded: the list is its last line."""
+    modules = ", ".join(f"scipy.special.module_{i}" for i in range(1000))
+    print(f"Fatal Python error: the cause\n\nExtension modules: {modules} (total: 1000)", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+FAILURES = {"there": _fails, "it dies": _dies, "it dies among modules": _dies_among_modules}
+
+
 @pytest.mark.parametrize(
     ("where", "error", "told"),
     [
         ("here", ConfigurationError, r"the model \(Sequential\) cannot be sent.*TypeError: it holds a lock"),
         ("there", DetachError, r"(?s)could not go on.*Traceback.*FileNotFoundError: no such data set"),
         ("it dies", DetachError, r"(?s)was killed by SIGSEGV before it trained.*Segmentation fault"),
+        ("it dies among modules", DetachError, r"(?s)was killed by SIGKILL before it trained.*the cause$"),
     ],
 )
 def test_what_cannot_be_sent(

@@ -213,7 +213,7 @@ def test_a_traceback_points_at_the_cell_s_own_line(notebook, above, below):
     code = f"{above}%%train\n{below}{BODY}\n\nmissing()  # here\nlast = 1"
     cell = notebook.try_(code)
     number = [i for i, line in enumerate(code.splitlines(), 1) if "# here" in line]
-    assert type(cell.error) is NameError
+    assert "NameError" in cell.shown  # `%%time` of IPython 8 shows the error, and the cell has none
     assert where(cell) == f"{number[0]} missing()  # here"
 
 
