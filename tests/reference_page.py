@@ -116,7 +116,8 @@ def exported(package: str) -> Iterator[tuple[str, str]]:
     module = importlib.import_module(package)
     for name in module.__all__:
         thing = getattr(module, name)
-        is_one = inspect.isclass(thing) or inspect.isfunction(thing)
+        is_alias = get_origin(thing) is not None  # for Python 3.10 `tuple[X, ...]` is a class, too
+        is_one = not is_alias and (inspect.isclass(thing) or inspect.isfunction(thing))
         yield name, first_sentence(thing) if is_one else alternatives(thing)
 
 

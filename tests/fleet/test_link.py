@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 import threading
 import time
@@ -117,13 +117,18 @@ class Wire:
         one, _ = self._listening.accept()
         with self._listening, one, socket.create_connection((HERE, self._to)) as other:
             ends = {one: other, other: one}
-            while True:
-                for each in select.select(list(ends), [], [])[0]:
-                    data = each.recv(1 << 16)
-                    if not data:
-                        return
-                    self.seen += data
-                    ends[each].sendall(data)
+            ready = selectors.DefaultSelector()  # `select` knows no descriptor above 1023
+            for each in ends:
+                ready.register(each, selectors.EVENT_READ)
+            with ready:
+                while all(self._passes_on(key.fileobj, ends) for key, _ in ready.select()):
+                    pass
+
+    def _passes_on(self, one, ends):
+        data = one.recv(1 << 16)
+        self.seen += data
+        ends[one].sendall(data)
+        return bool(data)
 
     def join(self):
         self._thread.join()

@@ -218,7 +218,9 @@ class AtAFork:
             os.set_blocking(tells, False)
             before = signal.set_wakeup_fd(tells)
             os.kill(os.getpid(), signal.SIGINT)  # to whichever thread takes it
-            select.select([heard], [], [], SOON)
+            poll = select.poll()  # `select` knows no descriptor above 1023
+            poll.register(heard, select.POLLIN)
+            poll.poll(SOON * 1000)
             signal.set_wakeup_fd(before)
             os.close(heard)
             os.close(tells)

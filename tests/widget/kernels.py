@@ -47,6 +47,8 @@ RELEASES: dict[str, list[list[str]]] = {
     "7.3.0": [["ipykernel==7.3.0", "ipywidgets>=8"]],
     "7.4.0": [["ipykernel==7.4.0", "ipywidgets>=8"]],
 }
+if sys.version_info < (3, 11):
+    del RELEASES["7.4.0"]  # it needs Python 3.11
 
 
 def python_of(release: str) -> str:

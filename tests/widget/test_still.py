@@ -200,7 +200,8 @@ def test_no_picture_is_larger_than_it_may_be(history, sharp):
     assert opacity.shape[1] >= sharp * page.size["width"] - 2
 
 
-def test_a_sharpness_that_was_too_much_is_not_tried_again(figures):
+def test_a_sharpness_that_was_too_much_is_not_tried_again(figures, monkeypatch):
+    monkeypatch.setattr("notebook_learner.widget.still.MOST_BYTES", 1)
     history, still = learnt(30, 300, tuple("abcdef")), Still(Page())
     still.update(history, None, "", "", final=True)
     first = len(figures.headlines)
