@@ -1,262 +1,158 @@
-"""Other machines for `LearnerBuilder.devices`: reached by ssh, given by Slurm, or of a cluster that runs.
+"""Engines of an ipyparallel cluster, on this machine or on others, for `LearnerBuilder.devices`.
 
-    from notebook_learner import cluster
+    import ipyparallel
 
-    builder.devices(cluster.ssh({"gpu-b": 4, "gpu-c": 4}, here=["cuda:0", "cuda:1"]))
-    builder.devices(cluster.slurm(nodes=2, devices=8, options=["--partition=gpu", "--time=08:00:00"]))
-    builder.devices(cluster.attach("night", devices=8))
+    builder.devices(ipyparallel.Cluster(n=4).start_and_connect_sync())
 
-The notebook's own process is rank 0. Every host needs the packages that this one has, in the same versions.
-What the ranks tell each other is encrypted (CurveZMQ). Gradients are not: they go as torch.distributed sends
-them, so the hosts should be in a network that is trusted.
+The user starts them, by whichever of ipyparallel's launchers. The notebook's own process is rank 0, and each
+engine is a further rank. What the ranks tell each other is encrypted (CurveZMQ), with keys that the cluster's
+controller hands over: start it with `--IPController.enable_curve=True` where others can listen. Gradients are
+not encrypted: torch.distributed sends them, so the machines should be in a network that is trusted.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import time
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
-__all__ = ["Attached", "Hosts", "SlurmJob", "attach", "slurm", "ssh"]
+_CHANNELS = ("control", "task", "mux", "iopub", "notification", "registration", "broadcast")
+_COME = 60.0
+"""Seconds to wait for the next one of the engines that a Cluster has started."""
 
-_Devices = int | str | Sequence[str]
-_SAID = {
-    "-N --nodes": "nodes= says that",
-    "-n --ntasks --ntasks-per-node -a --array": "devices= says that: there is a task for each",
-    "-W --wait --wrap": "the learner says what the job runs, and waits for it",
-    "--requeue": "a job that begins again has nobody to come to; learner.restart() asks for a new one",
-    "--export": "engines are told by their environment where to come",
-    "-M --clusters": "a job of another cluster can be neither seen nor cancelled from here",
-}
-"""Options of sbatch with which the job would be another one than the learner waits for."""
+
+class ClusterError(Exception):
+    """Why no engine of a cluster can be used; `build` tells it together with all other mistakes."""
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """Where the ranks are."""
+class Attached:
+    """The ranks of one learner: this process, and the engines of a cluster that runs."""
 
-    here: tuple[str, ...]
-    """Of this machine: the first one is trained on by this process."""
+    named: str
+    """The cluster, as messages call it."""
+    here: str
+    """The device of this process."""
     address: str | None
-    """Of this machine, as the others reach it; None for the one by which it reaches them."""
-
-    @property
-    def elsewhere(self) -> tuple[str, ...]:
-        """The devices of other machines."""
-        raise NotImplementedError
+    """Where the engines reach this process; None for the address by which it reaches them."""
+    connection: dict[str, Any] = field(repr=False)
+    """What `ipyparallel.Client` is made with, as ipcontroller-client.json has it, with the cluster's key."""
+    chosen: tuple[int, ...] | None
+    """The ids of the engines where the user chose some; None for all."""
+    count: int
 
     @property
     def devices(self) -> list[str]:
-        """Of all ranks, in their order."""
-        return [*self.here, *self.elsewhere]
-
-    def machines(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """What each other machine is called, as far as they are told apart, and its devices."""
-        raise NotImplementedError
-
-    def mistakes(self) -> Iterator[str]:
-        """What is wrong with it, as far as can be told without asking anybody."""
-        if not self.here:
-            yield "cluster: here=[] leaves nothing for this process, which is rank 0; give a device, or None"
-        if not self.elsewhere:
-            yield from self._nobody_elsewhere()
-
-    def _nobody_elsewhere(self) -> Iterator[str]:
-        yield f"cluster: {self!r} has no other machine; devices([...]) is for this one alone"
+        """Of all ranks, in their order. Which CUDA device an engine has is decided on its machine."""
+        return [self.here, *[self.here.partition(":")[0]] * self.count]
 
 
-@dataclass(frozen=True)
-class Hosts(Cluster):
-    """Machines that engines are started on by ssh."""
-
-    there: tuple[tuple[str, tuple[str, ...]], ...]
-    python: str | None
-    options: tuple[str, ...]
-
-    @property
-    def elsewhere(self) -> tuple[str, ...]:
-        """The devices of other machines."""
-        return tuple(device for _, devices in self.there for device in devices)
-
-    def machines(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Each by its name."""
-        return ((f"cluster.ssh, {host}", devices) for host, devices in self.there)
+def is_cluster(given: object) -> bool:
+    """Whether this names engines of ipyparallel, and no device of this machine."""
+    if not isinstance(given, str):
+        return type(given).__module__.partition(".")[0] == "ipyparallel"
+    if find_spec("ipyparallel") is None or _is_device(given):
+        return False
+    return os.path.exists(import_module("ipyparallel").Cluster(cluster_id=given).cluster_file)
 
 
-@dataclass(frozen=True)
-class Attached(Cluster):
-    """Engines of an ipyparallel cluster that somebody has started."""
+def _is_device(given: str) -> bool:
+    import torch  # the module is read by many that need no torch
 
-    name: str
-    profile: str | None
-    engines: tuple[str, ...]
-
-    @property
-    def elsewhere(self) -> tuple[str, ...]:
-        """The devices of other machines."""
-        return self.engines
-
-    def machines(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Each engine by itself: which is whose is not known yet."""
-        return ((f"cluster.attach, {device}", (device,)) for device in self.engines)
+    try:
+        torch.device(given)
+    except RuntimeError:
+        return False
+    return True
 
 
-@dataclass(frozen=True)
-class SlurmJob(Cluster):
-    """Nodes that are asked of Slurm, for as long as a learner needs them."""
+def find_engines(given: Any, here: Any, address: str | None) -> Attached:
+    """The engines that a user names by an ipyparallel Cluster, Client, view of a client, or a cluster's id.
 
-    nodes: int
-    each: tuple[str, ...]
-    """The devices of every node."""
-    python: str | None
-    options: tuple[str, ...]
-
-    @property
-    def elsewhere(self) -> tuple[str, ...]:
-        """The devices of other machines."""
-        return self.each * self.nodes if _is_count(self.nodes) else ()
-
-    def machines(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """One for all: they are alike."""
-        yield "cluster.slurm, each node", self.each or ("cpu",)
-
-    def mistakes(self) -> Iterator[str]:
-        """What is wrong with it, as far as can be told without asking Slurm."""
-        yield from super().mistakes()
-        for option in self.options:
-            name = option.partition("=")[0] if option.startswith("--") else option[:2]
-            yield from (
-                f"cluster.slurm(options=...): leave {name} out; {why}"
-                for names, why in _SAID.items()
-                if name in names.split()
-            )
-        if self.options and not self.options[0].startswith("-"):
-            yield (
-                f"cluster.slurm(options=...): sbatch would take {self.options[0]!r} for the job itself; give "
-                'its options, such as ["--partition=gpu", "--time=08:00:00"]'
-            )
-        if shutil.which("sbatch") is None:
-            yield (
-                "cluster.slurm: there is no sbatch here; run the kernel where Slurm's commands are (a login "
-                "node, or a job of its own), or use cluster.ssh"
-            )
-
-    def _nobody_elsewhere(self) -> Iterator[str]:
-        if not _is_count(self.nodes):
-            yield f"cluster.slurm(nodes={self.nodes!r}): give how many nodes, 1 or more"
-        if not self.each:
-            yield "cluster.slurm(devices=...): give the devices of each node, such as 4 or ['cuda:0']"
-
-
-def ssh(
-    hosts: Mapping[str, _Devices],
-    *,
-    here: str | Sequence[str] | None = None,
-    address: str | None = None,
-    python: str | None = None,
-    options: Sequence[str] = (),
-) -> Hosts:
-    """Machines that one can reach by `ssh` without a password.
-
-    Args:
-        hosts: which devices of which machine ("name", "user@name" or "name:port"), as in {"gpu-b": 4} or
-            {"gpu-b": ["cuda:0", "cuda:2"]}. So many means that many of the kind of `here`.
-        here: the devices of this machine; by default its first CUDA device, else the CPU.
-        address: where the others reach this machine, if it has several addresses.
-        python: the interpreter there; by default the path of this one.
-        options: more arguments for ssh, such as ["-i", "key"].
-
-    Example:
-        >>> from notebook_learner import cluster
-        >>> cluster.ssh({"b": 2, "c": ["cpu"]}, here="cpu").devices
-        ['cpu', 'cpu', 'cpu', 'cpu']
+    Raises:
+        ClusterError: there is no such cluster, or it has no engine.
     """
-    own = _own(here)
-    there = tuple((host, _listed(devices, own)) for host, devices in hosts.items())
-    return Hosts(own, address, there, python, tuple(options))
+    named = f"devices({given!r})" if isinstance(given, str) else f"devices({type(given).__name__})"
+    if find_spec("cloudpickle") is None:
+        raise ClusterError(f"{named}: engines need one more package: pip install 'notebook_learner[devices]'")
+    client, chosen, is_own = _client_of(given, named)
+    try:
+        ids = sorted(client.ids)
+        if chosen is not None and (gone := sorted({*chosen} - {*ids})):
+            raise ClusterError(f"{named}: engine {gone[0]} is not there; the cluster has {ids}")
+        count = len(ids if chosen is None else chosen)
+        if not count:
+            raise ClusterError(
+                f"{named}: the cluster has no engine yet; start some (cluster.start_engines_sync(n=2)), and "
+                "wait for them: client.wait_for_engines(2)"
+            )
+        return Attached(named, _own(here), address, _connection(client), chosen, count)
+    finally:
+        if is_own:
+            client.close()
 
 
-def slurm(
-    *,
-    nodes: int = 1,
-    devices: _Devices,
-    options: Sequence[str] = (),
-    here: str | Sequence[str] | None = None,
-    address: str | None = None,
-    python: str | None = None,
-) -> SlurmJob:
-    """Nodes that Slurm gives: the first verb that trains asks for a job, and the job is cancelled when the
-    learner is gone, however that comes about. As long as the job is in the queue the verb waits, and tells
-    now and then for what; an interrupt, or `pause()`, ends the waiting and cancels the job.
-
-    This kernel is rank 0 and no part of the job: it may run on a login node, or in a job of its own.
-
-    Args:
-        nodes: how many.
-        devices: which devices of each node, as in 8 or ["cuda:0", "cuda:2"]. So many means that many of the
-            kind of `here`. For CUDA devices the job asks for as many (`--gpus-per-node`) unless `options`
-            does; "--gres=none" is for a cluster that does not count its GPUs.
-        options: more arguments for sbatch, such as ["--partition=gpu", "--time=08:00:00"].
-        here: the devices of this machine; by default its first CUDA device, else the CPU.
-        address: where the nodes reach this machine, if it has several addresses.
-        python: the interpreter there; by default the path of this one.
-
-    Example:
-        >>> from notebook_learner import cluster
-        >>> cluster.slurm(nodes=2, devices=2, here="cpu", options=["--time=08:00:00"]).devices
-        ['cpu', 'cpu', 'cpu', 'cpu', 'cpu']
-    """
-    own = _own(here)
-    options = (options,) if isinstance(options, str) else tuple(options)
-    return SlurmJob(own, address, nodes, _listed(devices, own), python, options)
+def _client_of(given: Any, named: str) -> tuple[Any, tuple[int, ...] | None, bool]:
+    """A client, the ids that were chosen, and whether the client was made here."""
+    ipyparallel = import_module("ipyparallel")
+    if isinstance(given, ipyparallel.Client):
+        return given, None, False
+    if isinstance(given, ipyparallel.DirectView):
+        targets = given.targets
+        chosen = (targets,) if isinstance(targets, int) else None if targets == "all" else tuple(targets)
+        return given.client, chosen, False
+    try:
+        cluster = ipyparallel.Cluster.from_file(cluster_id=given) if isinstance(given, str) else given
+        client = cluster.connect_client_sync()
+    except (OSError, AttributeError) as error:  # no file; no controller
+        raise ClusterError(
+            f"{named}: no such cluster runs ({error}). `ipcluster list` shows those that do; "
+            "cluster.start_cluster_sync() starts one"
+        ) from error
+    _wait_for_all(client, sum(each.n or 0 for each in cluster.engines.values()), named)
+    return client, None, True
 
 
-def attach(
-    name: str = "",
-    *,
-    devices: _Devices,
-    here: str | Sequence[str] | None = None,
-    address: str | None = None,
-    profile: str | None = None,
-) -> Attached:
-    """Engines that run already: of `ipcluster start`, by whichever way that starts them (MPI, Slurm, PBS,
-    Kubernetes ...). They are left running when the learner is gone.
-
-    Args:
-        name: the cluster's id; "" for the only one without.
-        devices: which devices the engines train on, in the order of their ids; a number means that many
-            engines, each with one of the kind of `here`: the first engine of a machine has its first.
-        here: the devices of this machine; by default its first CUDA device, else the CPU.
-        address: where the others reach this machine, if it has several addresses.
-        profile: the IPython profile that the cluster was started with.
-
-    Example:
-        >>> from notebook_learner import cluster
-        >>> cluster.attach("night", devices=2, here="cpu").devices
-        ['cpu', 'cpu', 'cpu']
-    """
-    own = _own(here)
-    if isinstance(devices, int):  # which is which machine's shows once they are asked
-        devices = [own[0].partition(":")[0] if own else "cpu"] * devices
-    return Attached(own, address, name, profile, _listed(devices, own))
+def _wait_for_all(client: Any, started: int, named: str) -> None:
+    """Until every engine that was started has come: a learner on those that came first would be silent about
+    the others."""
+    count, since = len(client.ids), time.monotonic()
+    while count < started:
+        if time.monotonic() > since + _COME:
+            raise ClusterError(
+                f"{named}: {count} of {started} engines have come, and none in the last {_COME:.0f} s. If "
+                f"the others wait in a queue: cluster.connect_client_sync().wait_for_engines({started}); if "
+                "they have ended, give the ones that are there: devices(cluster.connect_client_sync())"
+            )
+        time.sleep(0.1)
+        before, count = count, len(client.ids)
+        if count > before:
+            since = time.monotonic()
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _connection(client: Any) -> dict[str, Any]:
+    """What a client was made with: it keeps it with an address in place of each port (ipyparallel 9.2)."""
+    found = dict(client._config)
+    for channel in _CHANNELS:
+        found[channel] = int(str(found[channel]).rpartition(":")[2])
+    return found
 
 
-def _own(here: str | Sequence[str] | None) -> tuple[str, ...]:
+def __getattr__(name: str) -> Any:
+    if name in ("ssh", "slurm", "attach"):
+        raise AttributeError(
+            f"cluster.{name} is gone: ipyparallel starts engines by ssh, Slurm and more, and devices(...) "
+            "takes its Cluster or Client, or a cluster's id; tutorial 9 has the lines for each"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _own(here: Any) -> str:
     if here is not None:
-        return (here,) if isinstance(here, str) else tuple(here)
-    import torch  # only whoever leaves it open waits for that
+        return str(here)
+    import torch
 
-    return ("cuda:0",) if torch.cuda.is_available() else ("cpu",)
-
-
-def _listed(devices: _Devices, own: tuple[str, ...]) -> tuple[str, ...]:
-    if isinstance(devices, str):
-        return (devices,)
-    if isinstance(devices, int):
-        cuda = bool(own) and own[0].startswith("cuda")
-        return tuple(f"cuda:{number}" if cuda else "cpu" for number in range(devices))
-    return tuple(devices)
+    return "cuda:0" if torch.cuda.is_available() else "cpu"

@@ -18,21 +18,12 @@ import pytest
 PACKAGES = {
     "h5dump": "hdf5-tools",
     "ip": "iproute2",
-    "munged": "munge",
-    "slurmctld": "slurm-wlm",
-    "slurmd": "slurm-wlm",
-    "sbatch": "slurm-wlm",
-    "ssh": "openssh-client",
-    "ssh-keygen": "openssh-client",
-    "sshd": "openssh-server",
 }
 """Which package of Debian brings it."""
 
 OF_FIXTURES = {
     "hdf5_tool": ["h5dump"],
-    "ssh_machine": ["sshd", "ssh", "ssh-keygen"],
-    "apart": ["sshd", "ssh", "ssh-keygen", "ip"],
-    "slurm": ["slurmctld", "slurmd", "munged", "sbatch"],
+    "apart": ["ip"],
 }
 """What a test needs that asks for this fixture."""
 

@@ -30,7 +30,6 @@ PACKAGES = {
     "notebook_learner": "What a training needs",
     "notebook_learner.metric": "Metrics",
     "notebook_learner.breakpoint": "Breakpoints",
-    "notebook_learner.cluster": "Other machines",
     "notebook_learner.checkpoint": "Checkpoints: formats, and which of them stay",
     "notebook_learner.artifacts": "Reading runs",
     "notebook_learner.inspection": "Looking at a step",

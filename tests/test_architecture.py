@@ -94,15 +94,15 @@ TABLE = """
     .wiring.settings     | errors cluster event metric WORDS PARTS .data .step checkpoint
     .wiring.autosave     | PARTS
     .wiring.dividing     | .wiring.settings
-    .wiring.checks       | errors cluster event metric breakpoint store checkpoint PARTS .step WIRING
+    .wiring.checks       | errors event metric breakpoint store checkpoint PARTS .step WIRING
     .wiring.making       | errors event metric WORDS PARTS .step .wiring.settings
     .wiring.opening      | errors event metric WORDS PARTS .step .wiring.settings
     .wiring.loaders      | errors event metric WORDS PARTS .data .step WIRING .loop .replica .predicting
-    .wiring.builder | errors cluster event metric WORDS PARTS .step .wiring.settings .learner BUILT
+    .wiring.builder | errors event metric WORDS PARTS .step .wiring.settings .learner BUILT
     .wiring.storing      | errors event store logger checkpoint artifacts PARTS .filing WIRING
     .wiring.tenancy      | errors event store remote artifacts TURNING .wiring.storing
     .wiring.forking      | errors event PARTS .step .learner WIRING
-    .wiring.assembly     | errors event metric breakpoint store logger renderer remote learner
+    .wiring.assembly     | errors cluster event metric breakpoint store logger renderer remote learner
     fleet                | errors cluster event metric breakpoint learner
     detach         | errors event metric breakpoint store checkpoint logger remote fleet learner
 

@@ -61,7 +61,6 @@ PACKAGES = [
             "artifacts",
             "breakpoint",
             "checkpoint",
-            "cluster",
             "event",
             "inspection",
             "logger",

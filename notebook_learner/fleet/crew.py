@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ..cluster import Cluster, SlurmJob
+from ..cluster import Attached
 from ..errors import NotebookLearnerError, StateError
 from .channel import Channel, Gone
 from .code import Files
-from .engines import Engines, OnThisMachine, Waiting, is_alive
+from .engines import Engines, OnThisMachine, is_alive
 from .reduction import Severed
 from .shipping import pack, unpack
 from .versions import versions
@@ -27,7 +27,7 @@ STOPPED = 5.0
 """Seconds that a process may be stopped (SIGSTOP) before it is given up: the others wait for it."""
 
 
-_AFAR = "died, or its machine cannot be reached any more"
+_AFAR = "died, or its machine cannot be reached any more,"
 
 
 class Dead(Severed):
@@ -77,9 +77,7 @@ class Member:
 class Crew:
     """All of them, from their start to their end."""
 
-    def __init__(
-        self, devices: list[torch.device], threads: int, cluster: Cluster | None, waiting: Waiting
-    ) -> None:
+    def __init__(self, devices: list[torch.device], threads: int, cluster: Attached | None) -> None:
         self.members: list[Member] = []
         self.generation = 0
         """How often they have met to sum: each time at a place of its own."""
@@ -87,7 +85,7 @@ class Crew:
         self.files = Files()
         """What they may have imported."""
         self.watch = Watch(self)
-        self.engines = _engines(devices, cluster, waiting)
+        self.engines = _engines(devices, cluster)
         try:
             self.engines.invite(devices, threads)
             self._welcome(devices)
@@ -146,16 +144,12 @@ class Crew:
             )
 
 
-def _engines(devices: list[torch.device], cluster: Cluster | None, waiting: Waiting) -> Engines:
+def _engines(devices: list[torch.device], cluster: Attached | None) -> Engines:
     if cluster is None:
         return OnThisMachine(devices)
-    if isinstance(cluster, SlurmJob):
-        from .slurm import OnSlurm
+    from .attached import AttachedEngines  # and ZeroMQ's authentication
 
-        return OnSlurm(cluster, waiting)
-    from .hosts import OnHosts  # and ZeroMQ's authentication
-
-    return OnHosts(cluster)
+    return AttachedEngines(cluster)
 
 
 _spare: list[Crew] = []
@@ -165,7 +159,7 @@ connections before anybody could end the processes."""
 _ending = False
 
 
-def crew_for(devices: list[torch.device], threads: int, cluster: Cluster | None, waiting: Waiting) -> Crew:
+def crew_for(devices: list[torch.device], threads: int, cluster: Attached | None) -> Crew:
     """Processes for these devices: those of a learner that is gone, or new ones. A cell that builds a learner
     is run again and again, and engines take seconds to start."""
     while _spare:
@@ -178,7 +172,7 @@ def crew_for(devices: list[torch.device], threads: int, cluster: Cluster | None,
     # are not called. It is registered after the learners' own, and so runs before it.
     atexit.unregister(_end)
     atexit.register(_end)
-    crew = Crew(devices, threads, cluster, waiting)
+    crew = Crew(devices, threads, cluster)
     _at_work.append(crew)
     return crew
 
@@ -186,7 +180,7 @@ def crew_for(devices: list[torch.device], threads: int, cluster: Cluster | None,
 def release(crew: Crew, whole: bool) -> None:
     """Its learner needs it no more. One crew is kept for the next one, where nothing is wrong with it."""
     _at_work.remove(crew)
-    if not whole or _ending or not crew.engines.may_be_kept or not crew.is_whole():
+    if not whole or _ending or not crew.is_whole():
         crew.close()
         return
     _spare.append(crew)
@@ -238,10 +232,7 @@ class Watch:
         """How a process ended, as far as is known."""
         if told := self._reasons.get(member.rank):
             return told
-        return _how_it_ended(member.pid) if member.is_here else self._lost()
-
-    def _lost(self) -> str:
-        return f"{_AFAR}{self._crew.engines.known_of_the_lost()},"
+        return _how_it_ended(member.pid) if member.is_here else _AFAR
 
     def _look(self, end: threading.Event) -> None:
         import psutil
@@ -262,7 +253,7 @@ class Watch:
     def _look_afar(self, member: Member) -> None:
         """Its connection ends with the process, or in silence. Then it may be stopped, and holds up sums."""
         if member.channel.is_over() and member.rank not in self._reasons:
-            self.give_up(member, self._lost())
+            self.give_up(member, _AFAR)
 
 
 def _how_it_ended(pid: int) -> str:

@@ -1,12 +1,10 @@
-"""A rank on another machine, in its own process."""
+"""A rank in an engine of the user's cluster, which may be on another machine."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
-import time
 from contextlib import suppress
 
 from .channel import Channel
@@ -18,25 +16,16 @@ _GRACE = 10.0
 """Seconds that a rank has to leave a step in which it waits for others, once rank 0 is gone."""
 
 
-def begin(door: tuple[str, bytes, bytes, bytes], rank: int, beside: int, stays: bool) -> int:
+def begin(door: tuple[str, bytes, bytes, bytes], rank: int, beside: int) -> int:
     """Follow rank 0 in a thread of this process; gives the process's number.
 
     Args:
         door: where rank 0 expects it.
         rank: which one it is.
         beside: ranks on this machine, which share its cores.
-        stays: whether this process was there before, and is to be there after.
     """
-    left = _Left(stays)
-    if not stays:
-        with suppress(ValueError):  # a launcher may run it in another thread
-            # ipyparallel handles it and lets threads go on: a cancelled job would train until it is killed.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        channel = come_through(Door(*door), left.behind)
-    except ConnectionError:
-        threading.Timer(_GRACE, left.over, (0.0,)).start()  # once this has been told
-        raise
+    left = _Left()
+    channel = come_through(Door(*door), left.behind)
     return follow(FollowerElsewhere(channel, rank, left), threads_of_one(beside))
 
 
@@ -62,34 +51,28 @@ class FollowerElsewhere(Follower):
 
     def _end(self) -> None:
         self.channel.close()
-        self._left.over(after=1.0)
+        self._left.over()
 
     def _vanish(self) -> None:
         self._reducer.sever()
-        self._left.over(after=0.0)
+        self._left.over()
 
 
 class _Left:
-    """What becomes of this process when rank 0 has no use for it any more."""
+    """What becomes of this process when rank 0 has no use for it any more: it is the user's, and lives on."""
 
-    def __init__(self, stays: bool) -> None:
-        self._stays = stays
+    def __init__(self) -> None:
         self._ended = threading.Event()
 
     def behind(self) -> None:
         """Rank 0 cannot be reached: nothing of its training is to outlive it."""
-        if not self._ended.wait(_GRACE):
-            self._exit(1)  # it waits in a sum, which hears of nothing
-
-    def over(self, after: float) -> None:
-        """The follower is done."""
-        self._ended.set()
-        if not self._stays:
-            time.sleep(after)  # the last message is on its way
-            self._exit(0)
-
-    @staticmethod
-    def _exit(code: int) -> None:
+        if self._ended.wait(_GRACE):
+            return
+        # The rank waits in a sum, which hears of nothing.
         with suppress(Exception):
             end_processes(family_of(os.getpid())[1:])  # its nanny, and a loader's workers
-        os._exit(code)
+        os._exit(1)
+
+    def over(self) -> None:
+        """The follower is done."""
+        self._ended.set()

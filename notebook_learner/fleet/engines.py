@@ -7,7 +7,7 @@ while they train. Nothing is asked of its controller during a training.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,11 +26,10 @@ _BEAT = 250
 """Milliseconds between two beats of the controller's heart: it takes a new engine in at its second one, and
 would be asleep for three seconds between them. An answer costs an engine some 0.1 ms."""
 CONTROLLER = (f"--HeartMonitor.period={_BEAT}", f"--HeartMonitor.max_heartmonitor_misses={30_000 // _BEAT}")
-ENGINE = (f"--IPEngine.max_heartbeat_misses={175_000 // (_BEAT + 500)}",)
-"""Both give each other up after as many seconds as by themselves: a machine may be busy, or sleep."""
-BESIDE = (*ENGINE, "--IPEngine.timeout=60")
-"""An engine that begins together with its controller does not wait for five seconds alone until that takes it
-in: on a busy machine it needs longer to begin."""
+ENGINE = (f"--IPEngine.max_heartbeat_misses={175_000 // (_BEAT + 500)}", "--IPEngine.timeout=60")
+"""Engine and controller give each other up after as many seconds as without these settings: a machine may be
+busy, or sleep. The second one: an engine that begins together with its controller would wait only five
+seconds until the controller takes it in."""
 _SAME = 5.0
 """Seconds by which two processes may tell another one's start differently: they reckon from when the machine
 was started, which a clock that is set right moves."""
@@ -43,24 +42,13 @@ class Known(NamedTuple):
     since: float
 
 
-class Waiting(NamedTuple):
-    """Somebody waits for engines, which may take hours to come."""
-
-    tell: Callable[[str], None]
-    """Say what it waits for."""
-    look: Callable[[], None]
-    """Raise, where nobody wants them any more."""
-
-
 class Engines:
-    """Ranks 1 and up as processes, and where they come to and sum: `OnThisMachine` here, or `OnHosts`."""
+    """Ranks 1 and up as processes, and where they come to and sum: `OnThisMachine`, or `AttachedEngines`."""
 
     meeting: Meeting | Doors
     place: Rendezvous
     are_here = True
     """Whether they can be seen, and ended, as processes of this machine."""
-    may_be_kept = True
-    """Whether they may be there for a while without a learner: nobody else waits for their machines."""
 
     def __init__(self) -> None:
         self._client: Any = None
@@ -84,10 +72,6 @@ class Engines:
         for each in self._begun:
             if each.ready() and not each.successful():
                 return repr(each.exception())
-        return ""
-
-    def known_of_the_lost(self) -> str:
-        """What else can be told of why one of them is gone, in brackets."""
         return ""
 
     def are_watched(self) -> bool:
@@ -118,7 +102,7 @@ class OnThisMachine(Engines):
         )
         try:
             self._cluster.start_controller_sync()  # not start_cluster_sync, which sleeps for a second then
-            self._cluster.start_engines_sync(n=len(devices), engine_args=list(BESIDE))
+            self._cluster.start_engines_sync(n=len(devices), engine_args=list(ENGINE))
             self._client = self._cluster.connect_client_sync()
             # No bar of its own in the cell: what a learner shows is the panel.
             self._client.wait_for_engines(len(devices), timeout=START, interactive=False)
@@ -223,8 +207,7 @@ def engine_pids(cluster: Any) -> list[int]:
     """Of the engines that were started on this machine."""
     sets = getattr(cluster, "engines", {}).values()
     launchers = [each for engine_set in sets for each in getattr(engine_set, "launchers", {}).values()]
-    own = [each for each in launchers if not hasattr(each, "ssh_cmd")]
-    return [pid for pid in (getattr(each, "pid", None) for each in own) if isinstance(pid, int)]
+    return [pid for pid in (getattr(each, "pid", None) for each in launchers) if isinstance(pid, int)]
 
 
 def _begin(path: list[str], number: int | None, arguments: tuple[Any, ...]) -> int:

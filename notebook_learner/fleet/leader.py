@@ -9,20 +9,18 @@ from typing import Any
 
 import torch
 
-from ..cluster import Cluster
+from ..cluster import Attached
 from ..errors import RankDied, StateError
-from ..event import Notice
 from ..learner.changes import Changes
 from ..learner.data.cursor import Cursor
 from ..learner.data.sampling import END
 from ..learner.data.share import EMPTY, Share
-from ..learner.ranks import OWN, Alone, Asked, Hands, Place, Task
+from ..learner.ranks import OWN, Alone, Hands, Place, Task
 from ..learner.replica import Replica
 from ..learner.state import State
 from ..learner.step.schedule import rates_of
 from ..metric.rows import Rows
 from .crew import Crew, Dead, Member, crew_for, release
-from .engines import Waiting
 from .follower import Failed, share_for
 from .mirror import fingerprint, joined, nothing_of, seed_of, told_by
 from .parts import InParts
@@ -47,7 +45,7 @@ class Fleet:
         replica: Replica,
         source: Source,
         devices: Sequence[torch.device],
-        cluster: Cluster | None = None,
+        cluster: Attached | None = None,
     ) -> None:
         self.replica = replica
         self.source = source
@@ -69,12 +67,10 @@ class Fleet:
         self._waiting: list[Member] = []
         """Who has not answered yet."""
         self._rows: list[Rows] = []
-        self._beside = self.world if cluster is None else len(cluster.here)
+        self._beside = self.world if cluster is None else 1
         """Ranks on this machine, which share its cores."""
         self._threads = torch.get_num_threads()
         self._entered = False
-        self._awaits = False
-        """Whether processes are being started, which may take hours where others have the machines."""
         self._changes: bytes | None = None
         """What steps are taken with that are tried; None in a run."""
         self._agreed = 0
@@ -169,8 +165,6 @@ class Fleet:
 
     def table(self) -> Ranks:
         """How each of them is. They are asked where they do nothing else, and seen from outside if not."""
-        if self._awaits:
-            return self.seen()
         with self._lock:  # a run that begins waits for it
             idle = not (self._entered or self._broken) and self.dead is None
             if self.crew is None or not idle or self.crew.dead():
@@ -348,20 +342,9 @@ class Fleet:
     def _crew(self) -> Crew:
         if self.crew is None:
             threads = max(1, self._threads // self._beside)
-            self._awaits = True
-            try:
-                self.crew = crew_for(self.devices[1:], threads, self.cluster, Waiting(self._say, self._look))
-            finally:
-                self._awaits = False
+            self.crew = crew_for(self.devices[1:], threads, self.cluster)
             self._stale = True
         return self.crew
-
-    def _say(self, text: str) -> None:
-        self.replica.emit(Notice(text))
-
-    def _look(self) -> None:
-        if request := self.replica.loop.control.take_at_once():
-            raise Asked(request, str(self.replica.loop.position))
 
     def _members(self) -> list[Member]:
         return [] if self.crew is None else self.crew.members

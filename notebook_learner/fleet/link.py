@@ -232,7 +232,7 @@ def come_through(door: Door, lost: Callable[[], None]) -> Channel:
     if not link.wait_up(_COME):
         link.close()
         raise ConnectionError(
-            f"{socket.gethostname()} cannot reach rank 0 at {door.url}; give cluster.ssh, slurm or attach "
+            f"{socket.gethostname()} cannot reach rank 0 at {door.url}; give devices(..., address=) "
             "the address that leads there, and let the firewall pass it"
         )
     return Channel(link)  # type: ignore[arg-type]  # it has the methods of a Connection that count

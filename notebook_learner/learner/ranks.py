@@ -11,11 +11,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from ..errors import Paused
 from ..metric import MetricGroup
 from ..metric.base import AnyMetric
 from ..metric.rows import Rows
-from .control import Control, Request
+from .control import Control
 from .data.cursor import Cursor
 from .position import Split
 from .state import State
@@ -40,14 +39,6 @@ class Hands(NamedTuple):
     step: Callable[[Any, bool], Any]
     collect: Callable[[Any], None]
     control: Control
-
-
-class Asked(Paused):
-    """The other ranks had not come yet when somebody asked for a pause or a stop."""
-
-    def __init__(self, request: Request, where: str) -> None:
-        super().__init__(where)
-        self.request: Request = request
 
 
 Supplier = Callable[[], Mapping[Split, Any]]
@@ -100,11 +91,7 @@ class Ranks(Protocol):
     """Ranks 1 and up. Every verb leaves them where rank 0 stands, or says who failed."""
 
     def enter(self) -> None:
-        """A run begins: they are there, and have the state that rank 0 has.
-
-        Raises:
-            Asked: it was not to begin, after all.
-        """
+        """A run begins: they are there, and have the state that rank 0 has."""
 
     def leave(self) -> None:
         """The run is over."""

@@ -21,7 +21,7 @@ from .lineage import Lineage, place_of
 from .loop import Loop, Why
 from .parts import RngPart
 from .position import Position, Split
-from .ranks import Asked, Ranks
+from .ranks import Ranks
 from .rehearsal import rehearse
 from .replay import Replay, cut_at, shape_of
 from .reports import RewindReport
@@ -90,10 +90,7 @@ class Replica:
         """Move until the bound, a request or the end. An error leaves the replica before its step."""
         __tracebackhide__ = True
         if self.ranks is not None:
-            try:
-                self.ranks.enter()
-            except Asked as asked:
-                return asked.request
+            self.ranks.enter()
         self.rng.enter()
         self.loop.look_around()
         self.timeline.wanted = True

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ...breakpoint import Condition
+from ...cluster import ClusterError, find_engines, is_cluster
 from ...errors import ConfigurationError, StateError, StoreError
 from ...event import Display, FanOut, MetricInfo, Sink, Split
 from ...logger import History
@@ -72,12 +73,14 @@ def assemble(
 ) -> Learner:
     """Check, make, check what was made, then wire. When it fails, nothing of the user's was changed."""
     settings = settings.of_one_learner()
+    wrong: list[str] = []
+    _note_engines(wrong, settings)
     if settings.share is None and isinstance(settings.devices, (list, tuple)) and len(settings.devices) > 1:
         settings.share = Share(0, len(settings.devices), settings.in_parts)
     given: Data = (("train", train), ("valid", valid))
     data: Data = tuple((split, loader) for split, loader in given if loader is not None)
     with unchanged_if_it_fails((model, optimizer, settings.loss)):
-        found = list(mistakes_in(settings, model))
+        found = [*wrong, *mistakes_in(settings, model)]
         for split, loader in data:
             found += data_mistakes(settings, model, split, loader)
         renderer = _noted(found, lambda: resolve(settings.renderer), ValueError)
@@ -95,6 +98,18 @@ def assemble(
         elif settings.resume and (settings.files_asked or settings.takes_back):
             _resume(learner, settings)
         return learner
+
+
+def _note_engines(found: list[str], settings: Settings) -> None:
+    """Where the devices are engines of a cluster: find out how many, while all else is checked."""
+    given = settings.devices
+    if isinstance(given, list) and len(given) == 1:
+        given = given[0]  # a cluster's id
+    if settings.cluster is None and is_cluster(given):
+        here, address = settings.here, settings.address
+        settings.cluster = _noted(found, lambda: find_engines(given, here, address), ClusterError)
+        settings.devices = None if settings.cluster is None else settings.cluster.devices
+        settings.here = settings.address = None
 
 
 def _resume(learner: Learner, settings: Settings) -> None:

@@ -15,7 +15,6 @@ from typing_extensions import Self
 from ...breakpoint import Condition, Moment
 from ...checkpoint.recorder import Recorder
 from ...checkpoint.strategy import Strategy
-from ...cluster import Cluster
 from ...errors import names_descriptors
 from ...event import Sink, Split
 from ...metric.base import AnyMetric, TextMetric
@@ -27,6 +26,8 @@ from .settings import EarlyStoppingRule, Registered, Settings
 
 if TYPE_CHECKING:
     import logging
+
+    from ipyparallel import Client, Cluster, DirectView  # type: ignore[import-untyped]
 
 
 class LearnerBuilder:
@@ -151,9 +152,11 @@ class LearnerBuilder:
 
     def devices(
         self,
-        devices: str | torch.device | Sequence[str | torch.device] | Cluster,
+        devices: str | torch.device | Sequence[str | torch.device] | Cluster | Client | DirectView,
         *,
         batch: Literal["global", "per_device"] = "global",
+        here: str | torch.device | None = None,
+        address: str | None = None,
     ) -> Self:
         """The device to train on, such as ["cuda:0"]; by default the one the model is on.
 
@@ -162,23 +165,22 @@ class LearnerBuilder:
         stays the whole one, and losses and metrics are those of one device. What a batch draws or averages
         by itself is not: dropout masks, and the mean of a BatchNorm, which is that of each part.
 
-        Other machines take part by `notebook_learner.cluster`: `cluster.ssh({"gpu-b": 4})` starts processes
-        there, `cluster.slurm(nodes=2, devices=8)` asks Slurm for a job, and `cluster.attach(name, devices=8)`
-        uses the processes of an ipyparallel cluster that runs.
+        Engines of an ipyparallel cluster that you have started, here or on other machines (by ssh, Slurm,
+        PBS, MPI, Kubernetes), are further ranks next to this process: give the `ipyparallel.Cluster`, a
+        `Client`, a part of its engines (`client[:4]`), or the id of a cluster that runs. The first engine of
+        a machine trains on its first CUDA device, the second on its second. They are left running when the
+        learner is gone.
 
         Args:
-            devices: one, or several, or those of a cluster.
+            devices: one, or several, or engines.
             batch: with "per_device" a loader's batch is that of each device, as it is with torch's own
                 DistributedSampler: two devices and `batch_size=32` train on 64 samples a step, and an
                 epoch has half the steps.
+            here: with engines, the device of this process; by default its first CUDA device, else the CPU.
+            address: with engines, where they reach this process, if its machine has several addresses.
         """
-        self._settings.cluster = None
-        if isinstance(devices, (str, torch.device)):
-            self._settings.devices = [devices]
-        elif isinstance(devices, Cluster):
-            self._settings.devices, self._settings.cluster = devices.devices, devices
-        else:
-            self._settings.devices = devices
+        self._settings.devices = [devices] if isinstance(devices, (str, torch.device)) else devices
+        self._settings.here, self._settings.address = here, address
         self._settings.batch = batch
         return self
 

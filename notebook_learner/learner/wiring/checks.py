@@ -18,7 +18,6 @@ from ...breakpoint import Condition
 from ...checkpoint.info import LABEL
 from ...checkpoint.recorder import Recorder
 from ...checkpoint.strategy import Strategy, best_rule
-from ...cluster import Cluster
 from ...errors import a_kind, wrong_arguments
 from ...event import Sink
 from ...metric.base import Metric, TextMetric
@@ -40,8 +39,11 @@ def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
     yield from _choices(settings)
     if settings.cluster is None:
         yield from device_mistakes(settings.devices)
+        if settings.here is not None or settings.address is not None:
+            yield f"devices({settings.devices!r}): leave out here= and address=, which go with a cluster"
     else:
-        yield from _cluster_mistakes(settings.cluster)
+        yield from device_mistakes([settings.cluster.here])
+        yield from _of_one_kind({settings.cluster.here.partition(":")[0]}, settings.cluster.named)
     if settings.batch not in ("global", "per_device"):
         yield (
             f"devices(..., batch={settings.batch!r}): a loader's batch is that of all devices together, "
@@ -155,26 +157,14 @@ def device_mistakes(devices: Any) -> Iterator[str]:
         return
     known, unknown = _sorted_out(devices)
     for each in unknown:
-        yield f"devices([{each!r}]): torch knows no such device; try 'cpu' or 'cuda:0'"
+        yield (
+            f"devices([{each!r}]): torch knows no such device (try 'cpu' or 'cuda:0'), and no ipyparallel "
+            "cluster with that id runs (`ipcluster list`)"
+        )
     for device in dict.fromkeys(known):
         yield from _absent(device, f"devices([{str(device)!r}])")
     if not unknown and len(known) > 1:
         yield from _together(known, f"devices({[str(device) for device in known]!r})")
-
-
-def _cluster_mistakes(cluster: Cluster) -> Iterator[str]:
-    """What is wrong with devices of several machines. Which of theirs there are, only those know."""
-    yield from cluster.mistakes()
-    yield from device_mistakes(cluster.here or ("cpu",))
-    for said, devices in cluster.machines():
-        known, unknown = _sorted_out(devices)
-        for each in unknown:
-            yield f"{said}: torch knows no device {each!r}; try 'cpu' or 'cuda:0'"
-        if not unknown:
-            own = {str(each).partition(":")[0] for each in cluster.here}
-            yield from _of_one_kind({*own, *(device.type for device in known)}, said)
-            yield from _named_twice([device for device in known if device.index is not None], said)
-    yield from _packages("cluster")
 
 
 def _sorted_out(devices: Iterable[Any]) -> tuple[list[torch.device], list[Any]]:

@@ -10,7 +10,7 @@ import torch
 
 from ...checkpoint.recorder import Recorder
 from ...checkpoint.strategy import Strategy
-from ...cluster import Cluster
+from ...cluster import Attached
 from ...event import Sink, Split
 from ...metric import Loss
 from ...metric.base import AnyMetric, Metric, TextMetric
@@ -69,8 +69,12 @@ class Settings:
     window: int = 1
     num_epochs: int = 1
     devices: Any = None
-    cluster: Cluster | None = None
-    """Which machines the devices are of, where that is not this one alone."""
+    here: Any = None
+    """With engines of a cluster: the device of this process."""
+    address: str | None = None
+    """With engines of a cluster: where they reach this process."""
+    cluster: Attached | None = None
+    """Whose engines the other ranks are, where this process does not start them."""
     batch: Any = "global"
     """Whether a loader's batch is that of all devices or, "per_device", of each."""
     together: Any = "ddp"
