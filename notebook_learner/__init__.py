@@ -27,20 +27,20 @@ from .errors import (
 
 if _TYPE_CHECKING:
     from .artifacts import Artifacts
-    from .learner.checkpointer import Checkpointer, MemoryCheckpointer
     from .learner.evaluator import Evaluator
     from .learner.learner import Learner
-    from .learner.position import Position
-    from .learner.state import State
-    from .learner.step.output import (
+    from .learner.wiring.builder import LearnerBuilder
+    from .run.checkpointer import Checkpointer, MemoryCheckpointer
+    from .run.position import Position
+    from .run.state import State
+    from .run.step.output import (
         ClassificationOutput,
         MultiLabelClassificationOutput,
         RegressionOutput,
         SequenceOutput,
         TrainOutput,
     )
-    from .learner.step.step import TrainStep, ValidStep
-    from .learner.wiring.builder import LearnerBuilder
+    from .run.step.step import TrainStep, ValidStep
 
 __version__ = "0.1.0.dev0"
 
@@ -81,19 +81,19 @@ __all__ = [
 
 _HOMES = {
     ".artifacts": ("Artifacts",),
-    ".learner.checkpointer": ("Checkpointer", "MemoryCheckpointer"),
+    ".run.checkpointer": ("Checkpointer", "MemoryCheckpointer"),
     ".learner.evaluator": ("Evaluator",),
     ".learner.learner": ("Learner",),
-    ".learner.position": ("Position",),
-    ".learner.state": ("State",),
-    ".learner.step.output": (
+    ".run.position": ("Position",),
+    ".run.state": ("State",),
+    ".run.step.output": (
         "ClassificationOutput",
         "MultiLabelClassificationOutput",
         "RegressionOutput",
         "SequenceOutput",
         "TrainOutput",
     ),
-    ".learner.step.step": ("TrainStep", "ValidStep"),
+    ".run.step.step": ("TrainStep", "ValidStep"),
     ".learner.wiring.builder": ("LearnerBuilder",),
 }
 _PACKAGES = ("artifacts", "breakpoint", "checkpoint", "event", "inspection", "logger", "metric", "remote")

@@ -21,7 +21,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from programs import mark_programs, require_programs
 
-from notebook_learner.learner.driver import BACKGROUND, Driver
+from notebook_learner.run.driver import BACKGROUND, Driver
 
 _LAST_STEP = 60.0  # seconds, on a machine that is busy with other things
 

@@ -22,7 +22,7 @@ from .live import FILE
 from .page import Table, plain
 from .place import logs_in
 from .reading import read_evaluations, read_record
-from .run import RunInfo
+from .run_info import RunInfo
 from .timeline import read_timeline
 
 _SUPERBLOCK = b"\x89HDF\r\n\x1a\n"

@@ -17,7 +17,7 @@ from .page import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .artifacts import Artifacts
+    from .recorded_run import RecordedRun
 
 _WIDEST = 120
 """Characters of a line: about as many as a notebook shows in one."""
@@ -42,7 +42,7 @@ class Comparison:
     Loss" for a set that was evaluated, and every setting that is not the same in all of them.
     """
 
-    def __init__(self, runs: Sequence[Artifacts]) -> None:
+    def __init__(self, runs: Sequence[RecordedRun]) -> None:
         if not runs:
             raise StoreError("compare() needs runs: Artifacts.compare(['runs/a', 'runs/b'])")
         self.runs = tuple(runs)
@@ -113,7 +113,7 @@ class Comparison:
         values = [(label, each[name], each.shown(name)) for label, each in found]
         return bars(values, f"{name} ({split})" + (f" {unit}" if unit else ""))
 
-    def _fork_of(self, run: Artifacts) -> Fork | None:
+    def _fork_of(self, run: RecordedRun) -> Fork | None:
         """Where a run parted from another one of these; None for one that did not."""
         told = None if run.run is None else _PARTED.fullmatch(run.run.settings.get("forked from", ""))
         if told is None:
@@ -196,7 +196,7 @@ class Comparison:
         return self._shown().html()
 
 
-def _best_and_last(run: Artifacts, name: str, split: Split) -> tuple[float | None, float | None]:
+def _best_and_last(run: RecordedRun, name: str, split: Split) -> tuple[float | None, float | None]:
     if name not in run.metrics(split):
         return None, None
     values = run.epochs(name, split)
@@ -210,7 +210,7 @@ def _best_and_last(run: Artifacts, name: str, split: Split) -> tuple[float | Non
     return (None if best is None else best.value), float(known[-1])
 
 
-def _curve(run: Artifacts, name: str, split: Split, fork: Fork | None) -> tuple[Any, Any, bool]:
+def _curve(run: RecordedRun, name: str, split: Split, fork: Fork | None) -> tuple[Any, Any, bool]:
     values = run.epochs(name, split)
     if len(values):
         x, begin, by_epoch = run.history.epoch_numbers(split), fork and fork.epoch, True
@@ -222,7 +222,7 @@ def _curve(run: Artifacts, name: str, split: Split, fork: Fork | None) -> tuple[
     return x[own], values[own], by_epoch
 
 
-def _has_values(run: Artifacts, name: str) -> bool:
+def _has_values(run: RecordedRun, name: str) -> bool:
     return len(run.history.values(name, "valid")) > 0
 
 

@@ -18,7 +18,7 @@ from .followed_sets import FollowedSets
 from .index import read_header
 from .live import FILE
 from .place import RECENT, last_marks
-from .run import RunInfo
+from .run_info import RunInfo
 from .tail import Tail
 from .timeline import Mark
 

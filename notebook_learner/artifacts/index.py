@@ -67,7 +67,7 @@ from ..store.json_text import parse, to_text
 from ..store.layout import SPLITS, TEST
 from .clock import Clock
 from .hdf5 import Group, file_bytes
-from .run import RunInfo
+from .run_info import RunInfo
 from .timeline import Mark
 
 SCHEMA = 1

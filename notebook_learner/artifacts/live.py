@@ -31,7 +31,7 @@ from .claims import Claims
 from .clock import Clock
 from .evaluated import evaluated_in
 from .index import encode_index, read_header
-from .run import RunInfo
+from .run_info import RunInfo
 from .timeline import Mark, mark_of, mark_of_checkpoint
 
 FILE = "artifacts.h5"

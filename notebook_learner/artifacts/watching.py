@@ -28,7 +28,7 @@ from .place import Standing, last_lines
 if TYPE_CHECKING:
     from ..event.values import Record
     from ..widget.panel import Panel
-    from .artifacts import Artifacts
+    from .recorded_run import RecordedRun
 
 POLL = 0.5
 """Seconds between two looks at the files."""
@@ -40,7 +40,7 @@ _GONE = "the process that trained it is gone; .checkpoint('latest') goes on from
 class Watching:
     """Tells a panel what a run's files tell, from its beginning on, as long as the panel is wanted."""
 
-    def __init__(self, run: Artifacts, panel: Panel) -> None:
+    def __init__(self, run: RecordedRun, panel: Panel) -> None:
         self.panel = panel
         self._run = run
         self._over = threading.Event()
@@ -165,7 +165,7 @@ class Watching:
         self.panel.handle(event)
 
 
-def watched(run: Artifacts) -> Panel:
+def watched(run: RecordedRun) -> Panel:
     """The panel of a run, which is told what comes for as long as somebody holds the run."""
     from ..widget.panel import Panel
     from ..widget.view import View

@@ -1,4 +1,8 @@
-"""Breakpoints: conditions that pause the training before the update of the very step they hold for."""
+"""Breakpoints: conditions that pause the training before the update of the very step they hold for.
+
+In come moments of a step, or the metrics' values; out goes a text that says why to stop, or none. A condition
+changes nothing of what it looks at.
+"""
 
 from .asked import When
 from .base import Asked, Condition, Found, FromMetrics, Measured, Moment, Planned

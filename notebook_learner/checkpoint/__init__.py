@@ -1,5 +1,9 @@
 """Checkpoints: the file formats, which of them stay, and the folder they lie in.
 
+In come nested values of tensors; out go files that exist whole or not at all, and the same values again.
+Nothing here knows what a value means, and nothing that a file says is believed before it was checked.
+
+
 >>> from notebook_learner.checkpoint import Hdf5Recorder, KeepAny, KeepBest, KeepLast
 >>> KeepAny(KeepLast(2), KeepBest("Accuracy", "valid")) == KeepAny(KeepLast(2), KeepBest("Accuracy"))
 True

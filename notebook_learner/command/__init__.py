@@ -9,6 +9,9 @@
     notebook-learner ctl runs/digits pause     steer the run that trains there
 
 The exit status is 0 when all is well, 1 when damage was found or something failed, 2 for a wrong command.
+
+In come the words of a command line, out go lines of text. Only `repair` and `export` write, and nothing here
+loads torch before it is needed.
 """
 
 from __future__ import annotations

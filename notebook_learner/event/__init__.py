@@ -1,4 +1,8 @@
-"""Frozen event values, and the sinks that listen to them."""
+"""Frozen event values, and the sinks that listen to them.
+
+In come the facts of a training as the loop states them; out go values that loggers, renderers and policies
+read. A sink may keep events and never changes one: all listeners are given the same objects.
+"""
 
 from .fanout import FanOut
 from .record import cut, drift, rows, steps_before

@@ -1,4 +1,8 @@
-"""What a paused step looks like: the batch, the samples, every layer, the optimizer, the memory."""
+"""What a paused step looks like: the batch, the samples, every layer, the optimizer, the memory.
+
+In come a model, a batch and a function that takes the step; out goes one value, `Inspection`, that prints
+itself. Whoever calls puts the training back: nothing here keeps a tensor of it.
+"""
 
 from __future__ import annotations
 

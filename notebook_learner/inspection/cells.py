@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..renderer.numbers import count, duration, number, size_text
 from ..renderer.text import one_line
 from .batch import BatchTensor
+from .findings import Findings
 from .layers import Layer
 from .optimizer import Group, Option
 from .samples import Example
 from .statistics import Histogram
-
-if TYPE_CHECKING:
-    from .inspection import Inspection
 
 Cell = str | Histogram | None
 
@@ -50,7 +47,7 @@ class Table:
     lines: Sequence[str] = field(default=())
 
 
-def tables(inspection: Inspection, *, most_layers: int, most_samples: int) -> list[Table]:
+def tables(inspection: Findings, *, most_layers: int, most_samples: int) -> list[Table]:
     """All parts that have something to show."""
     found = [
         batch_table(inspection),
@@ -64,14 +61,14 @@ def tables(inspection: Inspection, *, most_layers: int, most_samples: int) -> li
     return [table for table in found if table.rows or table.lines]
 
 
-def headline(inspection: Inspection) -> str:
+def headline(inspection: Findings) -> str:
     """The first line: what is looked at, and where it stands."""
     return " · ".join(
         part for part in (f"Inspection of {name(inspection.model)}", one_line(inspection.place)) if part
     )
 
 
-def remarks(inspection: Inspection) -> list[tuple[str, str]]:
+def remarks(inspection: Findings) -> list[tuple[str, str]]:
     """What comes before all tables, each with its kind: a failure, what is not finite, notes."""
     found = []
     if inspection.failed is not None:
@@ -137,7 +134,7 @@ def some(value: int) -> str:
 # ------------------------------------------------------------------------------------------ tables
 
 
-def batch_table(inspection: Inspection) -> Table:
+def batch_table(inspection: Findings) -> Table:
     """Every tensor of the batch, with classes and texts below."""
     numbers = ("min", "max", "mean", "std", "NaN", "inf")
     columns = [Column("tensor"), Column("shape"), Column("type"), Column("device")]
@@ -177,7 +174,7 @@ def classes(row: BatchTensor) -> str:
     return text if len(shown) == len(counted) else f"{text} and {count(len(counted) - len(shown))} more"
 
 
-def samples_table(inspection: Inspection, most: int) -> Table:
+def samples_table(inspection: Findings, most: int) -> Table:
     """The worst samples; or why there are none."""
     columns = [Column("sample", True), Column("loss", True), Column("target"), Column("prediction")]
     if inspection.samples is None:
@@ -202,7 +199,7 @@ def example(value: Example) -> str:
     return text if len(text) <= _LONGEST_EXAMPLE else f"{text[: _LONGEST_EXAMPLE - 1]}…"
 
 
-def layers_table(inspection: Inspection, most: int) -> Table:
+def layers_table(inspection: Findings, most: int) -> Table:
     """The layers in their order; where there are too many, the first ones and all that are flagged."""
     columns = [Column("layer"), Column("kind"), Column("remarks"), Column("parameters", True)]
     columns += [Column("output"), *(Column(heading, True) for heading in _OF_VALUES), Column("values")]
@@ -257,7 +254,7 @@ def _counted(layer: Layer, flag: str) -> str:
     return f"{flag} ({', '.join(held)})"
 
 
-def optimizer_table(inspection: Inspection) -> Table:
+def optimizer_table(inspection: Findings) -> Table:
     """The groups of the optimizer."""
     columns = [Column("group", True), Column("lr", True), Column("tensors", True), Column("parameters", True)]
     columns += [Column("steps", True), Column("settings")]
@@ -296,7 +293,7 @@ def option(value: Option) -> str:
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
 
 
-def state_table(inspection: Inspection) -> Table:
+def state_table(inspection: Findings) -> Table:
     """The optimizer's state, key by key."""
     columns = [Column("group", True), Column("state"), Column("mean |x|", True), Column("max |x|", True)]
     rows = [
@@ -307,7 +304,7 @@ def state_table(inspection: Inspection) -> Table:
     return Table("Optimizer state", columns, rows)
 
 
-def memory_table(inspection: Inspection) -> Table:
+def memory_table(inspection: Findings) -> Table:
     """Bytes by kind, and what a GPU's allocator says."""
     memory = inspection.memory
     kinds = {
@@ -324,7 +321,7 @@ def memory_table(inspection: Inspection) -> Table:
     return Table("Memory", [Column("kind"), Column("size", True), Column("share", True)], rows)
 
 
-def times_table(inspection: Inspection) -> Table:
+def times_table(inspection: Findings) -> Table:
     """Where a step's time goes."""
     times = inspection.times or {}
     whole = sum(times.values()) or 1.0

@@ -7,20 +7,16 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from . import report_html, report_text
-from .batch import BatchTensor
-from .culprit import Culprit
+from .findings import Findings
 from .frame import to_pandas
 from .layers import Layer
-from .memory import Memory
-from .optimizer import Group
 from .pictures import Picture
-from .samples import Sample
 from .sections import Section, sections
 from .weights import Parameter
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Inspection:
+class Inspection(Findings):
     """One step, seen from all sides. Prints as a report, and is one in a notebook.
 
     Attributes:
@@ -41,23 +37,6 @@ class Inspection:
         notes: what could not be seen, and why.
         rank: on several devices, the one whose step it is.
     """
-
-    place: str
-    model: str
-    loss: float | None
-    failed: str | None
-    first_non_finite: Culprit | None
-    batch: tuple[BatchTensor, ...]
-    thumbnails: tuple[Picture, ...]
-    samples: tuple[Sample, ...] | None
-    samples_reason: str
-    layers: tuple[Layer, ...]
-    parameters: tuple[Parameter, ...]
-    optimizer: tuple[Group, ...]
-    memory: Memory
-    times: Mapping[str, float] | None
-    notes: tuple[str, ...] = ()
-    rank: int = 0
 
     def __getitem__(self, name: str) -> Layer | Parameter:
         """The row of a layer, or of a parameter: `inspection["fc1"]`, `inspection["fc1.weight"]`."""

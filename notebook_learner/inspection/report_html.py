@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from ..renderer.numbers import count, number
 from .cells import Alarm, Cell, Column, Table, headline, name, remarks, tables
+from .findings import Findings
 from .pictures import Picture
 from .statistics import Histogram
-
-if TYPE_CHECKING:
-    from .inspection import Inspection
 
 MOST_LAYERS, MOST_SAMPLES = 200, 12
 _WIDE, _HIGH = 80, 18
@@ -50,7 +47,7 @@ border-bottom:1px solid var(--line);text-align:left;white-space:nowrap;vertical-
 """
 
 
-def report(inspection: Inspection) -> str:
+def report(inspection: Findings) -> str:
     """All parts of an inspection. Every name and text is escaped: they come from strangers."""
     parts = [f"<h3>{escape(headline(inspection))}</h3>"]
     if inspection.loss is not None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..renderer.numbers import number
 from ..renderer.summary import text_table
 from .cells import Cell, Table, headline, remarks, tables
+from .findings import Findings
 from .statistics import Histogram
-
-if TYPE_CHECKING:
-    from .inspection import Inspection
 
 MOST_LAYERS, MOST_SAMPLES = 40, 8
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
@@ -18,7 +14,7 @@ _LEFT_OUT = ("min", "max")
 """Columns of the layers that only a wide page has room for; the values are in `inspection.layers`."""
 
 
-def report(inspection: Inspection) -> str:
+def report(inspection: Findings) -> str:
     """All parts of an inspection, one below the other."""
     head = [headline(inspection)]
     if inspection.loss is not None:

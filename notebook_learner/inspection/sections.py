@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from ..renderer.numbers import count, number
 from .cells import (
@@ -24,10 +24,8 @@ from .cells import (
     share,
     times_table,
 )
+from .findings import Findings
 from .layers import Layer
-
-if TYPE_CHECKING:
-    from .inspection import Inspection
 
 MOST_ROWS = 12
 _MOST_SAMPLES = MOST_ROWS - 4
@@ -58,7 +56,7 @@ class Section(TypedDict):
     grid: Grid | None
 
 
-def sections(inspection: Inspection) -> list[Section]:
+def sections(inspection: Findings) -> list[Section]:
     """Those parts that have something to show, at most a dozen rows each."""
     found = {
         "Step": _step(inspection),
@@ -79,7 +77,7 @@ def sections(inspection: Inspection) -> list[Section]:
     ]
 
 
-def _grids(inspection: Inspection) -> dict[str, Grid]:
+def _grids(inspection: Findings) -> dict[str, Grid]:
     few = replace(inspection, layers=tuple(_flagged_first(inspection)[:MOST_ROWS]))
     tables = [samples_table(inspection, _MOST_SAMPLES), layers_table(few, MOST_ROWS)]
     whole = {"Worst samples": len(inspection.samples or ()), "Layers": len(inspection.layers)}
@@ -108,12 +106,12 @@ def _cut(rows: list[Row]) -> list[Row]:
     return [*rows[: MOST_ROWS - 1], ["…", f"and {count(len(rows) - MOST_ROWS + 1)} more"]]
 
 
-def _step(inspection: Inspection) -> list[Row]:
+def _step(inspection: Findings) -> list[Row]:
     loss = [] if inspection.loss is None else [["loss", number(inspection.loss)]]
     return loss + [[kind, text] for kind, text in remarks(inspection)]
 
 
-def _batch(inspection: Inspection) -> list[Row]:
+def _batch(inspection: Findings) -> list[Row]:
     rows = []
     for one in inspection.batch:
         values, path = one.statistics, name(one.path) or "batch"
@@ -128,7 +126,7 @@ def _batch(inspection: Inspection) -> list[Row]:
     return rows
 
 
-def _samples(inspection: Inspection) -> list[Row]:
+def _samples(inspection: Findings) -> list[Row]:
     rows = []
     for one in (inspection.samples or ())[:_MOST_SAMPLES]:
         text = f"loss {number(one.loss)}"
@@ -142,11 +140,11 @@ def _samples(inspection: Inspection) -> list[Row]:
     return rows
 
 
-def _layers(inspection: Inspection) -> list[Row]:
+def _layers(inspection: Findings) -> list[Row]:
     return [[name(layer.name) or name(layer.kind), _layer(layer)] for layer in _flagged_first(inspection)]
 
 
-def _flagged_first(inspection: Inspection) -> list[Layer]:
+def _flagged_first(inspection: Findings) -> list[Layer]:
     """A panel shows a dozen of what may be hundreds."""
     return sorted(inspection.layers, key=lambda layer: not is_alarming(layer))
 
@@ -163,7 +161,7 @@ def _layer(layer: Layer) -> str:
     return ", ".join(part for part in parts if part) or "not seen"
 
 
-def _optimizer(inspection: Inspection) -> list[Row]:
+def _optimizer(inspection: Findings) -> list[Row]:
     rows = []
     for group in inspection.optimizer:
         steps = "" if group.steps is None else f", {count(group.steps)} steps"

@@ -18,20 +18,20 @@ from ..event import Evaluated, Event, FanOut, Sink
 from ..logger import ApplicationLogger, FileMetricLogger
 from ..metric import Loss
 from ..metric.base import AnyMetric
+from ..run.control import Control
+from ..run.data.cursor import Cursor
+from ..run.driver import Driver
+from ..run.modes import Modes, switch
+from ..run.position import Position, Split
+from ..run.rng import capture_generators, capture_rng, restore_generators, restore_rng
+from ..run.sets.prediction import AfterBatch, Forward, as_batches, output_of, predict, require_functions
+from ..run.sets.set_pass import Tour, evaluate_set
+from ..run.settings import PRECISIONS, Registered, Settings
+from ..run.step.step import ValidationStep
+from ..run.step.supervised import supervised
 from ..store.layout import RunLayout
-from .control import Control
-from .data.cursor import Cursor
-from .driver import Driver
-from .evaluating import Tour, evaluate_set
-from .modes import Modes, switch
-from .position import Position, Split
-from .predicting import AfterBatch, Forward, as_batches, output_of, predict, require_functions
-from .rng import capture_generators, capture_rng, restore_generators, restore_rng
-from .step.step import ValidationStep
-from .step.supervised import supervised
 from .wiring.checks import listed, metric_mistakes, step_mistakes
 from .wiring.loaders import not_a_loader
-from .wiring.settings import PRECISIONS, Registered, Settings
 
 T = TypeVar("T")
 

@@ -15,24 +15,24 @@ from ..artifacts import Artifacts, Checkpoints
 from ..errors import BusyError, CheckpointError, LoggerError, MovedError, Paused, StateError, a_kind
 from ..event import Display, Event, Notice, RunOpened, StatusChanged
 from ..logger import History
+from ..run.bounds import At, End, EpochDone, Steps, Until, When, as_condition, as_position, counted
+from ..run.driver import Driver
+from ..run.early_stopping import why_ended
+from ..run.loop import Why
+from ..run.position import Position, Split
+from ..run.recorded_positions import after_training_step, steps_back
+from ..run.replica import Replica
+from ..run.reports import RewindReport, StepReport, ahead, nothing_left
+from ..run.state import State
 from ..store import ending
 from .debugging import Debugging, Supplies
-from .driver import Driver
-from .early_stopping import why_ended
-from .loop import Why
-from .on_detach import OnDetach
-from .on_premises import OnPremises
-from .on_ranks import OnRanks
-from .on_sets import OnSets
-from .parting import Parting, lets_go
-from .places import after_training_step, steps_back
-from .position import Position, Split
-from .premises import Premises
-from .replica import Replica
-from .reports import RewindReport, StepReport, ahead, nothing_left
-from .shown import Epochs, Shown
-from .state import State
-from .until import At, End, EpochDone, Steps, Until, When, as_condition, as_position, counted
+from .detaching import OnDetach
+from .directory import OnPremises
+from .directory_access import Premises
+from .display import Epochs, Shown
+from .finalizer import Parting, lets_go
+from .rank_verbs import OnRanks
+from .set_verbs import OnSets
 
 if TYPE_CHECKING:
     from ..event import Status  # Jedi, which completes `learner.`, fails on a property that is a Literal

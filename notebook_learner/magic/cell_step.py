@@ -12,13 +12,13 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ..learner.learner import Learner
-from ..learner.step.output import (
+from ..run.step.output import (
     ClassificationOutput,
     MultiLabelClassificationOutput,
     RegressionOutput,
     SequenceOutput,
 )
-from ..learner.step.supervised import kind_of
+from ..run.step.supervised import kind_of
 from .body import Body
 from .targets import Targets
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..learner.position import Position
+from ..run.position import Position
 
 _WIDTH = 60
 

@@ -1,4 +1,8 @@
-"""Metrics: one file each. Write your own by subclassing `Metric` (see `base.py`)."""
+"""Metrics: one file each. Write your own by subclassing `Metric` (see `base.py`).
+
+In come the outputs of a step; out go blocks of values, and one value for an epoch. An update never waits for
+the device.
+"""
 
 from __future__ import annotations
 

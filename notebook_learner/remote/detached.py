@@ -26,7 +26,7 @@ from ..store.run_folder import RunPath
 NOTE = "detached.json"
 LOG = "detached.log"
 """What the process prints: its renderer's lines, what steps print, and the traceback of what went wrong."""
-MODULE = "notebook_learner.detach"
+MODULE = "notebook_learner.worker"
 """What such a process runs: a note that somebody wrote cannot have another one of the user's ended."""
 _DRAFT = f".{NOTE}.new"
 FILES = (NOTE, LOG, _DRAFT)

@@ -1,4 +1,8 @@
-"""What a run looks like while it trains, and after: terminal, plain lines, tables and figures."""
+"""What a run looks like while it trains, and after: terminal, plain lines, tables and figures.
+
+In come events; out goes what a person sees. A renderer keeps the latest and may leave out what came before;
+the training never waits for it.
+"""
 
 from __future__ import annotations
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 from ..errors import wrong_arguments
 from ..event import Sink
 
-_CHOICES = ("auto", "panel", "terminal", "plain", "silent")
+_RENDERERS = {
+    "panel": "notebook_learner.widget.face:NotebookRenderer",
+    "terminal": ".terminal:TerminalRenderer",
+    "plain": ".plain:PlainRenderer",
+    "silent": ".silent:SilentRenderer",
+}
+"""Where each is: loaded only where it is used, and the panel is in a room above this one."""
 
 
 def default_renderer() -> Sink:
@@ -31,22 +38,10 @@ def resolve(renderer: str | Sink | None = "auto") -> Sink:
     match renderer:
         case None | "auto":
             return default_renderer()
-        case "panel":
-            from ..widget.face import NotebookRenderer  # widgets: loaded only in a notebook
-
-            return NotebookRenderer()
-        case "terminal":
-            from .terminal import TerminalRenderer  # rich: loaded only for whoever sees it
-
-            return TerminalRenderer()
-        case "plain":
-            from .plain import PlainRenderer
-
-            return PlainRenderer()
-        case "silent":
-            from .silent import SilentRenderer
-
-            return SilentRenderer()
+        case str() if renderer in _RENDERERS:
+            module, _, name = _RENDERERS[renderer].partition(":")
+            made: Sink = getattr(import_module(module, __package__), name)()
+            return made
         case type() if hasattr(renderer, "handle"):
             raise ValueError(
                 f"renderer {renderer.__name__} is a class; pass an instance: {renderer.__name__}()"
@@ -63,7 +58,7 @@ def resolve(renderer: str | Sink | None = "auto") -> Sink:
 
 
 def _unknown(given: object) -> str:
-    names = ", ".join(f'"{name}"' for name in _CHOICES)
+    names = ", ".join(f'"{name}"' for name in ("auto", *_RENDERERS))
     return f"there is no renderer {given!r}; use one of {names}, or an object with a handle(event) method"
 
 

@@ -13,7 +13,7 @@ from notebook_learner.artifacts import index
 from notebook_learner.artifacts.clock import Clock
 from notebook_learner.artifacts.index import MAGIC, encode_index, read_header
 from notebook_learner.artifacts.reading import read_record
-from notebook_learner.artifacts.run import RunInfo
+from notebook_learner.artifacts.run_info import RunInfo
 from notebook_learner.artifacts.timeline import Mark
 from notebook_learner.checkpoint.info import CheckpointInfo
 from notebook_learner.errors import DamagedError

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notebook_learner.artifacts.clock import MOST, Clock
-from notebook_learner.artifacts.run import RunInfo, git_commit
+from notebook_learner.artifacts.run_info import RunInfo, git_commit
 from notebook_learner.artifacts.timeline import KINDS, Mark, mark_of, parse_timeline, read_timeline
 from notebook_learner.errors import DamagedError
 from notebook_learner.event import (

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fleet_support import TWO, bits, by_hand, furthest, learner_on, train_loader
 
-from notebook_learner.learner.ranks import OWN
+from notebook_learner.run.rank_protocol import OWN
 
 
 def resumable(builder):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from notebook_learner.fleet import channel
-from notebook_learner.fleet.channel import Door, Meeting, come_to
+from notebook_learner.ranks import channel
+from notebook_learner.ranks.channel import Door, Meeting, come_to
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="these guests speak over Unix sockets")
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 import zmq
 
-from notebook_learner.fleet.channel import Gone
-from notebook_learner.fleet.link import Door, Doors, come_through
+from notebook_learner.ranks.channel import Gone
+from notebook_learner.ranks.encrypted_link import Door, Doors, come_through
 
 HERE = "127.0.0.1"
 

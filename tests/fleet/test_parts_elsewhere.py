@@ -13,7 +13,7 @@ from test_ranks_that_hang import interrupted_twice, learner_that_hangs
 
 from notebook_learner import LearnerBuilder
 from notebook_learner.errors import RankDied
-from notebook_learner.fleet import leader
+from notebook_learner.ranks import leader
 
 
 def test_a_run_that_is_handed_over_comes_back_to_the_same_bits(tmp_path):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from notebook_learner import Learner
 from notebook_learner.errors import RankDied
-from notebook_learner.fleet import leader
+from notebook_learner.ranks import leader
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 

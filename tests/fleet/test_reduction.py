@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from notebook_learner.errors import StepError
-from notebook_learner.fleet import reduction
-from notebook_learner.fleet.reduction import Reducer
-from notebook_learner.fleet.rendezvous import ByFile, process_group
+from notebook_learner.ranks import reduction
+from notebook_learner.ranks.reduction import Reducer
+from notebook_learner.ranks.rendezvous import ByFile, process_group
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from notebook_learner.fleet.shipping import pack, unpack
+from notebook_learner.ranks.shipping import pack, unpack
 
 
 def test_a_part_of_a_larger_tensor_travels_without_the_rest():

@@ -11,7 +11,7 @@ from parts_support import Deep
 from torch import Tensor, nn
 
 from notebook_learner.errors import StateError
-from notebook_learner.fleet.wrapping import Wrapped, dist, units_of
+from notebook_learner.ranks.sharding import Wrapped, dist, units_of
 
 
 class Alone:

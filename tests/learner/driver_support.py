@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from notebook_learner import ClassificationOutput, Learner, LearnerBuilder
 from notebook_learner.event import Event, Notice, StatusChanged
-from notebook_learner.learner.rng import host_rng_kept
 from notebook_learner.metric import Accuracy, Loss, Metric
+from notebook_learner.run.rng import host_rng_kept
 from notebook_learner.store import RunLayout, read_log
 
 EPOCHS = 2

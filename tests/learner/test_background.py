@@ -30,7 +30,7 @@ from driver_support import (
 )
 
 from notebook_learner import BusyError, ConfigurationError, Paused, Position
-from notebook_learner.learner.driver import BACKGROUND
+from notebook_learner.run.driver import BACKGROUND
 
 SOON = 30.0
 

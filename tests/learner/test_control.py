@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from notebook_learner.learner.control import Control, Request
+from notebook_learner.run.control import Control, Request
 
 SOON = 30.0
 """How long a test waits for what must come; it never waits so long."""

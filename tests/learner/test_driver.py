@@ -14,8 +14,8 @@ import pytest
 from test_control import SOON, another_thread
 
 from notebook_learner import BusyError
-from notebook_learner.learner.control import Control
-from notebook_learner.learner.driver import BACKGROUND, Driver
+from notebook_learner.run.control import Control
+from notebook_learner.run.driver import BACKGROUND, Driver
 
 
 def nothing() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notebook_learner import ClassificationOutput, ConfigurationError, RegressionOutput
-from notebook_learner.learner.early_stopping import EarlyStopping
 from notebook_learner.metric import Accuracy, Loss, Metric
+from notebook_learner.run.early_stopping import EarlyStopping
 
 BATCH = (4,)
 

@@ -14,7 +14,7 @@ from driver_support import (
 )
 from torch import nn
 
-from notebook_learner.learner.failure import explain, release_device_memory
+from notebook_learner.run.failure import explain, release_device_memory
 
 IN_TRAINING = ["forward", "forward's end", "backward", "metric"]
 WINDOWS_END = [(1, "train", 1), (1, "train", 5), (1, "train", 6), (2, "train", 3)]  # 6 is a short window

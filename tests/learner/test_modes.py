@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from builder_support import assert_same_bits, batches, by_hand, classifier, net, quiet, sgd
 from torch import nn
 
-from notebook_learner.learner.modes import Modes, switch
+from notebook_learner.run.modes import Modes, switch
 
 
 def seen_by(tmp_path, model, **builder_options):

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_learner import Artifacts, Learner, LearnerBuilder
-from notebook_learner.learner.parting import Parting
+from notebook_learner.learner.finalizer import Parting
 from notebook_learner.metric import Loss
 from notebook_learner.store.workers import hand_over
 
@@ -111,7 +111,7 @@ def test_an_ending_that_fails_is_told_of_and_keeps_no_other_from_its_turn(
 
 AT_THE_END = """
 import gc, os, sys
-from notebook_learner.learner.parting import Parting
+from notebook_learner.learner.finalizer import Parting
 
 class Thing: ...
 kept, gone = Thing(), Thing()

@@ -14,11 +14,11 @@ from rich.console import Console
 from torch import nn
 
 from notebook_learner import Learner, LearnerBuilder
-from notebook_learner.learner import replay
-from notebook_learner.learner.replay import stops
 from notebook_learner.metric import Loss
 from notebook_learner.renderer.plain import PlainRenderer
 from notebook_learner.renderer.terminal import TerminalRenderer
+from notebook_learner.run import replay
+from notebook_learner.run.replay import stops
 from notebook_learner.widget.board import Board
 
 STEPS = 200

@@ -33,8 +33,8 @@ from notebook_learner.checkpoint import (
     SafetensorsRecorder,
 )
 from notebook_learner.event import CheckpointSaved, Notice, SplitEnded
-from notebook_learner.learner import saving
 from notebook_learner.learner.wiring import tenancy
+from notebook_learner.run import saving
 from notebook_learner.store import files
 
 STEPS = 4  # of an epoch

@@ -14,7 +14,7 @@ from driver_support import loaders as data
 
 from notebook_learner.errors import BusyError
 from notebook_learner.event import Event, MetricBlock, Rewound, RunOpened, StatusChanged
-from notebook_learner.learner.rng import host_rng_kept
+from notebook_learner.run.rng import host_rng_kept
 
 
 class Page(Tape):

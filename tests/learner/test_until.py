@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notebook_learner import Position
-from notebook_learner.learner.until import FAR, At, End, EpochDone, Steps, Until, When, as_position, counted
+from notebook_learner.run.bounds import FAR, At, End, EpochDone, Steps, Until, When, as_position, counted
 
 HERE = Position(2, "train", 3)
 

@@ -13,9 +13,9 @@ from builder_support import adam, batches, net, quiet
 
 from notebook_learner import Learner
 from notebook_learner.event import Event, SetProgress
-from notebook_learner.learner import replay
-from notebook_learner.learner.unheard import Unheard
 from notebook_learner.metric import Loss
+from notebook_learner.run import replay
+from notebook_learner.run.silence import Unheard
 
 
 class Talking:

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics.classification import BinaryAUROC, MulticlassAUROC
 from torchmetrics.retrieval import RetrievalMAP
 
-from notebook_learner.learner.state import tensors_in
 from notebook_learner.metric import AUCPR, AUROC, MetricGroup, TorchMetric, appended, ranking
 from notebook_learner.metric.appended import Appended
+from notebook_learner.run.state import tensors_in
 
 ROWS, CLASSES = 50, 4
 

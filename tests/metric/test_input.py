@@ -162,7 +162,7 @@ class Uncopyable:
 
 def test_each_split_has_its_own_metric_but_the_same_functions(tmp_path):
     from notebook_learner.learner.wiring.assembly import _own_metrics
-    from notebook_learner.learner.wiring.settings import Registered
+    from notebook_learner.run.settings import Registered
 
     users = Uncopyable()
     metric = CharErrorRate(users, input=users.take)

@@ -27,7 +27,7 @@ BY_LIBRARIES = {("torch", "save"), ("np", "save"), ("np", "savez"), ("np", "save
 
 ELSEWHERE = {
     ("command/__init__.py", "os.open"): "the null device, where a pipe was closed",
-    ("fleet/channel.py", "shutil.rmtree"): "a temporary folder of the ranks, not in a run's directory",
+    ("ranks/channel.py", "shutil.rmtree"): "a temporary folder of the ranks, not in a run's directory",
     ("remote/place.py", "os.open"): "the run's directory itself, wherever it is moved; then by dir_fd:",
     ("remote/owner.py", "open"): "/proc/locks, to read which process has locked a directory",
     ("remote/place.py", "os.unlink"): "control.sock, a name without a path",

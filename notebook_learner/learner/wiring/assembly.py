@@ -26,28 +26,29 @@ from ...metric.copies import own_copy
 from ...remote.detached import detached_in, end_detached
 from ...remote.server import RemoteControl
 from ...renderer import resolve
-from .. import background
-from ..checkpointer import Which
-from ..control import Control
-from ..data.share import Share
-from ..driver import Driver
-from ..early_stopping import EarlyStopping
-from ..epoch_value import Source
+from ...run import interrupt_button as background
+from ...run.checkpointer import Which
+from ...run.control import Control
+from ...run.data.share import Share
+from ...run.driver import Driver
+from ...run.early_stopping import EarlyStopping
+from ...run.epoch_value import Source
+from ...run.loop import Loop, LoopContext
+from ...run.modes import Modes
+from ...run.parts import RngPart, ScalerPart, WindowPart
+from ...run.replica import Replica
+from ...run.rng import seeded_rng
+from ...run.settings import PRECISIONS, Registered, Settings
+from ...run.state import ModelPart, OptimizerPart, Part, State
+from ...run.step.graph_recorder import RECORDERS
+from ...run.step.graph_step import Log, RecordedStep
+from ...run.step.schedule import Schedule, Torch
+from ...run.step.step import TrainingStep, ValidationStep
+from ...run.step.supervised import supervised
+from ...run.step.update import Clip, ClipByNorm, ClipByValue, Update
+from ...run.timeline import Timeline
+from ...run.trained_models import TrainedBefore
 from ..learner import Learner
-from ..loop import Loop, LoopContext
-from ..modes import Modes
-from ..parts import RngPart, ScalerPart, WindowPart
-from ..replica import Replica
-from ..rng import seeded_rng
-from ..state import ModelPart, OptimizerPart, Part, State
-from ..step.recorded import Log, RecordedStep
-from ..step.recorder import RECORDERS
-from ..step.schedule import Schedule, Torch
-from ..step.step import TrainingStep, ValidationStep
-from ..step.supervised import supervised
-from ..step.update import Clip, ClipByNorm, ClipByValue, Update
-from ..timeline import Timeline
-from ..trained_before import TrainedBefore
 from .checks import mistakes_in
 from .compiling import compile_forward
 from .dividing import optimizer_mistakes
@@ -55,7 +56,6 @@ from .forking import Origin
 from .loaders import CANNOT_BEGIN, NO_STEP, Loaders, data_mistakes
 from .making import make_optimizer, make_schedule, move_state
 from .opening import opening
-from .settings import PRECISIONS, Registered, Settings
 from .storing import Storing
 from .tenancy import Tenancy
 from .undo import unchanged_if_it_fails
@@ -218,7 +218,7 @@ class _Wiring:
         )
         replica = self._replica(update, groups, opened.metrics)
         make_step = partial(self._step, update, groups["train"].log)
-        origin = Origin(self.settings, self.model, self.optimizer, scheduler)
+        origin = Origin(self.settings, self.model, self.optimizer, scheduler, assemble)
         loaders = Loaders(self.settings, self.model, replica, groups, make_step, self._rules(), origin)
         shown = self.schedule.scheduler if isinstance(self.schedule, Torch) else scheduler
         driver = Driver(replica.loop.control)
@@ -245,8 +245,8 @@ class _Wiring:
         return learner
 
     def _found_fleet(self, learner: Learner, replica: Replica, scheduler: Any, loaders: Loaders) -> None:
-        from ...fleet.leader import Fleet  # torch.distributed and more, for several devices
-        from ...fleet.recipe import Source
+        from ...ranks.leader import Fleet  # torch.distributed and more, for several devices
+        from ...ranks.recipe import Source
 
         source = Source(self.settings, replica, self.optimizer, scheduler, loaders.given)
         source.learner = weakref.ref(learner)

@@ -6,7 +6,7 @@ import re
 from datetime import timedelta
 from typing import Any
 
-from ..saving import Autosave
+from ...run.saving import Autosave
 
 _UNITS = {"s": 1, "sec": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
 _TIME = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+?)s?\s*")

@@ -18,11 +18,11 @@ from ...checkpoint.strategy import Strategy
 from ...errors import names_descriptors
 from ...event import Sink, Split
 from ...metric.base import AnyMetric, TextMetric
-from ..checkpointer import Checkpointer, Which
+from ...run.checkpointer import Checkpointer, Which
+from ...run.settings import EarlyStoppingRule, Registered, Settings
+from ...run.step.schedule import When
+from ...run.step.step import StepFunction
 from ..learner import Learner
-from ..step.schedule import When
-from ..step.step import StepFunction
-from .settings import EarlyStoppingRule, Registered, Settings
 
 if TYPE_CHECKING:
     import logging
@@ -423,7 +423,7 @@ class LearnerBuilder:
             ConfigurationError: with every mistake, and what to write instead. Model and optimizer
                 are then as they were.
         """
-        from .assembly import assemble  # the assembly knows everything; the builder only its verbs
+        from .assembly import assemble  # it loads what only a build needs: ranks, steering, artifacts
 
         return assemble(self._settings, model, optimizer, lr_scheduler, train, valid)
 
@@ -436,3 +436,7 @@ class LearnerBuilder:
 def _whole(number: Any) -> Any:
     """NumPy's whole numbers as Python's; whatever else it is, the checks will say so."""
     return int(number) if isinstance(number, Integral) and not isinstance(number, bool) else number
+
+
+# A Learner explains that such a verb is over once it is built, and imports nothing that builds it.
+Learner._builder_verbs = frozenset(name for name in vars(LearnerBuilder) if not name.startswith("_"))

@@ -22,13 +22,13 @@ from ...errors import a_kind, wrong_arguments
 from ...event import Sink
 from ...metric.base import Metric, TextMetric
 from ...metric.rows import HOW_TO_MERGE, says_how_to_merge
+from ...run.checkpointer import Checkpointer
+from ...run.settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
+from ...run.step.graph_recorder import RECORDERS
 from ...store import check_metric_name, same_file
-from ..checkpointer import Checkpointer
-from ..step.recorder import RECORDERS
 from .autosave import seconds_of
 from .cells import cells_may_come
 from .dividing import dividing_mistakes
-from .settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
 
 
 def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:

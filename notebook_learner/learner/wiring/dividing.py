@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .settings import PRECISIONS, Settings
+from ...run.settings import PRECISIONS, Settings
 
 _SAID = 'strategy("fsdp")'
 _NUMBER_BY_NUMBER = [

@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader
 
 from ...errors import StateError
 from ...event import Split
+from ...run.settings import Settings
+from ...run.state import State
+from ...run.step.schedule import TorchScheduler, report_steps
 from ..learner import Learner
-from ..state import State
-from ..step.schedule import TorchScheduler
-from .settings import Settings
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Origin:
     model: nn.Module
     optimizer: Optimizer
     scheduler: Any
+    assemble: Callable[..., Learner]
+    """What made it."""
 
     def fork(self, state: State, directory: str | os.PathLike[str], data: Mapping[Split, Any]) -> Learner:
         """A learner of its own in the same state, with its own directory.
@@ -37,12 +39,10 @@ class Origin:
         Raises:
             StateError: something cannot be copied, or the directory holds a run.
         """
-        from .assembly import assemble  # which makes this origin
-
         _require_room(directory, self.settings)
         model, optimizer, scheduler = self._copies()
         loaders = {split: _copied_loader(split, loader) for split, loader in data.items()}
-        sibling = assemble(
+        sibling = self.assemble(
             self._settings_of(directory, state),
             model,
             optimizer,
@@ -107,16 +107,3 @@ def _copied_loader(split: Split, loader: Any) -> Any:
             f"fork(): the {split} loader ({type(loader).__name__}) cannot be copied, and two runs cannot "
             f"share one: {refused}"
         ) from refused
-
-
-def report_steps(optimizer: Optimizer) -> None:
-    """Torch's schedulers replace `optimizer.step` by one that notes that it was called, and warn where a
-    copied optimizer has its plain one."""
-    step: Callable[..., Any] = optimizer.step
-
-    def reporting(*args: Any, **kwargs: Any) -> Any:
-        vars(optimizer)["_opt_called"] = True
-        return step(*args, **kwargs)
-
-    vars(reporting)["_wrapped_by_lr_sched"] = True
-    vars(optimizer)["step"] = reporting

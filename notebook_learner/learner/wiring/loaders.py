@@ -16,19 +16,19 @@ from ...event.values import Level
 from ...metric import MetricGroup
 from ...metric.base import AnyMetric
 from ...metric.logged import Logged
-from ..data.cursor import Cursor
-from ..epoch_value import Source, why_never_measured
-from ..loop import Pass
-from ..parts import CursorPart, MetricsPart
-from ..predicting import output_of
-from ..replica import Replica
-from ..rng import mix
-from ..state import State
-from ..step.step import StepFunction, TrainingStep, ValidationStep
-from ..step.update import Update
+from ...run.data.cursor import Cursor
+from ...run.epoch_value import Source, why_never_measured
+from ...run.loop import Pass
+from ...run.parts import CursorPart, MetricsPart
+from ...run.replica import Replica
+from ...run.rng import mix
+from ...run.sets.prediction import output_of
+from ...run.settings import Registered, Settings
+from ...run.state import State
+from ...run.step.step import StepFunction, TrainingStep, ValidationStep
+from ...run.step.update import Update
 from .cells import cells_may_come
 from .checks import listed, metric_mistakes
-from .settings import Registered, Settings
 
 MakeStep = Callable[[Split], TrainingStep | ValidationStep]
 Way = Literal["alone", "whole", "share"]

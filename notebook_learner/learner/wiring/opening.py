@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from ...event import MetricInfo, RunOpened
 from ...metric.base import Metric
-from ..step.schedule import Schedule
-from .settings import PRECISIONS, Registered, Settings
+from ...run.settings import PRECISIONS, Registered, Settings
+from ...run.step.schedule import Schedule
 
 _PRECISION_NAMES = {None: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 

@@ -18,12 +18,12 @@ from ...checkpoint.strategy import DEFAULT, resolved
 from ...errors import MovedError
 from ...event import CheckpointSaved, MetricInfo, Notice, Record, Sink, SplitRecord
 from ...logger import ApplicationLogger, FileMetricLogger
+from ...run.checkpoint_files import FileCheckpointer
+from ...run.saving import Saving
+from ...run.settings import Settings
 from ...store import RunLayout
 from ...store.background import Background, Job
-from ..filing import FileCheckpointer
-from ..saving import Saving
 from .autosave import autosave_of
-from .settings import Settings
 
 
 class Storing:

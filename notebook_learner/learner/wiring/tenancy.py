@@ -34,8 +34,8 @@ from ...remote.owner import (
     this_process,
     who_has,
 )
+from ...run.driver import Driver
 from ...store import files
-from ..driver import Driver
 from .storing import Storing
 
 What = Literal["keep", "go on", "overwrite"]

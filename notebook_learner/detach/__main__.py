@@ -1,8 +1,0 @@
-"""`python -m notebook_learner.detach`: started by `learner.detach()`, with three descriptors to talk over."""
-
-import sys
-
-from .serving import main
-
-if __name__ == "__main__":  # a loader's worker that is spawned imports it by another name
-    sys.exit(main(*map(int, sys.argv[1:4])))

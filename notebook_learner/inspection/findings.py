@@ -1,0 +1,37 @@
+"""What was found out about a step, before anything is made of it to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .batch import BatchTensor
+from .culprit import Culprit
+from .layers import Layer
+from .memory import Memory
+from .optimizer import Group
+from .pictures import Picture
+from .samples import Sample
+from .weights import Parameter
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Findings:
+    """The values of a report; `Inspection` says what each is, and prints them."""
+
+    place: str
+    model: str
+    loss: float | None
+    failed: str | None
+    first_non_finite: Culprit | None
+    batch: tuple[BatchTensor, ...]
+    thumbnails: tuple[Picture, ...]
+    samples: tuple[Sample, ...] | None
+    samples_reason: str
+    layers: tuple[Layer, ...]
+    parameters: tuple[Parameter, ...]
+    optimizer: tuple[Group, ...]
+    memory: Memory
+    times: Mapping[str, float] | None
+    notes: tuple[str, ...] = ()
+    rank: int = 0

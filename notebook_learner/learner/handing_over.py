@@ -1,0 +1,259 @@
+"""Handing a run over, and taking it back: what `learner.detach()` and `learner.take_back()` do.
+
+Nothing of the run's directory is given up before the process has made the learner again. From then on there
+is no moment in which nobody has it: the process is given the descriptor that the directory is locked with,
+and this one gives its own back once the process trains. What fails in between has the learner here go on in
+its directory, and stand where it stood.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..checkpoint.info import label_of
+from ..errors import (
+    CheckpointError,
+    ConfigurationError,
+    NotebookLearnerError,
+    Paused,
+    StateError,
+    StoreError,
+)
+from ..event import Event, Notice, Rewound
+from ..ranks.detached_process import Process
+from ..ranks.ticket import CANNOT, packed, surroundings
+from ..remote.detached import LOG, Detached, forget_in, noted_in
+from ..run.reports import HandedOver, TakenBack, why_over
+
+STEP = 10.0
+"""Seconds that its first step is waited for: what fails mostly fails there. It may take an hour, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """The process that a learner's run was handed over to."""
+
+    process: Process
+    noted: Detached
+
+
+def hand_over(learner: Any, train: Any, valid: Any, epochs: int | None) -> HandedOver:
+    """See `Learner.detach`."""
+    _require_possible(learner)
+    ran = learner._driver.busy
+    if not learner._driver.inside:  # else it is told that it cannot be
+        learner.pause()
+    try:
+        report: HandedOver = learner._drive(lambda: _handed_over(learner, train, valid, epochs))
+        return report
+    except KeyboardInterrupt:
+        away = learner._away
+        told = "" if away is None else f"it came too late: the run goes on in process {away.noted.pid}; "
+        raise Paused(
+            str(learner.position), told=told and f"{told}learner.take_back() takes it back"
+        ) from None
+    except Exception:
+        if ran and learner.status == "paused" and learner._away is None:  # as it was: in the background
+            learner.start()
+        raise
+
+
+def take_back(learner: Any) -> TakenBack:
+    """See `Learner.take_back`; nobody else drives the learner."""
+    away = learner._away
+    if away is None:
+        raise StateError("there is nothing to take back: this learner's run goes on here; fit() trains on")
+    directory = learner._premises.directory
+    was_alive = away.noted.is_alive() and not away.noted.has_ended(directory)
+    away.noted.end(directory, _unless_interrupted(learner, away.noted))
+    found = noted_in(directory)
+    ended = found if found is not None and found.pid == away.noted.pid and found.ended else None
+
+    def stand() -> Sequence[Event]:
+        _stand_at_the_newest(learner)
+        loop = learner._replica.loop
+        if ended is not None and ended.num_epochs >= loop.epoch - (loop.done == 0):
+            loop.num_epochs = ended.num_epochs
+        return _first_of(learner)
+
+    learner._premises.take_back(learner, stand)
+    learner._away = None
+    learner._settle()
+    report = TakenBack(away.noted.pid, learner.position, _what_became(away, ended, was_alive))
+    learner._emit(Notice(str(report), "warning" if report.told else "info"))
+    return report
+
+
+# Handing over ----------------------------------------------------------------------------------------
+
+
+def _require_possible(learner: Any) -> None:
+    learner._premises.look_in()  # before a process is started, which would be for nothing
+    learner._premises.look_away()
+    wrong = []
+    if os.name != "posix":
+        wrong.append("detach() needs a system with sessions of processes, such as Linux or macOS")
+    if not importlib.util.find_spec("cloudpickle"):
+        wrong.append("detach() needs one more package: pip install 'notebook_learner[devices]'")
+    recorder = learner._supplies.origin.settings.recorder
+    if recorder is not None and not recorder.exact:
+        wrong.append(
+            f"{type(recorder).__name__} saves in half precision, so no other process can go on exactly from "
+            "what it saves; with_file_checkpointer(Hdf5Recorder()) keeps every bit"
+        )
+    if wrong:
+        learner._rest()
+        raise ConfigurationError(wrong, CANNOT)
+
+
+def _handed_over(learner: Any, train: Any, valid: Any, epochs: int | None) -> HandedOver:
+    loop = learner._replica.loop
+    before = loop.num_epochs
+    try:
+        _prepare(learner, train, valid, epochs)
+        process = Process(surroundings(), packed(learner), lambda: loop.control.interrupted)
+        try:
+            process.hear("made")
+            label = _saved(learner)
+            noted = process.noted()
+            descriptor = _lend(learner, noted)
+        except BaseException:
+            process.kill()
+            raise
+        try:
+            _begin(learner, process, label, descriptor)
+        except BaseException:
+            process.kill()
+            _come_back(learner)
+            raise
+    except BaseException:
+        loop.num_epochs = before
+        raise
+    process.let_go()
+    learner._premises.lent()
+    learner._away = Away(process, noted)
+    _leave(learner, noted)
+    return HandedOver(noted.pid, learner.position, os.path.join(learner._premises.directory, LOG))
+
+
+def _prepare(learner: Any, train: Any, valid: Any, epochs: int | None) -> None:
+    """As before a `fit`."""
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"detach(epochs={epochs}): train at least one epoch more")
+    for split, loader in (("train", train), ("valid", valid)):
+        if loader is not None:
+            learner._supplies.use(learner, split, loader)
+    learner._supplies.require()
+    if epochs is not None:
+        learner._replica.loop.train_more(epochs)
+    loop = learner._replica.loop
+    if loop.finished:
+        over = why_over(loop.epoch, loop.num_epochs, loop.ended)
+        raise StateError(
+            f"training is finished: {over}; fit(epochs=n) trains n more, and so does detach(epochs=n)"
+        )
+
+
+def _saved(learner: Any) -> str:
+    """Everything that a step can change, on the disk; its label there. Also where this place was saved
+    before: a person may have changed something since."""
+    learner._enter(saves=True)
+    learner._announce()
+    replica = learner._replica
+    at = replica.loop.position
+    replica.saving.take_auto(replica.capture())
+    replica.saving.wait()
+    return str(label_of(at.epoch, at.split, at.step))
+
+
+def _lend(learner: Any, noted: Detached) -> int:
+    """Give the directory up; the descriptor that it is locked with, for the process."""
+    directory = learner._premises.directory
+    noted.note_in(directory)
+    descriptor: int = learner._premises.lend(
+        f"this run goes on in process {noted.pid}, to which it was handed over: learner.take_back() has it "
+        f"stop at its next step and goes on from there; `notebook-learner ctl {directory} status` tells how "
+        f"it stands, and Artifacts({str(directory)!r}) shows it"
+    )
+    if learner._replica.ranks is not None:
+        from ..ranks.crew import release_spare  # loaded long ago, where there are ranks
+
+        learner._replica.ranks.shut()
+        release_spare()
+    return descriptor
+
+
+def _begin(learner: Any, process: Process, label: str, descriptor: int) -> None:
+    info = os.stat(learner._premises.directory)
+    process.give(descriptor)
+    process.tell(label=label, identity=[info.st_dev, info.st_ino], kernel=os.getpid())
+    if process.hear("trains", "stepped") == "trains":  # one that is quick may be over by now
+        process.hear("stepped", seconds=STEP)
+
+
+def _leave(learner: Any, noted: Detached) -> None:
+    """Nothing is held here that the process needs."""
+    for each in learner._replica.loop.passes.values():
+        each.cursor.close()
+    with suppress(NotebookLearnerError):  # it trains there; that it does must not be told as an error
+        learner._set_status("paused", f"handed over: goes on in process {noted.pid}")
+
+
+def _come_back(learner: Any) -> None:
+    """It did not begin there: this learner has its directory again, and its files are as it knows them."""
+    forget_in(learner._premises.directory)
+    learner._premises.take_back(learner, lambda: _first_of(learner))
+    replica = learner._replica
+    try:  # what it may have saved, or measured, is none of this run's
+        replica.saving.take_auto(replica.capture())
+        replica.saving.wait()
+    except CheckpointError as error:
+        learner._emit(Notice(f"this place is not on the disk: {error}", "warning"))
+
+
+# Taking back -----------------------------------------------------------------------------------------
+
+
+def _unless_interrupted(learner: Any, noted: Detached) -> Callable[[], None]:
+    control = learner._replica.loop.control
+
+    def meanwhile() -> None:
+        if control.interrupted:
+            told = (
+                f"not waiting any more for process {noted.pid}, which stops at its next step all the same; "
+            )
+            raise Paused(str(learner.position), told=f"{told}call learner.take_back() again")
+
+    return meanwhile
+
+
+def _stand_at_the_newest(learner: Any) -> None:
+    """Where the process saved last. By its label: "latest" may be asked of the user's own checkpointer."""
+    replica = learner._replica
+    whole = [info for info in replica.saving.checkpoints() if info.exact and not info.damage]
+    if not whole:
+        raise StoreError(
+            f"there is no whole checkpoint in {str(learner._premises.directory)!r}, where the process kept "
+            "them; learner.fork('another directory') goes on from where this learner stood"
+        )
+    replica.restore_checkpoint(whole[-1].label)
+
+
+def _first_of(learner: Any) -> Sequence[Event]:
+    """What brings new writers to where the run stands: their files hold just that already."""
+    record, at = learner.history.snapshot(), learner._replica.loop.position
+    opened = replace(learner._opened, num_epochs=learner._replica.loop.num_epochs)
+    return opened, Rewound(at.epoch, at.split, at.step, record, len(record), 0, "taken back")
+
+
+def _what_became(away: Away, ended: Detached | None, was_alive: bool) -> str:
+    if ended is None:
+        return f"which {away.process.how_it_ended()}, so this is its last checkpoint"
+    if ended.ended == "failed":
+        return f"which had failed ({ended.error})"
+    return "" if was_alive else f"which had ended ({ended.ended})"

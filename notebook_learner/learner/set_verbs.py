@@ -1,0 +1,209 @@
+"""The part of a Learner that goes through other data than the training's: it evaluates and predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Protocol, TypeVar, overload
+
+from ..artifacts.evaluations import Evaluation, Evaluations
+from ..event import Event, Notice
+from ..metric.base import AnyMetric
+from ..run.data.cursor import Cursor
+from ..run.driver import Driver
+from ..run.rank_protocol import Alone, Others, Task
+from ..run.replica import Replica
+from ..run.sets.prediction import AfterBatch, Forward, as_batches, predict, require_functions
+from ..run.sets.set_pass import Tour, evaluate_set
+from ..run.sets.state_guard import beside
+from ..run.step.step import ValidationStep
+from ..store.layout import RunLayout
+
+T = TypeVar("T")
+Metrics = Iterable[AnyMetric] | None
+
+
+class SetSupplies(Protocol):
+    """What it takes to go through a set."""
+
+    def cursor_for(self, given: Any, what: str, /, way: Any = ...) -> Cursor:
+        """A way through a loader or dataset, for one rank or several."""
+
+    def validation_step(self, what: str, /) -> ValidationStep:
+        """The step that measures."""
+
+    def prediction_step(self, forward: Forward | None, /) -> ValidationStep:
+        """A step that gives the model's output."""
+
+    def metrics_for(self, given: Metrics, what: str, /) -> list[AnyMetric]:
+        """The metrics that were given, if they are any; by default those of the validation."""
+
+
+class OnSets:
+    """Verbs that every Learner has; a class of their own only because a file has one subject."""
+
+    _replica: Replica
+    _driver: Driver
+    _supplies: Any
+
+    def _leaving_locals(self, work: Callable[[], T]) -> T:
+        raise NotImplementedError
+
+    def _enter(self) -> None:
+        raise NotImplementedError
+
+    def _announce(self) -> None:
+        raise NotImplementedError
+
+    def _emit(self, event: Event) -> None:
+        raise NotImplementedError
+
+    @overload
+    def evaluate(self, loader: Mapping[str, Any], *, metrics: Metrics = ...) -> Evaluations: ...
+
+    @overload
+    def evaluate(self, loader: Any, name: str = ..., metrics: Metrics = ...) -> Evaluation: ...
+
+    def evaluate(
+        self, loader: Any, name: str | None = None, metrics: Metrics = None
+    ) -> Evaluation | Evaluations:
+        """Measure other data with the weights as they are now: the validation step without gradients, in
+        eval mode, over the whole loader. Training goes on afterwards as if nothing had happened, to the bit.
+
+        The values are in the logs below `test/<name>`, in `history["test/<name>", "Loss"]`, in
+        `artifacts.h5`, and on the panel. A set of the same name is replaced once the new one is complete.
+
+        On several devices every rank measures its part of each batch, and values are those of all samples.
+        Where a metric or a batch allows no parts, rank 0 does it alone, and a notice says why.
+
+        >>> import torch
+        >>> from torch.nn import functional as F
+        >>> from notebook_learner import LearnerBuilder
+        >>> from notebook_learner.logger import InMemoryMetricLogger
+        >>> model = torch.nn.Linear(3, 2)
+        >>> torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)  # doctest: +ELLIPSIS
+        (...
+        >>> learner = (
+        ...     LearnerBuilder("unused").loss(F.mse_loss).renderer("silent")
+        ...     .metric_logger(InMemoryMetricLogger()).with_application_logger(False)
+        ...     .build(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        ... )
+        >>> learner.evaluate([(torch.ones(4, 3), torch.full((4, 2), 3.0))], name="threes")
+        threes: 1 batch, with the weights of epoch 1, train, step 0
+        <BLANKLINE>
+        metric  value
+        ------  -----
+        Loss    9.000
+
+        Args:
+            loader: any iterable of batches, or a dataset where the learner has a batch size; or several by
+                name: `evaluate({"clean": a, "noisy": b})`.
+            name: of the set; "test" if none is given.
+            metrics: by default copies of the validation's.
+
+        Raises:
+            Paused: somebody interrupted it. Nothing was recorded, nothing has changed.
+            RankDied: another rank's process is gone; `restart()` starts it anew.
+            BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
+        """
+        __tracebackhide__ = True
+        if not isinstance(loader, Mapping):
+            return self._leaving_locals(
+                lambda: self._evaluate(loader, "test" if name is None else name, metrics)
+            )
+        if name is not None:
+            raise ValueError(
+                f"evaluate(..., name={name!r}) was given several loaders by name; leave out `name`, or give "
+                "one loader"
+            )
+        if metrics is not None:
+            metrics = list(metrics) if isinstance(metrics, Iterable) else [metrics]  # once for each set
+        sets = [partial(self._evaluate, each, key, metrics) for key, each in loader.items()]
+        return Evaluations.of(self._leaving_locals(work) for work in sets)
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """The sets that this learner evaluated, as a table."""
+        return Evaluations.of(map(Evaluation.of, self._replica.history.evaluated.values()))
+
+    def predict(self, loader: Any, function: AfterBatch | None = None, *, step: Forward | None = None) -> Any:
+        """The model's outputs for all batches, joined, on the host. The learner stays as it is, to the bit.
+
+        Where a batch is a tensor x, or (x,), or (x, y), the output is `model(x)`; else it is the `output`
+        (or `logits`) of the validation step. Tensors of all batches become one, also inside tuples and
+        dicts; where their lengths differ, a list of each batch's. Lists are put one after the other, and
+        anything else becomes a list with an entry for each batch.
+
+        On several devices every rank is asked about its part of each batch, and `function` and `step` are
+        called there: what they change in the notebook is not seen. `function` is tried once on a batch that
+        is one sample shorter. Where what is kept has no entry for each sample (a mean of the batch), or a
+        function cannot be sent, or the loader can be walked only once, rank 0 does it alone, and a notice
+        says why.
+
+        `learner.predict(loader, lambda output, batch: output.argmax(1))`
+
+        Args:
+            loader: any iterable of batches, or a dataset where the learner has a batch size; a tensor is
+                one batch, `learner.predict(x)`.
+            function: `fn(output, batch)`, whose value is kept in place of the output.
+            step: `fn(model, batch)` that gives the output, for other batches.
+
+        Raises:
+            Paused: somebody interrupted it. Nothing has changed.
+            RankDied: another rank's process is gone; `restart()` starts it anew.
+            BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
+        """
+        __tracebackhide__ = True
+        require_functions(function, step)
+        return self._leaving_locals(lambda: self._predict(as_batches(loader), function, step))
+
+    def _evaluate(self, loader: Any, name: str, metrics: Metrics) -> Evaluation:
+        __tracebackhide__ = True
+        RunLayout("").test_dir(name)  # before an hour's work: can it be a folder's name?
+        what = f"evaluate {name}"
+        chosen = self._supplies.metrics_for(metrics, what)
+        step = self._supplies.validation_step(what)
+        cursor = self._supplies.cursor_for(loader, what)
+        self._enter()
+        self._announce()
+        found = self._through(
+            Task(what, loader, metrics=chosen),
+            cursor,
+            step,
+            lambda tour: evaluate_set(name, tour, step, chosen, self._replica.shown_position),
+        )
+        self._emit(found)
+        return Evaluation.of(found)
+
+    def _predict(self, loader: Any, function: AfterBatch | None, forward: Forward | None) -> Any:
+        __tracebackhide__ = True
+        step = self._supplies.prediction_step(forward)
+        cursor = self._supplies.cursor_for(loader, "predict")
+        task = Task("predict", loader, forward=forward, function=function)
+        return self._through(task, cursor, step, lambda tour: predict(tour, step, function))
+
+    def _through(self, task: Task, cursor: Cursor, step: ValidationStep, work: Callable[[Tour], T]) -> T:
+        """Go through a set on all ranks, or on this one."""
+        __tracebackhide__ = True
+        ranks = self._replica.ranks
+        if ranks is not None:
+            try:
+                with ranks.tour(task, self._supplies.cursor_for) as others:
+                    return self._beside(task, others.cursor, step, work, others)
+            except Alone as why:
+                self._replica.emit(Notice(f"{task.what}: on rank 0 alone, since {why}"))
+        return self._beside(task, cursor, step, work)
+
+    def _beside(
+        self,
+        task: Task,
+        cursor: Cursor,
+        step: ValidationStep,
+        work: Callable[[Tour], T],
+        others: Others | None = None,
+    ) -> T:
+        __tracebackhide__ = True
+        loop = self._replica.loop
+        with beside(self._replica, cursor, task.what):
+            emit = self._replica.emit
+            return work(Tour(task.what, cursor, loop.control, emit, step.device, loop.epoch, others))

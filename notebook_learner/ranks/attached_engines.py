@@ -1,0 +1,224 @@
+"""Engines of a cluster that the user has started, on this machine or on others."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+
+from ..cluster import Attached
+from ..errors import StateError
+from .encrypted_link import Doors
+from .engines import Engines
+from .rendezvous import Opened, own_address_towards
+from .versions import versions
+
+_ANSWER = 60.0
+"""Seconds that an engine has to say what its machine is. A machine may be busy."""
+_RANK = "notebook_learner.worker.attached_rank:begin"
+"""What an engine runs: above this room, and so named here and not imported."""
+_NEEDED = ("notebook_learner", "torch", "cloudpickle", "psutil")
+
+
+class Told(NamedTuple):
+    """What an engine says of its machine."""
+
+    host: str
+    address: str
+    """One of its addresses. What its name stands for may be the machine itself alone."""
+    python: str
+    torch: str | None
+    missing: tuple[str, ...]
+    """The packages that a rank needs and that are not there."""
+
+
+class AttachedEngines(Engines):
+    """Ranks 1 and up are engines that live on when the learner is gone."""
+
+    are_here = False
+
+    def __init__(self, where: Attached) -> None:
+        super().__init__()
+        self._where = where
+        self.meeting: Doors | None = None  # type: ignore[assignment]  # until its address is known
+        try:
+            self._client = _connected(where)
+            self._ids = self._chosen()
+            self._told = self._ask()
+            address = where.address or self._own_address()
+            self.meeting = Doors(address, len(self._ids))
+            self._opened = Opened(address)
+            self.place = self._opened.place
+        except BaseException:
+            self.stop()
+            raise
+
+    def invite(self, devices: list[torch.device], threads: int) -> None:
+        """Let every engine come to where this process expects it, as its rank."""
+        assert self.meeting is not None
+        own = socket.gethostname()
+        beside = Counter([own, *(each.host for each in self._told)])
+        met = Counter({own: 1})
+        each = zip(self._ids, devices, self._told, strict=True)
+        for rank, (engine, device, told) in enumerate(each, start=1):
+            number = met[told.host] if device.type == "cuda" else None
+            met[told.host] += 1
+            arguments = (tuple(self.meeting.door(rank)), rank, beside[told.host])
+            self._begun.append(
+                self._client[engine].apply_async(_begin, list(sys.path), number, _RANK, arguments)
+            )
+
+    def end(self, rank: int, pid: int) -> None:
+        """End one of them at once: by its nanny, which answers where the engine does not."""
+        with suppress(Exception):
+            self._client.send_signal(signal.SIGKILL, targets=self._ids[rank - 1], block=False)
+
+    def are_watched(self) -> bool:
+        """The user's cluster looks after them."""
+        return True
+
+    def stop(self) -> None:
+        """Let go of them: they are the user's."""
+        if self.meeting is not None:
+            self.meeting.close()
+        super().stop()
+
+    def _own_address(self) -> str:
+        """The address by which this process reaches the engines of other machines, if there are some."""
+        own = socket.gethostname()
+        others = [each.address for each in self._told if each.host != own]
+        found = [own_address_towards(each) for each in others or [each.address for each in self._told]]
+        return next((each for each in found if not each.startswith("127.") and each != "::1"), found[0])
+
+    def _chosen(self) -> list[int]:
+        """The engines' ids, in the order of ranks: those that the user chose, or the first ones."""
+        there, where = sorted(self._client.ids), self._where
+        found = [*where.chosen] if where.chosen is not None else there[: where.count]
+        if len(found) < where.count or not {*found} <= {*there}:
+            wanted = f"engines {found}" if where.chosen is not None else f"{where.count} of them"
+            raise StateError(
+                f"{where.named}: the cluster has engines {there}, and the learner trains on {wanted}: "
+                "start more, cluster.start_engines_sync(n=...), and call learner.restart(); or build "
+                "the learner anew"
+            )
+        return found
+
+    def _ask(self) -> list[Told]:
+        """What each engine's machine is.
+
+        Raises:
+            StateError: an engine does not answer, or its machine has other versions than this one.
+        """
+        tell, path = _of_no_module(_tell), list(sys.path)
+        asked = [self._client[each].apply_async(tell, path, _NEEDED) for each in self._ids]
+        found, wrong = [], []
+        for engine, answer in zip(self._ids, asked, strict=True):
+            answer.wait(_ANSWER)
+            if not answer.ready():
+                wrong.append(
+                    f"engine {engine} has not answered within {_ANSWER:.0f} s: it hangs, or runs %px"
+                )
+            elif not answer.successful():
+                wrong.append(f"engine {engine} has failed: {answer.exception()}")
+            else:
+                found.append(Told(*answer.get()))
+                differences = ", ".join(_differences(found[-1]))
+                wrong += [f"engine {engine} on {found[-1].host} {differences}"] if differences else []
+        if wrong:
+            raise StateError(
+                f"{self._where.named}: {'; '.join(wrong)}. The engines need what this process has, in the "
+                "same versions"
+            )
+        return found
+
+
+def _differences(there: Told) -> Iterator[str]:
+    """What a machine has that ranks cannot understand each other with."""
+    python, torch_here = versions()
+    if there.missing:
+        yield f"has no {', no '.join(there.missing)}"
+    if there.python != python:
+        yield f"runs Python {there.python} (here {python})"
+    if there.torch not in (None, torch_here):
+        yield f"has torch {there.torch} (here {torch_here})"
+
+
+def _connected(where: Attached) -> Any:
+    """A client of our own: one that the user holds may be at work in another thread."""
+    try:
+        with _without_warning("Message signing is disabled"):  # CurveZMQ does that
+            return import_module("ipyparallel").Client(where.connection)
+    except OSError as error:  # the builtin TimeoutError, ipyparallel's own, is one
+        raise StateError(
+            f"{where.named}: the cluster's controller does not answer ({error}). Start the cluster again, "
+            "and build the learner with it"
+        ) from error
+
+
+@contextmanager
+def _without_warning(said: str) -> Iterator[None]:
+    log = import_module("traitlets.log").get_logger()
+
+    def passes(record: logging.LogRecord) -> bool:
+        return said not in record.getMessage()
+
+    log.addFilter(passes)
+    try:
+        yield
+    finally:
+        log.removeFilter(passes)
+
+
+def _of_no_module(function: Any) -> Any:
+    """A copy that an engine can run without importing this module, which it may not have."""
+    copy = FunctionType(function.__code__, {}, function.__name__)
+    copy.__module__ = "__main__"
+    return copy
+
+
+def _tell(path: Sequence[str], needed: Sequence[str]) -> tuple[str, str, str, str | None, tuple[str, ...]]:
+    """In the engine, which may have nothing of ours: the fields of `Told`."""
+    import os
+    import socket
+    import sys
+    from importlib import metadata, util
+
+    sys.path.extend(each for each in path if each not in sys.path and os.path.isdir(each))
+    missing = tuple(each for each in needed if util.find_spec(each) is None)
+    address, torch_version = "127.0.0.1", None
+    if "psutil" not in missing:
+        import psutil
+
+        cards = [each for card in psutil.net_if_addrs().values() for each in card]
+        known = [each.address for each in cards if each.family == socket.AF_INET]
+        address = next((each for each in known if not each.startswith("127.")), address)
+    if "torch" not in missing:
+        torch_version = metadata.version("torch").partition("+")[0]
+    return socket.gethostname(), address, ".".join(map(str, sys.version_info[:2])), torch_version, missing
+
+
+def _begin(path: Sequence[str], number: int | None, entry: str, arguments: tuple[object, ...]) -> int:
+    """In the engine: see the modules that the notebook sees, as far as they are there, and follow."""
+    import os
+    import sys
+    from importlib import import_module
+
+    if number is not None and "NOTEBOOK_LEARNER_SEES" not in os.environ:
+        # It sees no other: whatever asks for all devices makes no context on the neighbours'. Once only: an
+        # engine that is attached to again keeps its device; and a launcher may have given each its own.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        if "," in visible or not visible:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
+        os.environ["NOTEBOOK_LEARNER_SEES"] = str(number)
+    sys.path.extend(each for each in path if each not in sys.path and os.path.isdir(each))
+    module, _, function = entry.partition(":")
+    return getattr(import_module(module), function)(*arguments)  # type: ignore[no-any-return]

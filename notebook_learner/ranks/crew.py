@@ -1,0 +1,270 @@
+"""The processes of one fleet, and what is known of each: whether it lives, and how it ended."""
+
+from __future__ import annotations
+
+import atexit
+import pickle
+import signal
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from ..cluster import Attached
+from ..errors import NotebookLearnerError, StateError
+from .channel import Channel, Gone
+from .engines import Engines, OnThisMachine, is_alive
+from .reduction import Severed
+from .shipping import pack, unpack
+from .source_files import Files
+from .versions import versions
+
+_COME = 180.0
+"""Seconds that a rank may take from its start to its first word."""
+STOPPED = 5.0
+"""Seconds that a process may be stopped (SIGSTOP) before it is given up: the others wait for it."""
+
+
+_AFAR = "died, or its machine cannot be reached any more,"
+
+
+class Dead(Severed):
+    """A process is not there any more."""
+
+
+class Member:
+    """One rank's process."""
+
+    def __init__(
+        self, channel: Channel, rank: int, pid: int, host: str, device: torch.device, is_here: bool
+    ) -> None:
+        self.channel = channel
+        self.rank, self.pid, self.host, self.device = rank, pid, host, device
+        self.is_here = is_here
+        """Whether its process can be seen from this one."""
+        self.gone = False
+
+    def is_alive(self) -> bool:
+        """As far as is known here."""
+        return is_alive(self.pid) if self.is_here else not self.channel.is_over()
+
+    def send(self, verb: str, *arguments: Any) -> None:
+        """Tell it something."""
+        self._send(pickle.dumps((verb, arguments), pickle.HIGHEST_PROTOCOL))
+
+    def hand(self, part: Any) -> None:
+        """Give it its part of a batch."""
+        self._send(pack(("batch", (part,)), parts=True))
+
+    def _send(self, message: bytes) -> None:
+        try:
+            self.channel.send_bytes(message)
+        except Gone as error:
+            self.gone = True
+            raise Dead(f"rank {self.rank} is gone") from error
+
+    def answer(self) -> Any:
+        """Wait for what it has to say."""
+        try:
+            return unpack(self.channel.receive_bytes())
+        except Gone as error:
+            self.gone = True
+            raise Dead(f"rank {self.rank} is gone") from error
+
+
+class Crew:
+    """All of them, from their start to their end."""
+
+    def __init__(self, devices: list[torch.device], threads: int, cluster: Attached | None) -> None:
+        self.members: list[Member] = []
+        self.generation = 0
+        """How often they have met to sum: each time at a place of its own."""
+        self.devices, self.cluster = list(devices), cluster
+        self.files = Files()
+        """What they may have imported."""
+        self.watch = Watch(self)
+        self.engines = _engines(devices, cluster)
+        try:
+            self.engines.invite(devices, threads)
+            self._welcome(devices)
+        except BaseException:
+            self.close()
+            raise
+
+    def dead(self) -> list[Member]:
+        """Who is not there any more."""
+        for member in self.members:
+            member.gone = member.gone or not member.is_alive()
+        return [member for member in self.members if member.gone]
+
+    def is_whole(self) -> bool:
+        """Whether another learner may have it."""
+        return not self.dead() and self.engines.are_watched() and not self.files.changed()
+
+    def close(self) -> None:
+        """End all of them."""
+        self.watch.end()
+        for member in self.members:
+            with suppress(NotebookLearnerError):
+                member.send("end")
+        for member in self.members:
+            member.channel.close()
+        self.engines.stop()
+
+    def _welcome(self, devices: list[torch.device]) -> None:
+        until = time.monotonic() + _COME
+        while len(self.members) < len(devices):
+            channel = self.engines.meeting.next(1.0)
+            if channel is not None:
+                with suppress(Gone):  # its engine says why, or the clock
+                    self._add(channel, devices)
+            elif failure := self.engines.failure():
+                raise StateError(f"the other ranks could not be started: {failure}")
+            elif time.monotonic() > until:
+                raise StateError(
+                    f"only {len(self.members)} of {len(devices)} other ranks have come within {_COME:.0f} s; "
+                    "the machine may be short of memory"
+                )
+        self.members.sort(key=lambda member: member.rank)
+
+    def _add(self, channel: Channel, devices: list[torch.device]) -> None:
+        rank, pid, host, theirs = channel.receive()
+        self._require_the_same(rank, host, theirs)
+        self.members.append(Member(channel, rank, pid, host, devices[rank - 1], self.engines.are_here))
+
+    @staticmethod
+    def _require_the_same(rank: int, host: str, theirs: tuple[str, str]) -> None:
+        own = versions()
+        if theirs != own:
+            raise StateError(
+                f"rank {rank} on {host} runs Python {theirs[0]} with torch {theirs[1]}, and this process "
+                f"Python {own[0]} with torch {own[1]}: install the same on all machines"
+            )
+
+
+def _engines(devices: list[torch.device], cluster: Attached | None) -> Engines:
+    if cluster is None:
+        return OnThisMachine(devices)
+    from .attached_engines import AttachedEngines  # and ZeroMQ's authentication
+
+    return AttachedEngines(cluster)
+
+
+_spare: list[Crew] = []
+_at_work: list[Crew] = []
+"""Held here, too: the garbage collector, which may take a learner together with its step, would close the
+connections before anybody could end the processes."""
+_ending = False
+
+
+def crew_for(devices: list[torch.device], threads: int, cluster: Attached | None) -> Crew:
+    """Processes for these devices: those of a learner that is gone, or new ones. A cell that builds a learner
+    is run again and again, and engines take seconds to start."""
+    while _spare:
+        crew = _spare.pop()
+        if (crew.devices, crew.cluster) == (devices, cluster) and crew.is_whole():
+            _at_work.append(crew)
+            return crew
+        crew.close()
+    # Here, and not where the first is released, which may be as the interpreter ends: hooks that come then
+    # are not called. It is registered after the learners' own, and so runs before it.
+    atexit.unregister(_end)
+    atexit.register(_end)
+    crew = Crew(devices, threads, cluster)
+    _at_work.append(crew)
+    return crew
+
+
+def release(crew: Crew, whole: bool) -> None:
+    """Its learner needs it no more. One crew is kept for the next one, where nothing is wrong with it."""
+    _at_work.remove(crew)
+    if not whole or _ending or not crew.is_whole():
+        crew.close()
+        return
+    _spare.append(crew)
+    while len(_spare) > 1:
+        _spare.pop(0).close()
+
+
+def release_spare() -> None:
+    """No learner to come needs one: its devices are another process's now."""
+    while _spare:
+        _spare.pop().close()
+
+
+def _end() -> None:
+    global _ending
+    _ending = True
+    release_spare()
+
+
+class Watch:
+    """Looks at the processes twice a second while a run waits for them.
+
+    A dead one is noticed by its connections, at once. One that was stopped holds them open, and whoever waits
+    for its part of a sum would wait for ever: after a few seconds it is killed.
+    """
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._end = threading.Event()
+        self._reasons: dict[int, str] = {}
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._end = threading.Event()
+        threading.Thread(
+            target=self._look, args=(self._end,), name="notebook_learner watch", daemon=True
+        ).start()
+
+    def end(self) -> None:
+        """The run is over."""
+        self._end.set()
+
+    def give_up(self, member: Member, reason: str) -> None:
+        """End a process, and say why."""
+        self._reasons[member.rank] = reason
+        self._crew.engines.end(member.rank, member.pid)
+
+    def reason(self, member: Member) -> str:
+        """How a process ended, as far as is known."""
+        if told := self._reasons.get(member.rank):
+            return told
+        return _how_it_ended(member.pid) if member.is_here else _AFAR
+
+    def _look(self, end: threading.Event) -> None:
+        import psutil
+
+        since: dict[int, float] = {}
+        while not end.wait(0.5):
+            for member in self._crew.members:
+                if not member.is_here:
+                    self._look_afar(member)
+                    continue
+                with suppress(psutil.Error):
+                    stopped = psutil.Process(member.pid).status() == psutil.STATUS_STOPPED
+                    if not stopped:
+                        since.pop(member.rank, None)
+                    elif time.monotonic() - since.setdefault(member.rank, time.monotonic()) > STOPPED:
+                        self.give_up(member, f"was stopped for {STOPPED:.0f} s, and killed then,")
+
+    def _look_afar(self, member: Member) -> None:
+        """Its connection ends with the process, or in silence. Then it may be stopped, and holds up sums."""
+        if member.channel.is_over() and member.rank not in self._reasons:
+            self.give_up(member, _AFAR)
+
+
+def _how_it_ended(pid: int) -> str:
+    """By its exit status, which only the process that started it is told."""
+    import psutil
+
+    try:
+        code = psutil.Process(pid).wait(2.0)
+    except (psutil.Error, OSError):
+        return "died"
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return "died" if code is None else f"ended with exit code {code}"

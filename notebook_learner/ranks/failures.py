@@ -1,0 +1,49 @@
+"""Why a rank failed: its answer, and the user's own exception made of it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import StateError
+from .crew import Member
+from .reduction import Severed
+from .shipping import unpack
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The answer of a rank that could not do what it was told."""
+
+    error: bytes | None
+    """The exception, where it can be sent."""
+    text: str
+    """Its traceback there."""
+    severed: bool
+    """Whether that is only a consequence: another rank did not answer."""
+    rows: Any = None
+    """What was measured before."""
+
+
+class Lost(Severed):
+    """A rank failed."""
+
+    def __init__(self, member: Member, answer: Failed) -> None:
+        super().__init__(f"rank {member.rank} failed:\n{answer.text}")
+        self.member, self.answer = member, answer
+
+
+def exception_of(member: Member, answer: Failed) -> BaseException:
+    """The user's own exception, with where it came from."""
+    told = f"raised on rank {member.rank} (host {member.host}, process {member.pid}), where it came about so:"
+    error: BaseException | None = None
+    if answer.error is not None:
+        try:
+            error = unpack(answer.error)
+        except Exception:  # a class that this process does not know
+            error = None
+    if error is None:
+        error = StateError(f"rank {member.rank} failed")
+    notes = [*getattr(error, "__notes__", ()), f"{told}\n{answer.text}"]
+    setattr(error, "__notes__", notes)  # noqa: B010  (3.10 has no such attribute to check)
+    return error

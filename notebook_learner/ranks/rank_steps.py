@@ -1,0 +1,102 @@
+"""How a rank takes the steps of a block, rank 0 and the others alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from torch import nn
+
+from ..metric import MetricGroup
+from ..run.control import Control
+from ..run.data.share import EMPTY, Idle
+from ..run.rank_protocol import Hands
+from ..run.step.step import TrainingStep, ValidationStep
+from .reduction import Reducer
+from .weight_parts import InParts
+
+STEADY = Control()
+"""Nobody asks anything of it: inside a block no rank stops by itself."""
+
+
+class Clock:
+    """How long this rank takes for a block of steps by itself. All ranks take as long as the slowest one: who
+    that is shows only without what they wait for each other."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+        self._began = perf_counter() - reducer.waited
+
+    def seconds(self) -> float:
+        """Since it was made."""
+        return perf_counter() - self._reducer.waited - self._began
+
+
+def from_rank_0(fetch: Callable[[], Any], reducer: Reducer) -> Callable[[], Any]:
+    """A fetch that waits for rank 0: its time is no time of this rank's own."""
+
+    def waited() -> Any:
+        began = perf_counter()
+        batch = fetch()
+        reducer.waited += perf_counter() - began
+        return batch
+
+    return waited
+
+
+def ranked(
+    fetch: Callable[[], Any],
+    step: TrainingStep | ValidationStep,
+    metrics: MetricGroup,
+    reducer: Reducer,
+    model: nn.Module,
+) -> Hands:
+    """What a rank takes steps with: its part of each batch, or none."""
+    buffers = list(model.buffers())
+    train = step if isinstance(step, TrainingStep) else None
+    divided = reducer if isinstance(reducer, InParts) else None
+
+    def take(batch: Any, last: bool) -> Any:
+        __tracebackhide__ = True
+        if train is not None and buffers:
+            reducer.share(buffers)  # as torch's DistributedDataParallel: those of rank 0 hold
+        if divided is not None:
+            return in_parts(divided, batch, last)
+        if batch is not EMPTY:
+            return step(batch, last)
+        if train is not None:
+            train.without_samples(last)
+        return EMPTY
+
+    def in_parts(divided: InParts, batch: Any, last: bool) -> Any:
+        __tracebackhide__ = True
+        idle = isinstance(batch, Idle)
+        with divided.step():
+            if train is not None and idle:
+                train.in_step(batch.batch, last)
+                return EMPTY
+            output = step(batch.batch if idle else batch, last)
+            if train is None:
+                divided.rest()
+            return EMPTY if idle else output
+
+    def collect(output: Any) -> None:
+        if output is EMPTY:
+            metrics.skip()
+        else:
+            metrics.collect(output)
+
+    return Hands(fetch, take, collect, STEADY)
+
+
+def share_for(loop: Any, reducer: Reducer) -> None:
+    """Where a validation begins: the buffers of the model that validates are rank 0's."""
+    if loop.split == "valid":
+        buffers_of_rank_0(loop, reducer)
+
+
+def buffers_of_rank_0(loop: Any, reducer: Reducer) -> None:
+    """The model that validates has them on all ranks."""
+    if buffers := list(loop.modes.validated.buffers()):
+        reducer.share(buffers)

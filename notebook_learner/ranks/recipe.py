@@ -1,0 +1,246 @@
+"""What rank 0 sends the others to be built from, and what it sends anew where that has changed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..errors import ConfigurationError, StateError
+from ..event import Event, Split
+from ..metric.copies import own_copy
+from ..metric.rows import HOW_TO_MERGE, says_how_to_merge
+from ..run.data.cursor import Cursor
+from ..run.data.share import Share
+from ..run.rank_protocol import Alone, Supplier, Task
+from ..run.replica import Replica
+from ..run.settings import Registered, Settings
+from ..run.trying.changes import Changes
+from .crew import Crew, Member
+from .failures import Failed
+from .shipping import Names, names_of, pack, pack_by_value
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a follower makes its learner of."""
+
+    settings: Settings
+    model: Any
+    optimizer: Any
+    scheduler: Any
+
+
+class Source:
+    """One learner as others are to be made like it."""
+
+    def __init__(
+        self, settings: Settings, replica: Replica, optimizer: Any, scheduler: Any, given: Supplier
+    ) -> None:
+        self.settings = settings
+        self.replica = replica
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.given = given
+        self.learner: Callable[[], Any] = lambda: None
+        """The learner itself, for steps that mention it."""
+        self._sent: dict[str, Any] = {}
+
+    def forget(self) -> None:
+        """Nobody knows anything any more: send all of it."""
+        self._sent = {}
+
+    def tell(self, crew: Crew) -> bool:
+        """Send what they do not know yet; whether their layers run other code now."""
+        crew.files.look()
+        if "recipe" not in self._sent:
+            for member in crew.members:
+                member.send("make", sys.path, os.getcwd(), self._recipe(member, len(crew.members) + 1))
+            _heard(crew, "be built like rank 0")
+            self._sent["recipe"] = True
+            self._sent["classes"] = self._classes()
+        other = self._send_classes(crew)
+        passes = self.replica.loop.passes
+        for split, loader in self.given().items():
+            known = self._sent.get(f"data {split}")
+            if split in passes and (known is None or known[0] is not loader):
+                self._send_data(crew, split, loader)
+        self._send_functions(crew)
+        return other
+
+    def _classes(self) -> dict[str, type]:
+        return {name: type(module) for name, module in self.replica.loop.update.model.named_modules()}
+
+    def _send_classes(self, crew: Crew) -> bool:
+        """Of layers, where they are others; by value where they were defined anew, since their files were
+        imported long ago."""
+        known, now = self._sent["classes"], self._classes()
+        fresh = {name: kind for name, kind in now.items() if known.get(name, kind) is not kind}
+        if fresh:
+            anew = {kind.__module__ for name, kind in fresh.items() if _is_same(kind, known[name])}
+            packed = pack_by_value(fresh, anew)
+            for member in crew.members:
+                member.send("classes", packed)
+            _heard(crew, "take the new code")
+            self._sent["classes"] = now
+        return bool(fresh)
+
+    def _send_data(self, crew: Crew, split: Split, loader: Any) -> None:
+        packed = None
+        if self.replica.loop.passes[split].cursor.walk.cuts:
+            try:
+                packed = pack(loader)
+            except Exception as refused:
+                raise ConfigurationError(
+                    [
+                        f"the {split} data cannot be sent to the other devices' processes ({refused}); give "
+                        "the dataset functions and classes that can be pickled"
+                    ],
+                    "the training cannot begin",
+                ) from refused
+        for member in crew.members:
+            member.send("data", split, packed)
+        _heard(crew, f"take the {split} data")
+        self._sent[f"data {split}"] = (loader,)
+
+    def packed(self, changes: Changes) -> bytes:
+        """What steps are tried with, by value, as a step is."""
+        try:
+            return pack(changes, self._names())
+        except Exception as refused:
+            names = ", ".join(changes.values)
+            raise StateError(
+                f"a change ({names}) cannot be sent to the other devices' processes: {refused}"
+            ) from refused
+
+    def packed_to_look(self, batch: Any, tokenizer: Any) -> bytes:
+        """What another rank is to look at."""
+        try:
+            return pack((batch, tokenizer), self._names())
+        except Exception as refused:
+            raise StateError(
+                f"the batch or the tokenizer cannot be sent to the other devices' processes: {refused}"
+            ) from refused
+
+    def packed_task(self, task: Task, cursors: Callable[..., Cursor]) -> tuple[bytes, Cursor, bool]:
+        """What is done with a set, as the others are told of it; how rank 0 walks it; whether it hands out
+        their parts. A loader whose order each rank can draw is walked by each, which loads only its part.
+
+        Raises:
+            Alone: they cannot do it.
+        """
+        whole, share = (cursors(task.loader, task.what, way) for way in ("whole", "share"))
+        if task.metrics is None and not whole.walks_again:
+            raise Alone("its loader can be walked only once")
+        if wrong := [each.name for each in task.metrics or () if not says_how_to_merge(each)]:
+            raise Alone(f"{wrong[0]} keeps a state of its own: {HOW_TO_MERGE}")
+        metrics = None if task.metrics is None else [own_copy(each) for each in task.metrics]
+        done = replace(task, loader=None, metrics=metrics)
+        fed = self._packed_task(done, None)
+        if not share.walk.cuts or isinstance(share.loader, Sequence):  # a list is not sent to all as a whole
+            return fed, whole, True
+        passes = self.replica.loop.passes
+        there = [split for split, given in self.given().items() if given is task.loader and split in passes]
+        if there and passes[there[0]].cursor.walk.cuts:
+            return self._packed_task(done, there[0]), share, False
+        try:
+            return self._packed_task(replace(done, loader=task.loader), None), share, False
+        except Alone:  # it is only the loader that cannot be sent
+            return fed, whole, True
+
+    def _packed_task(self, task: Task, split: Split | None) -> bytes:
+        try:
+            return pack((task, split), self._names())
+        except Exception as refused:
+            raise Alone(f"it cannot be sent to the other devices' processes: {refused}") from refused
+
+    def _names(self) -> Names:
+        return names_of(self.replica.loop.update.model, learner=self.learner())[0]
+
+    def _send_functions(self, crew: Crew) -> None:
+        """Steps are sent by value: what they read of the notebook is as it is now, at each run."""
+        functions = {"train": self.settings.train_step, "valid": self.settings.valid_step}
+        found = {split: each for split, each in functions.items() if each is not None}
+        epochs = self.replica.loop.num_epochs
+        try:
+            packed = pack(found, self._names())
+        except Exception as refused:
+            raise ConfigurationError(
+                [f"a step cannot be sent to the other devices' processes: {refused}"],
+                "the training cannot begin",
+            ) from refused
+        if self._sent.get("functions") != (packed, epochs):
+            for member in crew.members:
+                member.send("functions", packed, epochs)
+            _heard(crew, "take the steps")
+            self._sent["functions"] = packed, epochs
+
+    def _recipe(self, member: Member, world: int) -> bytes:
+        settings = replace(
+            self.settings.of_a_copy(),
+            directory="rank",  # nothing is ever written there
+            metrics=[Registered(own_copy(r.metric), r.split, r.plotted) for r in self.settings.registered()],
+            metrics_given=True,
+            loggers=[Quiet()],
+            renderer="silent",
+            application_log=False,
+            remote_control=False,
+            devices=[_as_seen(member.device)],
+            cluster=None,
+            share=Share(member.rank, world, self.settings.in_parts),
+            checkpointer=None,
+            files_asked=False,
+            strategy=None,
+            recorder=None,
+            autosave=None,
+            breakpoints=[],
+            train_step=None if self.settings.train_step is None else told_later,
+            valid_step=None if self.settings.valid_step is None else told_later,
+        )
+        model = self.replica.loop.update.model
+        names = {id(self.learner()): "the learner"}
+        try:
+            return pack(Recipe(settings, model, self.optimizer, self.scheduler), names)
+        except Exception as refused:
+            raise ConfigurationError(
+                [
+                    f"{type(model).__name__} cannot be sent to the other devices' processes: {refused}; a "
+                    "model, an optimizer and metrics have to be pickled for that"
+                ],
+                "the training cannot begin",
+            ) from refused
+
+
+def _is_same(one: type, other: type) -> bool:
+    """By name."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+class Quiet:
+    """A logger that keeps nothing: ranks other than 0 tell it alone."""
+
+    def handle(self, event: Event) -> None:
+        """Take an event, and do nothing."""
+
+
+def told_later(model: Any, batch: Any) -> Any:
+    """In the place of a step that is sent by itself."""
+    raise ConfigurationError(["this rank was not told how to train yet"], "the training cannot begin")
+
+
+def _as_seen(device: torch.device) -> torch.device:
+    """By the process that sees no other of its kind."""
+    return torch.device("cuda:0") if device.type == "cuda" else device
+
+
+def _heard(crew: Crew, what: str) -> None:
+    for member in crew.members:
+        answer = member.answer()
+        if isinstance(answer, Failed):
+            raise ConfigurationError(
+                [f"rank {member.rank} could not {what}:\n{answer.text}"], "the training cannot begin"
+            )

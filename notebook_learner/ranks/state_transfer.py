@@ -1,0 +1,183 @@
+"""What rank 0 tells the others of its state, and how they take it.
+
+That is everything a step can change, but for what is each rank's own: its random stream, and its part of an
+open window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from ..errors import StateError
+from ..run.replica import Replica
+from ..run.rng import mix, seeded_rng
+from .shipping import on_host
+
+_EACH = ("rng", "window")
+_SAME = ("scheduler", "loop", "scaler", "early_stopping")
+
+
+# What is each rank's own -----------------------------------------------------------------------------
+
+
+def own_of(replica: Replica) -> dict[str, Any]:
+    """What this rank alone knows, at this boundary."""
+    streams = {
+        name: replica.parts[name].capture()["stream"]
+        for name in replica.parts
+        if name.startswith("data ") and _walks(replica, name)
+    }
+    return {"rng": replica.rng.capture(), "window": replica.parts["window"].capture(), "streams": streams}
+
+
+def take_own(replica: Replica, own: Mapping[str, Any] | None, seed: int, window: Mapping[str, Any]) -> None:
+    """Be this rank again; or be it for the first time, with a stream of its own and nothing of the window."""
+    if own is None:
+        replica.rng.restore(seeded_rng(seed).plain())
+        replica.parts["window"].restore(nothing_of(window))
+    else:
+        replica.rng.restore(own["rng"])
+        replica.parts["window"].restore(own["window"])
+
+
+def seed_of(rng: Mapping[str, Any], rank: int) -> int:
+    """The seed of a rank's own stream, from rank 0's, of which nothing is drawn for it."""
+    state: Tensor = rng["host"]["torch"]
+    return mix(xxhash.xxh3_64_intdigest(state.numpy().tobytes()), rank)
+
+
+def joined(window: dict[str, Any], others: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The open window of all ranks as one, for whoever goes on with it alone."""
+    whole = dict(window)
+    for other in others:
+        theirs = other["window"]
+        if not window["count"] or theirs["count"] != window["count"]:
+            continue
+        whole["total"] = whole["total"] + theirs["total"]
+        for name in ("grads", "folded"):
+            if whole[name] is not None or theirs.get(name) is not None:
+                whole[name] = _summed(whole[name], theirs[name])
+    return whole
+
+
+def _summed(ours: list[Any] | None, theirs: list[Any] | None) -> list[Any] | None:
+    if ours is None or theirs is None:
+        return theirs if ours is None else ours
+    return [
+        b if a is None else a if b is None else a + b.to(a.device) for a, b in zip(ours, theirs, strict=True)
+    ]
+
+
+def nothing_of(window: Mapping[str, Any]) -> dict[str, Any]:
+    """A rank's part of an open window that another rank has all of."""
+    nothing = dict(window)
+    if window["count"]:
+        nothing["total"] = 0.0
+        nothing["grads"] = [None] * len(window["grads"])
+        nothing["folded"] = None
+    return nothing
+
+
+# What is the same on all of them ---------------------------------------------------------------------
+
+
+def told_by(replica: Replica) -> dict[str, Any]:
+    """Rank 0's state for the others, in the order in which it is taken."""
+    return {name: on_host(part.capture()) for name, part in replica.parts.items() if name != "rng"}
+
+
+def take(
+    replica: Replica,
+    parts: Mapping[str, Any],
+    own: Mapping[str, Any] | None,
+    seed: int,
+    divided: bool = False,
+) -> None:
+    """Stand where rank 0 stands. Where all is divided, so is the open window, which nobody has of his own."""
+    for name, part in replica.parts.items():
+        if name in _EACH:
+            continue
+        if name not in parts:
+            raise StateError(f"rank 0 has no {name}")
+        if name.startswith("metrics "):
+            replica.loop.passes["train" if name.endswith("train") else "valid"].metrics.reset()
+        elif not name.startswith("data "):
+            part.restore(parts[name])
+        elif _walks(replica, name):
+            stream = None if own is None else own["streams"].get(name)
+            part.restore({**parts[name], "stream": stream or parts[name]["stream"]})
+    if divided and own is not None:
+        own = {**own, "window": parts["window"]}
+    take_own(replica, own, seed, parts["window"])
+    if divided:
+        replica.parts["window"].restore(parts["window"])
+
+
+Cut = Callable[[Tensor, int], Tensor]
+"""What of a tensor that belongs to the weight of this number a rank has."""
+
+
+def fingerprint(replica: Replica, cut: Cut | None = None) -> int:
+    """A number that differs where the state that all ranks share does.
+
+    Buffers are rank 0's, and told at every step; nothing else may differ. It reads every weight once.
+    """
+    hashed = xxhash.xxh3_64()
+    update = replica.loop.update
+    for tensor, number in _tensors(replica):
+        hashed.update(_bytes_of(tensor if cut is None else cut(tensor, number)))
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in update.optimizer.param_groups]
+    _add(hashed, groups)
+    for name in _SAME:
+        if name in replica.parts:
+            _add(hashed, replica.parts[name].capture())
+    _add(hashed, update.count)
+    return hashed.intdigest()
+
+
+def _tensors(replica: Replica) -> Iterator[tuple[Tensor, int]]:
+    """Each with the number of the weight that it belongs to."""
+    update = replica.loop.update
+    numbers = {id(parameter): number for number, parameter in enumerate(update.parameters)}
+    for each in (update.parameters, () if update.average is None else update.average.parameters()):
+        yield from ((tensor, number) for number, tensor in enumerate(each))
+    for group in update.optimizer.param_groups:
+        for parameter in group["params"]:
+            for value in update.optimizer.state.get(parameter, {}).values():
+                if isinstance(value, Tensor):
+                    yield value, numbers[id(parameter)]
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.device.type == "cpu":
+        return flat.view(torch.uint8).numpy() if flat.numel() else b""
+    whole = flat.view(torch.uint8).to(torch.int64)  # on the device, where only its sum has to come from
+    places = torch.arange(1, len(whole) + 1, device=flat.device)
+    return np.array([int(whole.sum()), int((whole * places).sum())]).tobytes()
+
+
+def _add(hashed: Any, tree: Any) -> None:
+    if isinstance(tree, Tensor):
+        hashed.update(_bytes_of(tree))
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            hashed.update(repr(key).encode())
+            _add(hashed, value)
+    elif isinstance(tree, (list, tuple)):
+        hashed.update(str(len(tree)).encode())
+        for value in tree:
+            _add(hashed, value)
+    else:
+        hashed.update(repr(tree).encode())
+
+
+def _walks(replica: Replica, name: str) -> bool:
+    """Whether this rank walks a loader of its own; others are handed their part by rank 0."""
+    return replica.loop.passes["train" if name.endswith("train") else "valid"].cursor.walk.cuts

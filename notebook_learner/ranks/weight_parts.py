@@ -1,0 +1,300 @@
+"""A rank's part of a model, of its gradients and of its optimizer's state: `strategy("fsdp")`.
+
+While the ranks train, each holds some rows of every weight, and torch's `fully_shard` brings a layer together
+for as long as it computes. The optimizer moves plain parameters that share their memory with these rows, one
+for each weight; so whatever works weight by weight and number by number needs not know of it. While the
+learner stands still rank 0 has everything whole, in the parameters that a person knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import nan
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import StateError, StepError
+from ..run.replica import Replica
+from ..run.state import ModelPart
+from .reduction import Reducer, Severed, dist
+from .sharding import Wrapped
+from .shipping import on_host
+from .state_pieces import DIVIDED, Deal, piece_of
+
+_BY_HAND = (
+    "the weights are in parts on several devices while the learner trains, and a forward pass outside of a "
+    "step would wait for the others for ever; call the model once the learner stands still (after "
+    "learner.pause(), or inside `with learner.paused()`), when this process has them whole"
+)
+_APART = (
+    'the ranks came to different layers, or only some of them to a gradient; with strategy("fsdp") each '
+    'has to run the same layers in the same order, whatever its samples are; strategy("ddp") need not'
+)
+_ADOPTED = (
+    'train_step made its own gradients (TrainOutput), which strategy("fsdp") would sum without the samples '
+    'behind them; return the item with its `.loss` instead, or use strategy("ddp")'
+)
+_OVER = -1
+"""What ranks agree on after the last layer of a step: none of them waits for one more."""
+_OTHERS = (
+    "the model has other parameters than when it was built, so they cannot be dealt out to the devices; "
+    "build a learner for the changed model"
+)
+
+
+class InParts(Reducer):
+    """The sums of ranks that each hold a part: torch's collectives, and the weight of a window."""
+
+    def __init__(self, group: Any, reference: float) -> None:
+        super().__init__(group, reference)
+        self.parts: Parts | None = None
+        self._stepping = False
+        """Whether all ranks are in a step: nobody else may ask for a weight."""
+        self.begun = self.ended = 0
+        """Updates of the weights. Parts of ranks that differ in them do not belong together."""
+        self._path = 0
+
+    def coming(self, parameters: list[nn.Parameter], total: Tensor | float) -> None:
+        """Torch sends gradients on their way by itself."""
+
+    def made(self) -> None:
+        """A backward pass is over: this rank's part of its gradients goes to where the optimizer looks."""
+        if self.parts is not None and self.parts.divided:
+            self._agree(_OVER, 0)
+            self.parts.collect()
+
+    def adopt(self) -> None:
+        """Torch has summed such gradients already, whatever their weights are.
+
+        Raises:
+            StepError: always.
+        """
+        raise StepError(_ADOPTED)
+
+    def moved(self) -> None:
+        """The optimizer has moved this rank's part."""
+        self.ended += 1
+
+    def add_up(self, parameters: list[nn.Parameter], total: Tensor | float, mean: bool) -> Tensor:
+        """The sum of all ranks' weights. Gradients are summed already, and divided here."""
+        like = parameters[0]
+        tail = torch.zeros(2, dtype=torch.float64, device=like.device)
+        tail[0], tail[1] = total, float(self._path)
+        self._sum(tail)
+        world = self.group.size()
+        agreed, self._path = tail[1] == float(self._path * world), 0
+        self.begun += 1
+        kind = torch.float64 if like.dtype == torch.float64 else torch.float32
+        weight = torch.where(agreed, tail[0], nan).to(kind)  # not to read it here, where it is on a device
+        grads = [p.grad for p in parameters if p.grad is not None]
+        if mean and grads:
+            torch._foreach_div_(grads, weight + (weight == 0))
+        return weight
+
+    def norm(self, norm: Tensor) -> Tensor:
+        """That of all gradients, from that of this rank's."""
+        squared = norm.detach().to(torch.float64).square().reshape(1)
+        self._sum(squared)
+        return squared[0].sqrt().to(norm.dtype)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """All ranks take a step."""
+        self._stepping = True
+        try:
+            yield
+        finally:
+            self._stepping = False
+
+    def rest(self) -> None:
+        """After a forward pass without a backward pass."""
+        assert self.parts is not None
+        self._agree(_OVER, 0)
+        self.parts.rest()
+
+    # What torch asks for -----------------------------------------------------------------------------
+
+    def gather(self, whole: Tensor, part: Tensor, unit: int) -> None:
+        """Bring a unit's weights together."""
+        if not self._stepping:
+            raise StateError(_BY_HAND)
+        self._agree(2 * unit, part.numel())
+        self._do(lambda: self.group._allgather_base(whole, part), part)
+
+    def scatter(self, part: Tensor, whole: Tensor, unit: int) -> None:
+        """Sum a unit's gradients."""
+        if not self._stepping:
+            raise StateError(_BY_HAND)
+        self._agree(2 * unit + 1, part.numel())
+        options = dist.ReduceScatterOptions()
+        self._do(lambda: self.group._reduce_scatter_base(part, whole, options), part)
+
+    def _agree(self, what: int, size: int) -> None:
+        """All ranks are about to do the same. On the host that is asked beforehand, as nobody would notice
+        that other weights came, or that nobody answers; on CUDA, which would have to wait, after the step."""
+        code = (what * 1_000_003 + size) % (1 << 31)
+        self._path = (self._path * 31 + code) % (1 << 31)
+        if not self._on_host:
+            return
+        mine, all_of_them = torch.tensor([code]), torch.zeros(self.group.size(), dtype=torch.int64)
+        self._do(lambda: self.group._allgather_base(all_of_them, mine), mine)
+        if any(each != code for each in all_of_them.tolist()):
+            raise StepError(_APART)
+
+    @property
+    def _on_host(self) -> bool:
+        return self.parts is None or self.parts.device.type == "cpu"
+
+    def _sum(self, tensor: Tensor) -> None:
+        self._do(lambda: self.group.allreduce([tensor]), tensor)
+
+    def _do(self, begin: Any, tensor: Tensor) -> None:
+        began = perf_counter()
+        try:
+            if self.group is None:
+                raise Severed("the ranks have let go of each other")
+            self._last.begin(begin(), tensor)
+            self._last.wait()
+        except RuntimeError as error:
+            raise Severed(f"another rank does not answer: {error}") from error
+        finally:
+            self.waited += perf_counter() - began
+
+
+class Parts:
+    """One rank's, and the way between them and the whole."""
+
+    def __init__(self, replica: Replica, rank: int, world: int) -> None:
+        self.replica, self.rank, self.world = replica, rank, world
+        self._update = replica.loop.update
+        self._whole = list(self._update.parameters)
+        model = self._update.model
+        numbers = {id(parameter): number for number, parameter in enumerate(self._whole)}
+        named = model.named_parameters(remove_duplicate=False)
+        self._names = {name: numbers[id(parameter)] for name, parameter in named if id(parameter) in numbers}
+        self._numbers = numbers
+        self._own: list[nn.Parameter] = []
+        """The parameters that the optimizer moves meanwhile, always the same ones."""
+        self._wrapped: Wrapped | None = None
+
+    @property
+    def divided(self) -> bool:
+        """Whether this rank has but its part now."""
+        return self._wrapped is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self._whole[0].device
+
+    @property
+    def deal(self) -> Deal:
+        """How states are cut and joined."""
+        groups = self._update.optimizer.param_groups
+        known = {**self._numbers, **{id(own): number for number, own in enumerate(self._own)}}
+        return Deal(self._names, [known[id(p)] for group in groups for p in group["params"]])
+
+    # To and fro --------------------------------------------------------------------------------------
+
+    def divide(self, reducer: InParts) -> None:
+        """Keep this rank's rows; the rest of the memory is given back."""
+        update, model = self._update, self._update.model
+        if [id(p) for p in model.parameters()] != [id(p) for p in self._whole] or update._folded:
+            raise StateError(_OTHERS)
+        update._unhide()
+        reducer.parts = self
+        self._wrapped = wrapped = Wrapped(model, reducer, self.device, self.rank, self.world)
+        if not self._own:
+            self._own = [nn.Parameter(part, requires_grad=False) for part in wrapped.parts]
+        for whole, own, part in zip(self._whole, self._own, wrapped.parts, strict=True):
+            grad, whole.grad = whole.grad, None
+            own.grad, own.data = None, part
+            own.requires_grad_(whole.requires_grad)
+            if grad is not None and update.count:
+                own.grad = piece_of(grad, self.rank, self.world)
+            # Whoever kept this parameter, and computes with it in a step, gets no number out of it.
+            whole.data = torch.full((), nan, dtype=whole.dtype, device=whole.device).expand(whole.shape)
+        self._exchange(self._whole, self._own, wrapped.shapes)
+        self._model_part.stand_ins = {name: self._own[number] for name, number in self._names.items()}
+
+    def make_whole(self) -> None:
+        """Be as it was, with room for values that somebody has yet to put there."""
+        if self._wrapped is None:
+            return
+        shapes = self._wrapped.shapes
+        self._wrapped.take_off()
+        self._wrapped = None
+        self._model_part.stand_ins = {}
+        for whole, shape in zip(self._whole, shapes, strict=True):
+            whole.data = torch.full(shape, nan, dtype=whole.dtype, device=whole.device)
+            whole.grad = None
+        for own in self._own:
+            own.data, own.grad = own.data.new_empty(0), None
+        self._exchange(self._own, self._whole, None)
+
+    def _exchange(
+        self,
+        old: Sequence[nn.Parameter],
+        new: Sequence[nn.Parameter],
+        shapes: Sequence[torch.Size] | None,
+    ) -> None:
+        """Have the optimizer, and who follows it, work on the others; with shapes its state is cut like them,
+        without it is left out."""
+        update, optimizer = self._update, self._update.optimizer
+        to = {id(before): number for number, before in enumerate(old)}
+        for group in optimizer.param_groups:
+            group["params"] = [new[to[id(parameter)]] for parameter in group["params"]]
+        held = dict(optimizer.state)
+        optimizer.state.clear()
+        for key, values in held.items():
+            if not isinstance(key, Tensor):
+                optimizer.state[key] = values
+            elif shapes is not None:
+                number = to[id(key)]
+                optimizer.state[new[number]] = {
+                    name: piece_of(value, self.rank, self.world)
+                    if isinstance(value, Tensor) and value.ndim and value.shape == shapes[number]
+                    else value
+                    for name, value in values.items()
+                }
+        update.work_on(list(new))
+
+    @property
+    def _model_part(self) -> ModelPart:
+        part = self.replica.parts["model"]
+        assert isinstance(part, ModelPart)
+        return part
+
+    # In a run ----------------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Take the gradients that a backward pass has left with torch's parameters."""
+        assert self._wrapped is not None
+        for own, divided in zip(self._own, self._wrapped.divided, strict=True):
+            if divided.grad is not None:
+                grad, divided.grad = divided.grad._local_tensor, None
+                own.grad = grad if own.grad is None else own.grad + grad
+
+    def rest(self) -> None:
+        """After a forward pass without a backward pass."""
+        assert self._wrapped is not None
+        self._wrapped.rest()
+
+    def captured(self) -> dict[str, Any]:
+        """This rank's part of the state, on the host."""
+        return {name: on_host(self.replica.parts[name].capture()) for name in DIVIDED}
+
+    def put(self, parts: dict[str, Any]) -> None:
+        """Stand whole at what was joined."""
+        self.make_whole()
+        for name in DIVIDED:
+            self.replica.parts[name].restore({**parts[name], "extra": {}} if name == "model" else parts[name])
+
+    def cut(self, tensor: Tensor, number: int, rank: int) -> Tensor:
+        """What of a weight, or of what the optimizer keeps of it, is another rank's."""
+        same = tensor.ndim and tensor.shape == self._whole[number].shape
+        return piece_of(tensor, rank, self.world) if same else tensor

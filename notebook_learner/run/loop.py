@@ -1,0 +1,433 @@
+"""The state machine of training, with one verb: `run(until)`.
+
+    train steps -> close the split -> valid steps -> close the split -> end of epoch -> next epoch
+
+Everything that drives training (fit, step, the panel, replay) calls `run` with another bound. Between
+two steps the loop stands at a boundary, and any boundary is a place to stop, capture or go on from.
+Steps are taken in blocks of about a tenth of a second: inside one there is no clock, no lock, no event
+and no device read; after it metric values leave as one event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from ..errors import DataError, a_kind
+from ..event import EpochEnded, Event, MetricBlock, SplitEnded, SplitStarted
+from ..metric import MetricGroup
+from .autograd_mode import ambient_kept_on_error
+from .bounds import Until
+from .control import Control
+from .data.batch import count_samples
+from .data.cursor import Cursor
+from .data.sampling import END
+from .modes import Modes
+from .position import Position, Split
+from .rank_protocol import Hands, Place, Ranks
+from .step.schedule import Schedule
+from .step.step import TrainingStep, ValidationStep
+from .step.update import Update
+from .trained_models import TrainedBefore
+
+Why = Literal["budget", "pause", "breakpoint", "stop", "finished"]
+Finals = Mapping[tuple[Split, str], float]
+
+
+@dataclass
+class Pass:
+    """What it takes to go through one split."""
+
+    cursor: Cursor
+    step: TrainingStep | ValidationStep
+    metrics: MetricGroup
+
+
+class Policy(Protocol):
+    """Asked at the end of every epoch; True means that training is finished."""
+
+    def after_epoch(self, epoch: int, finals: Finals) -> bool:
+        """Look at the epoch's values."""
+
+    def again(self) -> None:
+        """A person wants more epochs all the same."""
+
+
+class Boundary(Protocol):
+    """Told at every boundary between blocks; may shorten the next block to be told in time."""
+
+    def reached(self, position: Position) -> None:
+        """The loop stands here now."""
+
+    def allowance(self, position: Position) -> int:
+        """The most steps the next block may take."""
+
+
+class Watcher(Protocol):
+    """Looks at every block before anybody is told of it, and may end the run there by an exception."""
+
+    late: Any
+    """What it found too late to go back to; the run ends at the next boundary."""
+
+    def allowance(self, position: Position) -> int:
+        """How many steps may be taken until it wants to be asked again."""
+
+    def judge(self, block: MetricBlock) -> None:
+        """A block was measured."""
+
+
+class Pace:
+    """How many steps make a tenth of a second. A count, so that no step reads a clock; it may only
+    double, so that a sudden slow-down costs one late block."""
+
+    TARGET = 0.1
+    MOST = 4096
+
+    def __init__(self) -> None:
+        self.steps = 1
+        self.rate = 0.0
+        self.data_wait = 0.0
+        """The percentage of the last block's time that went by in fetches that are counted."""
+        self._waited = 0.0
+
+    def counting(self, fetch: Callable[[], Any]) -> Callable[[], Any]:
+        """A fetch whose time is counted; by two looks at the clock, some 0.1 us."""
+
+        def counted() -> Any:
+            began = perf_counter()
+            try:
+                return fetch()
+            finally:
+                self._waited += perf_counter() - began
+
+        return counted
+
+    def took(self, steps: int, seconds: float) -> None:
+        waited, self._waited = self._waited, 0.0
+        if steps and seconds > 0:
+            self.data_wait = 100.0 * waited / seconds
+            self.rate = steps / seconds
+            self.steps = max(1, min(int(self.rate * self.TARGET), 2 * self.steps, self.MOST))
+
+
+class Loop:
+    """Where training stands, and how it moves."""
+
+    def __init__(
+        self,
+        passes: Mapping[Split, Pass],
+        update: Update,
+        schedule: Schedule,
+        modes: Modes,
+        control: Control,
+        emit: Callable[[Event], None],
+        *,
+        num_epochs: int,
+        policies: Iterable[Policy] = (),
+    ) -> None:
+        self.passes = passes
+        self.update = update
+        self.schedule = schedule
+        self.modes = modes
+        self.control = control
+        self.emit = emit
+        self.num_epochs = num_epochs
+        self.policies = tuple(policies)
+        self.boundary: Boundary | None = None
+        self.watch: Watcher | None = None
+        self.before: TrainedBefore | None = None
+        """What is known of earlier trainings of the model."""
+        self.counts_waits = False
+        """Whether somebody asks how long steps wait for their batches."""
+        self.ranks: Ranks | None = None
+        """The other ranks, where there are any and this is rank 0."""
+        self.epoch = 1
+        self.split: Split = "train"
+        self.done = 0
+        """Finished steps of this split in this epoch. Adding one to it is what commits a step."""
+        self.trained = 0
+        """Finished training steps before this split began, in the whole run."""
+        self.ended = False
+        """A policy finished training before its last epoch."""
+        self.finals: dict[tuple[Split, str], float] = {}
+        self.batch: Any = None
+        """The batch of the last step, as the loader gave it."""
+        self.output: Any = None
+        self.pace = Pace()
+        self.breakable = True
+        """False while a replay puts things right: then a second interrupt raises in no step."""
+        self.passing = False
+        """True while it passes places where nobody is to hold it still and look."""
+        self.quiet = False
+        """True while a step is only looked at: nothing of it counts."""
+        self._open = False
+        self._read = 0
+        """Steps of this split whose values were handed on."""
+
+    # Where it stands ---------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> Pass:
+        return self.passes[self.split]
+
+    @property
+    def position(self) -> Position:
+        here = self.passes.get(self.split)
+        total = None if here is None else here.cursor.total
+        return Position(self.epoch, self.split, self.done, self.iteration, total)
+
+    @property
+    def place(self) -> Place:
+        """The same, as ranks tell each other."""
+        return Place(self.epoch, self.split, self.done)
+
+    @property
+    def iteration(self) -> int:
+        """Finished training steps of the whole run."""
+        return self.trained + (self.done if self.split == "train" else 0)
+
+    @property
+    def unread(self) -> int:
+        """Finished steps whose values still wait on the device."""
+        return self.done - self._read
+
+    @property
+    def finished(self) -> bool:
+        return self.ended or self.epoch > self.num_epochs
+
+    # The verb ----------------------------------------------------------------------------------------
+
+    def run(self, until: Until) -> Why:
+        """Move until the bound, a request, or the end; say which it was."""
+        __tracebackhide__ = True
+        while True:
+            position = self.position
+            if self.boundary is not None:
+                self.boundary.reached(position)
+            if request := self.control.take_interrupt() if self.passing else self.control.take():
+                return request
+            if self.watch is not None and self.watch.late is not None:
+                return "breakpoint"
+            if self.finished:
+                return "finished"
+            allowed = until.allowance(position)
+            if allowed <= 0:
+                return "budget"
+            if self.watch is not None:
+                allowed = min(allowed, self.watch.allowance(position))
+            if not self._open:
+                self._open_split()
+            steps, ended = self._block(self._budget(allowed, position))
+            until.took(steps)
+            if ended:
+                self._close_split()
+
+    def _budget(self, allowed: int, position: Position) -> int:
+        if self.boundary is not None:
+            allowed = min(allowed, self.boundary.allowance(position))
+        return min(allowed, self.pace.steps)
+
+    def _block(self, budget: int) -> tuple[int, bool]:
+        """Take up to `budget` steps, then hand their metric values on."""
+        __tracebackhide__ = True
+        before = self.done
+        started = perf_counter()
+        with ambient_kept_on_error(self.current.step.device.type):
+            self.control.interruptible = self.breakable
+            try:
+                if self.ranks is not None:
+                    self.ranks.steps(self.place, budget)
+                ended = self._steps(budget)
+            finally:
+                self.control.interruptible = False
+        taken = self.done - before
+        seconds = perf_counter() - started
+        self.pace.took(taken, seconds)
+        self.flush(seconds, self.watch)
+        return taken, ended
+
+    def _steps(self, budget: int, hands: Hands | None = None) -> bool:
+        """The hot path; True when the split has no further batch."""
+        __tracebackhide__ = True
+        fetch, step, collect, control = hands or self._hands()
+        total = self.current.cursor.total
+        for _ in range(budget):
+            batch = fetch()
+            if batch is END:
+                return True
+            self.batch = batch
+            self.output = None  # the last step's output need not live through the next one's peak
+            output = step(batch, self.done + 1 == total)
+            collect(output)
+            self.output = output
+            self.done += 1
+            if control.wanted:
+                break
+        return False
+
+    def _hands(self) -> Hands:
+        current = self.current
+        if self.ranks is None:
+            hands = Hands(current.cursor.fetch, current.step, current.metrics.collect, self.control)
+        else:
+            hands = self.ranks.hands(current.step, current.cursor, current.metrics)
+        return hands._replace(fetch=self.pace.counting(hands.fetch)) if self.counts_waits else hands
+
+    # Splits and epochs -------------------------------------------------------------------------------
+
+    def _open_split(self) -> None:
+        current = self.current
+        if self.done == 0:
+            current.cursor.begin(self.epoch)
+            current.metrics.reset()
+            self.emit(SplitStarted(self.epoch, self.split, current.cursor.total, self.num_epochs))
+        self.modes.enter(self.split)
+        if self.ranks is not None:
+            self.ranks.open(self.place, current.cursor)
+        self._open = True
+
+    def _close_split(self) -> None:
+        if self.done == 0:
+            raise DataError(_why_nothing(self.split, self.epoch, self.current.cursor))
+        finals = self.current.metrics.finals()
+        if self.ranks is not None:
+            self.ranks.close(finals)
+        self.finish_split(finals)
+        if self.ranks is not None:
+            self.ranks.closed()
+
+    def finish_split(self, finals: Mapping[str, float]) -> None:
+        """Leave the split, with these values of its epoch."""
+        if self.split == "train" and self.update.count:
+            self.update.apply()  # the last, short window counts as the smaller batch it is
+        self.finals.update({(self.split, name): value for name, value in finals.items()})
+        self.current.cursor.drop()
+        self.emit(SplitEnded(self.epoch, self.split, self.done, dict(finals)))
+        if self.split == "train" and "valid" in self.passes:
+            self._go_to("valid", self.epoch)
+        else:
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        epoch = self.epoch
+        self.schedule.after_epoch(self.finals)
+        self.ended = any([policy.after_epoch(epoch, self.finals) for policy in self.policies])
+        self._go_to("train", epoch + 1)
+        self.emit(EpochEnded(epoch, self.num_epochs))
+
+    def _go_to(self, split: Split, epoch: int) -> None:
+        self.trained = self.iteration
+        self.split, self.epoch, self.done, self._read = split, epoch, 0, 0
+        self._open = False
+
+    def flush(self, seconds: float = 0.0, watch: Watcher | None = None) -> None:
+        """Read the block's values from the device and hand them on, unless the watch ends the run here."""
+        first, self._read = self._read + 1, self.done
+        count = self.done - first + 1
+        if not count:
+            return
+        others = () if self.ranks is None else self.ranks.gather(count)
+        columns, texts = self.current.metrics.read(others)
+        block = MetricBlock(self.epoch, self.split, first, count, self.iteration, columns, texts, seconds)
+        if watch is not None:
+            watch.judge(block)
+        self.emit(block)
+
+    def skip_validation(self) -> None:
+        """Leave a validation as if it were over, for somebody who will come back."""
+        self.current.cursor.drop()
+        self._go_to("train", self.epoch + 1)
+
+    # Between runs ------------------------------------------------------------------------------------
+
+    def train_more(self, epochs: int) -> None:
+        """Set the last epoch so that this many more are completed, the running one included."""
+        self.num_epochs = self.epoch - 1 + epochs
+        if self.ended:
+            self.ended = False
+            for policy in self.policies:
+                policy.again()
+
+    def look_around(self) -> None:
+        """Before a run: what people may have changed while the loop stood still."""
+        if self.split in self.passes:  # a set may be measured before there is anything to train on
+            self.current.cursor.drop_if_broken(self.done)
+        self._open = False
+        for each in self.passes.values():
+            each.step.look_again()
+
+    def rest(self) -> None:
+        """After a run: what the next one should know."""
+        self.modes.remember()
+        if self.before is not None:
+            self.before.remember(self.iteration)
+
+    # State -------------------------------------------------------------------------------------------
+
+    def capture(self) -> dict[str, Any]:
+        """Position and the values of splits that are over; the rest are parts of their own."""
+        return {
+            "epoch": self.epoch,
+            "split": self.split,
+            "done": self.done,
+            "trained": self.trained,
+            "ended": self.ended,
+            "finals": [[split, name, value] for (split, name), value in self.finals.items()],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.epoch, self.split, self.done = state["epoch"], state["split"], state["done"]
+        self._read = self.done
+        self.trained, self.ended = state["trained"], state["ended"]
+        self.finals = {(split, name): value for split, name, value in state["finals"]}
+        self.output = None
+        self._open = False
+
+
+class LoopContext:
+    """Answers metrics' questions about the step in hand."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    @property
+    def samples(self) -> int:
+        return count_samples(self._loop.batch)
+
+    @property
+    def learning_rates(self) -> list[float]:
+        return self._loop.update.rates
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        update = self._loop.update
+        return update.norm if update.count == 0 and self._loop.split == "train" else None
+
+    @property
+    def steps_per_second(self) -> float:
+        return self._loop.pace.rate
+
+    @property
+    def data_wait(self) -> float:
+        return self._loop.pace.data_wait
+
+    @property
+    def output(self) -> Any:
+        return self._loop.output
+
+
+def _why_nothing(split: Split, epoch: int, cursor: Cursor) -> str:
+    kind = a_kind(cursor.loader)
+    if epoch > 1 and not cursor.walks_again:
+        return (
+            f"the {split} loader, {kind}, yielded nothing in epoch {epoch}: it can be walked only once; "
+            "give a list, a DataLoader, or an object whose __iter__ starts anew"
+        )
+    return (
+        f"the {split} loader, {kind}, yielded no batch; look at the dataset's length, the batch size and "
+        "drop_last=True (it drops the only batch of a small dataset)"
+    )

@@ -1,0 +1,158 @@
+"""Steps that are taken again, in silence, on the way back to an earlier place.
+
+On the way keyframes are kept, so that going back a little further does not take all of it again: at 1, 2, 4,
+8, ... steps before the end, and nowhere further apart than a sixteenth of the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from ..event import Event, MetricBlock, Record, SetProgress, cut, drift, rows
+from .bounds import FAR
+from .position import Position
+
+PATIENCE = 0.5
+"""Seconds until a person is told how far it came."""
+_AGAIN = 0.1
+"""Seconds until they are told again."""
+_PARTS = 16
+
+
+class Replay:
+    """Stands in for sinks and boundary while steps are taken again: shows nothing, compares.
+
+    Args:
+        known: what was measured when the steps were taken first.
+        start: where the way begins.
+        target: where it ends.
+        room: how many keyframes there is room for.
+        keep: keeps a keyframe of where the run stands.
+        tell: shows people how far it came.
+        rate: how many steps a second took before; 0 where that is not known.
+    """
+
+    def __init__(
+        self,
+        known: Record,
+        start: Position,
+        target: Position,
+        room: int = 0,
+        keep: Callable[[], None] = lambda: None,
+        tell: Callable[[SetProgress], None] = lambda event: None,
+        rate: float = 0.0,
+    ) -> None:
+        self.known = {(part.epoch, part.split): part.blocks for part in known}
+        self.blocks: list[MetricBlock] = []
+        self.steps = 0
+        self.gap = 0.0
+        self.differs_at: Position | None = None
+        """After which step the first other value was measured."""
+        self._target = target
+        self._length = max(0, steps_until(known, target) - steps_until(known, start))
+        self._stops = stops(self._length, room)
+        self._keep = keep
+        self._tell = tell
+        self._told = False
+        self._next = perf_counter() + (0.0 if self._length > PATIENCE * rate > 0 else PATIENCE)
+
+    def emit(self, event: Event) -> None:
+        """Take what a replayed block measured."""
+        if isinstance(event, MetricBlock):
+            self.steps += event.count
+            self.blocks.append(event)
+            self._compare(event)
+
+    def reached(self, position: Position) -> None:
+        """The loop stands at a boundary between blocks."""
+        left = self._length - self.steps
+        if self._stops and left <= self._stops[-1]:
+            while self._stops and left <= self._stops[-1]:
+                self._stops.pop()
+            if self.steps and left > 0:
+                self._keep()
+        now = perf_counter()
+        if left > 0 and now >= self._next:
+            self._told, self._next = True, now + _AGAIN
+            self._tell(self._progress())
+
+    def allowance(self, position: Position) -> int:
+        """How many steps until the next keyframe."""
+        return max(1, self._length - self.steps - self._stops[-1]) if self._stops else FAR
+
+    def end(self) -> None:
+        """The way is over, or was broken off: nothing of it is shown any more."""
+        if self._told:
+            self._tell(self._progress(over=True))
+
+    def _progress(self, over: bool = False) -> SetProgress:
+        what = f"on the way back to {self._target}"
+        return SetProgress(what, self.steps, self._length, over, unit="step")
+
+    def verdict(self, target: Position, reached: Position) -> str:
+        """What a person should know about the way back; nothing if it was exact."""
+        if reached.key != target.key:
+            return f"interrupted on the way back to {target}"
+        return f"{self.steps} steps were taken again and drifted by {self.gap:.3g}" if self.gap else ""
+
+    def beyond(self, record: Record, position: Position) -> list[MetricBlock]:
+        """The replayed steps of this position's pass that the record does not hold yet."""
+        place = (position.epoch, position.split)
+        steps = sum(part.steps for part in record if (part.epoch, part.split) == place)
+        return [
+            rows(block, max(0, steps + 1 - block.first), block.count)
+            for block in self.blocks
+            if (block.epoch, block.split) == place and block.last > steps
+        ]
+
+    def _compare(self, block: MetricBlock) -> None:
+        for old in self.known.get((block.epoch, block.split), ()):
+            first, last = max(old.first, block.first), min(old.last, block.last)
+            if first <= last:
+                mine = rows(block, first - block.first, last - block.first + 1)
+                theirs = rows(old, first - old.first, last - old.first + 1)
+                gap, row = drift(mine, theirs)
+                self.gap = max(self.gap, gap)
+                if row is not None and self.differs_at is None:
+                    self.differs_at = Position(block.epoch, block.split, first + row)
+
+
+def stops(length: int, room: int) -> list[int]:
+    """How many steps before the end of a way keyframes are kept, the nearest first; no more than there is
+    room for.
+
+    >>> stops(100, room=64)
+    [1, 2, 4, 8, 15, 22, 29, 36, 43, 50, 57, 64, 71, 78, 85, 92, 99]
+    >>> stops(1000, room=3)
+    [1, 10, 101]
+    >>> stops(0, room=64)
+    []
+    """
+    growth, apart = 2.0, -(-length // _PARTS)
+    while True:
+        found: list[int] = []
+        left = 1
+        while left < length:
+            found.append(left)
+            left = max(left + 1, min(int(left * growth), left + apart))
+        if len(found) <= room:
+            return found
+        if room < 1:
+            return []
+        growth, apart = growth * 1.1, length
+
+
+def steps_until(record: Record, position: Position) -> int:
+    """How many steps, of training and validation, were taken before a position."""
+    return sum(part.steps for part in cut_at(record, position))
+
+
+def cut_at(record: Record, position: Position) -> Record:
+    """What had been measured at a position."""
+    return cut(record, position.epoch, position.split, position.step)
+
+
+def shape_of(record: Record) -> list[tuple[int, str, int, bool]]:
+    """What it holds, without the values."""
+    return [(part.epoch, part.split, part.steps, part.finals is None) for part in record]

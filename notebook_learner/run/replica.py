@@ -1,0 +1,593 @@
+"""Loop and state together: one replica of the training, obeying a few commands at step boundaries.
+
+The Learner speaks to it by plain calls. It runs, captures, restores and goes back; it owns no thread,
+catches no signal and shows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from ..checkpoint.info import Kind
+from ..errors import BusyError, CheckpointError, LoggerError, MovedError, RankDied, StateError, StoreError
+from ..event import Event, FanOut, Notice, Record, Rewound
+from ..logger import History
+from .bounds import At, Until
+from .breakpoint_watch import Again, Hit, Reached, Watch
+from .error_lessons import teach
+from .failure import explain, release_device_memory, stage_of, what_moved
+from .held_step import hold
+from .lineage import Lineage, place_of
+from .loop import Loop, Why
+from .optimizer_rehearsal import rehearse
+from .parts import RngPart
+from .position import Position, Split
+from .rank_protocol import Ranks
+from .replay import Replay, cut_at, shape_of
+from .reports import RewindReport
+from .saving import Saving, no_way
+from .silence import Unheard
+from .snapshot import Pending, Snapshots
+from .state import Checks, Large, Part, State
+from .state_validation import check_sound
+from .timeline import Timeline
+
+_BLAMED = 3
+"""How many steps back the cause of a hit may lie."""
+_WRITES_ITSELF = (
+    "the training step writes to parameters outside the optimizer, so they cannot be copied while it runs; "
+    "from now on training waits for its copies"
+)
+
+
+class Replica:
+    """Everything one device's training consists of."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        parts: Mapping[str, Part],
+        rng: RngPart,
+        timeline: Timeline,
+        history: History,
+        sinks: FanOut,
+        saving: Saving,
+    ) -> None:
+        self.loop = loop
+        self.parts = dict(parts)
+        self.rng = rng
+        self.timeline = timeline
+        self.history = history
+        self.sinks = sinks
+        self.saving = saving
+        self.watch = Watch(loop, self._way_back, self._warn)
+        self.hit: Hit | None = None
+        """The breakpoint that stopped the last run."""
+        self.snapshots = Snapshots()
+        self._soon: Pending | None = None
+        """The last copy that may still be made. Not its state: whoever keeps that one lets it go."""
+        self._deferring = True
+        """Whether nobody was told yet that copies are made at once."""
+        self._saved_soon: tuple[Position, Kind] | None = None
+        """The checkpoint that is written from it."""
+        self._lost: tuple[Position, Kind] | None = None
+        """A checkpoint whose copy was void."""
+        self._failure: LoggerError | MovedError | None = None
+        loop.boundary = self
+        loop.emit = self.emit
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The other ranks, where this is one of several."""
+        return self.loop.ranks
+
+    # Commands ----------------------------------------------------------------------------------------
+
+    def run(self, until: Until) -> Why:
+        """Move until the bound, a request or the end. An error leaves the replica before its step."""
+        __tracebackhide__ = True
+        if self.ranks is not None:
+            self.ranks.enter()
+        self.rng.enter()
+        self.loop.look_around()
+        self.timeline.wanted = True
+        self.hit = None
+        try:
+            why = self._watched(until)
+            self.settle()
+            if self._lost is not None:
+                self._save_again(*self._lost)
+            return why if self.watch.late is None else self._stopped(self.watch.late)
+        except Reached as reached:
+            return self._stop_before(reached.hit)
+        except (LoggerError, CheckpointError):  # raised at a boundary: there is nothing to take back
+            raise
+        except BaseException as error:
+            cause = error if self.ranks is None else self.ranks.fault(error)
+            self._take_back(cause)
+            if cause is not error:
+                raise cause from error
+            raise
+        finally:
+            self.settle()
+            self.snapshots.rest()
+            self.rng.leave()
+            if self.ranks is not None:
+                self.ranks.leave()
+            self.loop.rest()
+
+    def capture(self) -> State:
+        """Everything a step can change, at this boundary."""
+        return State(self.loop.position, self._captured_parts(), self.history.snapshot())
+
+    def _captured_parts(self) -> dict[str, Any]:
+        parts = {name: part.capture() for name, part in self.parts.items()}
+        if self.ranks is not None:
+            self.ranks.capture(parts)
+        return parts
+
+    def whole(self) -> None:
+        """Before anybody looks at the weights: they are here, and in no parts on several devices."""
+        if self.ranks is not None:
+            self.ranks.whole()
+
+    def settle(self) -> None:
+        """Before anybody touches the weights: the copy that is being made of them is whole, or void."""
+        deferring = self._deferring
+        self.snapshots.settle()
+        self._deferring = self.snapshots.deferring
+        (soon, self._soon), (saved, self._saved_soon) = (self._soon, None), (self._saved_soon, None)
+        if soon is not None and not soon.wait():
+            self.timeline.keyframes = [kept for kept in self.timeline.keyframes if kept.ready != soon.wait]
+            self._lost = saved
+        if deferring and not self._deferring:
+            self._warn(_WRITES_ITSELF)
+
+    def restore(self, state: State, reason: str = "restored") -> None:
+        """Stand exactly where the state was captured; history and logs follow."""
+        self.put_back(state)
+        self._stand_at(state, reason)
+
+    def restore_checkpoint(self, which: int | str, opening: Callable[[], None] = lambda: None) -> None:
+        """Stand where a checkpoint was saved. It comes from a file: it may fit in shape and yet be no
+        state, and then everything is put back as it was.
+
+        Args:
+            which: its epoch or label.
+            opening: called once it is known to fit, before anybody is told.
+        """
+        state, logged = self.saving.load(which)
+        before, known, way = self.capture(), self.history.snapshot(), self.saving.lineage
+        try:
+            self._require_sound(state, before, which)
+            self.put_back(state)
+            opening()
+            if not known:  # another process measured this; its logs are to be cut, not rewritten
+                self.history.restore(logged)
+            self._stand_at(state, f"checkpoint {which}", self.saving.loaded)
+        except Exception as error:
+            self.saving.lineage = way
+            self.put_back(before)
+            self.history.restore(known)
+            if isinstance(error, (StateError, StoreError, BusyError, LoggerError)):
+                raise
+            raise StateError(
+                f"checkpoint {which} fits in shape, but cannot be restored: {error!r}"
+            ) from error
+
+    def _require_sound(self, state: State, mine: State, which: int | str) -> None:
+        """Raise where a state from a file is none of this run's."""
+        totals: dict[str, int | None] = {split: each.cursor.total for split, each in self.loop.passes.items()}
+        self._check_fit(state)
+        check_sound(state, mine, totals)
+        rehearse(self.parts, state, f"checkpoint {which}")
+
+    def stand_anew(self) -> None:
+        """A person changed something at this boundary: no earlier keyframe leads on from here."""
+        started = perf_counter()
+        self._keep(self.capture(), perf_counter() - started)
+
+    def keep(self, kind: Kind) -> str:
+        """Hand the state of this boundary to the store; its label there."""
+        assert self.saving.store is not None
+        return self.saving.store.keep(self.capture(), kind)
+
+    def keep_stop(self) -> None:
+        """The run stands still for longer: keep the state, where that is wanted."""
+        if not self.loop.finished and self.saving.due_at_pause(self.loop.position):
+            self.saving.take_auto(self.capture())
+
+    def rewind(self, target: Position) -> RewindReport:
+        """Go back to a position: the nearest keyframe, then forward again in silence."""
+        start = self.shown_position
+        keyframe = self._keyframe_for(target)
+        if self.ranks is not None:
+            self.ranks.enter()
+        self.rng.enter()
+        try:
+            replay = self._return_to(target, keyframe)
+        except BaseException as error:
+            cause = error if self.ranks is None else self.ranks.fault(error)
+            self._fall_back(keyframe)
+            explain(cause, keyframe.position, f"on the way back to {target}")
+            if cause is not error:
+                raise cause from error
+            raise
+        finally:
+            self.rng.leave()
+            if self.ranks is not None:
+                self.ranks.leave()
+        reached = self.loop.position
+        self._rewrite(cut_at(self.history.snapshot(), reached), f"rewound from {start}")
+        self.timeline.forget_after(reached)
+        self.watch.forget_after(reached)
+        return RewindReport(start, reached, replay.steps, replay.gap, replay.differs_at)
+
+    def let_go(self) -> None:
+        """Nobody holds the learner any more: end worker processes now. Left to the garbage collector,
+        their queues may be gone before they are told to end, and each costs it five seconds."""
+        for each in self.loop.passes.values():
+            each.cursor.close()
+        if self.ranks is not None:
+            self.ranks.shut()
+        self.saving.close()  # a writer that the interpreter's end cuts off would take it along
+
+    @property
+    def shown_position(self) -> Position:
+        """Where training stands, for people: at the very end that is the last step, not the first of
+        an epoch that will not come."""
+        loop = self.loop
+        if not loop.finished or loop.epoch == 1:
+            return loop.position
+        record = self.history.snapshot()
+        # From a checkpoint the end is known before the loaders are.
+        validated = "valid" in loop.passes or (bool(record) and record[-1].split == "valid")
+        split: Split = "valid" if validated else "train"
+        steps = record[-1].steps if record and record[-1].split == split else 0
+        return Position(loop.epoch - 1, split, steps, loop.iteration, steps or None)
+
+    def last_values(self) -> tuple[Split, dict[str, float]] | None:
+        """The split and the metric values of the last step that was measured."""
+        record = self.history.snapshot()
+        if not record or not record[-1].blocks:
+            return None
+        block = record[-1].blocks[-1]
+        values = {
+            name: float(column.values[-1])
+            for name, column in block.columns.items()
+            if column.weights is None or column.weights[-1] != 0
+        }
+        return block.split, values
+
+    def _stand_at(self, state: State, reason: str, way: Lineage | None = None) -> None:
+        self.watch.forget_after(state.position)
+        if self._rewrite(state.record, reason, way):
+            self.timeline.forget_after(state.position)
+        else:
+            self.timeline.start_over(state)
+
+    # The loop's boundary -----------------------------------------------------------------------------
+
+    def reached(self, position: Position) -> None:
+        """The loop stands at a boundary between blocks."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        self._tell_of_steps()
+        self.saving.check()
+        self.snapshots.tidy()
+        if self._soon is not None and self.snapshots.idle:
+            self.settle()
+        if self._lost is not None:
+            self._save_again(*self._lost)
+        save, keyframe = self.saving.due(position), self.timeline.due(position)
+        if save or keyframe:
+            started = perf_counter()
+            state = self._capture_soon()
+            seconds = perf_counter() - started
+            if save:
+                kind = self.saving.take(state)
+                self._saved_soon = None if self._soon is None else (position, kind)
+            if keyframe:
+                self._keep(state, seconds)
+        self.watch.refresh()  # after the keyframe: how closely it looks depends on the way back
+
+    def _tell_of_steps(self) -> None:
+        for each in self.loop.passes.values():
+            notice, each.step.notice = each.step.notice, ""
+            if notice:
+                self.emit(Notice(notice, "warning"))
+
+    def allowance(self, position: Position) -> int:
+        """How far the loop may go before it asks again."""
+        return min(self.timeline.allowance(position), self.saving.allowance(position))
+
+    def emit(self, event: Event) -> None:
+        """Hand an event on. A failing logger has kept it; training ends at the next boundary."""
+        try:
+            self.sinks.emit(event)
+        except LoggerError as failure:
+            self._failure = self.saving.cause_of(failure)
+
+    def _capture_soon(self) -> State:
+        """As `capture`, but large tensors are copied while the next step computes. Whoever reads them
+        asks `state.ready()` first."""
+        if self.saving.hurried or (self.ranks is not None and self.ranks.in_parts):
+            return self.capture()
+        self.settle()
+        copy = self.snapshots.begin()
+        parts = {
+            name: part.capture(copy) if isinstance(part, Large) else part.capture()
+            for name, part in self.parts.items()
+        }
+        if self.ranks is not None:
+            self.ranks.capture(parts)
+        self._soon = self.snapshots.go()
+        return State(self.loop.position, parts, self.history.snapshot(), self._soon.wait)
+
+    def _save_again(self, target: Position, kind: Kind) -> None:
+        """Make a checkpoint of a place that was passed and whose copy was void: go back, copy, and return."""
+        self._lost, loop = None, self.loop
+        keyframe = self.timeline.nearest(target) if loop.current.cursor.walks_again else None
+        known = self.history.snapshot()
+        if keyframe is None or self.ranks is not None or loop.position < target:
+            self._warn(
+                f"no checkpoint of {target}: the training step wrote to parameters while they were copied"
+            )
+            return
+        here, batch, output = self.capture(), loop.batch, loop.output
+        try:
+            replay = self._return_to(target, keyframe)
+            if loop.position.key != target.key or replay.gap:
+                self._warn(f"no checkpoint of {target}: {replay.verdict(target, loop.position)}")
+            elif self.saving.store is not None:
+                parts = self.capture().parts
+                self.saving.store.keep(State(loop.position, parts, cut_at(known, target)), kind)
+        finally:
+            self.put_back(here)
+            loop.batch, loop.output = batch, output
+
+    def _keep(self, state: State, seconds: float) -> None:
+        told = self.timeline.too_large
+        self.timeline.add(state, seconds, whole=self.snapshots.settled)
+        if self.timeline.too_large and not told:
+            self.emit(
+                Notice(
+                    f"the state takes {self.timeline.too_large / 1e9:.2f} GB, more than the memory budget "
+                    "for keyframes: an error in a step cannot be taken back, and rewind is off; "
+                    ".keyframes(memory=...) raises it",
+                    "warning",
+                )
+            )
+
+    # Going back --------------------------------------------------------------------------------------
+
+    @property
+    def reach(self) -> Position:
+        """The earliest place that the run can go back to."""
+        held = [state.position for state in self.timeline.keyframes]
+        way = self.saving.lineage
+        saved = [place_of(info) for info in self.saving.kept() if way.passes(info)]
+        return min([*held, *saved, self.loop.position])
+
+    def _keyframe_for(self, target: Position) -> State:
+        """In memory, or else a checkpoint on the disk."""
+        self.settle()
+        keyframe = self.timeline.nearest(target) or self._checkpoint_before(target)
+        if keyframe is None:
+            raise StateError(no_way(target, self.reach, self.saving))
+        return keyframe
+
+    def _checkpoint_before(self, target: Position) -> State | None:
+        """The last whole checkpoint that the run came by, in this process or an earlier one, at or before a
+        position."""
+        way = self.saving.lineage
+        before = [info for info in self.saving.checkpoints() if way.passes(info) and info.key <= target.key]
+        if not before:
+            return None
+        label = max(before, key=lambda info: info.key).label
+        state, _ = self.saving.load(label)
+        self._require_sound(state, self.capture(), label)
+        return state
+
+    def _return_to(self, target: Position, keyframe: State) -> Replay:
+        """Go from a keyframe to a position in silence, keeping more keyframes on the way."""
+        timeline, loop = self.timeline, self.loop
+        timeline.forget_after(target)
+        if all(kept is not keyframe for kept in timeline.keyframes):  # it is from the disk
+            self._keep(keyframe, 0.0)
+        unheard = Unheard()
+        replay = Replay(
+            self.history.snapshot(),
+            keyframe.position,
+            target,
+            timeline.room_for(keyframe),
+            lambda: timeline.leave(State(loop.position, self._captured_parts())),
+            unheard.aloud(self.emit),
+            loop.pace.rate,
+        )
+        self.put_back(keyframe)
+        loop.emit, loop.boundary = replay.emit, replay
+        loop.breakable, loop.passing = False, True
+        try:
+            with unheard:
+                loop.run(At(target))
+        finally:
+            loop.emit, loop.boundary = self.emit, self
+            loop.breakable, loop.passing = True, False
+            replay.end()
+        return replay
+
+    def put_back(self, state: State) -> None:
+        """Make everything that a step can change what it was then; history and logs do not hear of it."""
+        self.settle()
+        if self.ranks is not None:
+            self.ranks.lay_down()
+        self._check_fit(state)
+        for name, part in self.parts.items():
+            part.restore(state.parts[name])
+        if self.ranks is not None:
+            self.ranks.put_back(state)
+
+    def _check_fit(self, state: State) -> None:
+        """All checks first: a refused state changes nothing."""
+        missing = [name for name in self.parts if name not in state.parts]
+        if missing:
+            raise StateError(
+                f"the state lacks {', '.join(missing)}; it was captured from a learner that was built "
+                "otherwise (with another precision, average, or without validation)"
+            )
+        for name, part in self.parts.items():
+            if isinstance(part, Checks):
+                part.check(state.parts[name])
+
+    def _rewrite(self, record: Record, reason: str, way: Lineage | None = None) -> bool:
+        """Make history and logs hold exactly this record, and tell everybody; whether that was a cut,
+        so that the run still stands on the line it came along.
+
+        Args:
+            record: what had been measured here.
+            reason: why, for people.
+            way: which one led here, where a checkpoint tells it.
+        """
+        position = self.loop.position
+        splits, steps = self.history.restore(record)
+        rest = record[splits:]
+        is_cut = not rest or (len(rest) == 1 and rest[0].steps == steps)
+        if way is None:
+            way = self.saving.lineage if is_cut else Lineage()
+        self.saving.lineage = way.branched(position.key)
+        if self.saving.is_ahead(position):
+            self._keep_first(State(position, self.capture().parts, record))
+        self.saving.stands_at(position)
+        self.emit(Rewound(position.epoch, position.split, position.step, record, splits, steps, reason))
+        return is_cut
+
+    def _keep_first(self, state: State) -> None:
+        """Before logs are cut behind the newest checkpoint: a newer one, of where the run stands now."""
+        try:
+            self.saving.take_auto(state)
+            self.saving.wait()
+        except CheckpointError as error:
+            self.emit(Notice(f"standing back at {state.position}, but not on the disk: {error}", "warning"))
+
+    # At a breakpoint ---------------------------------------------------------------------------------
+
+    def _way_back(self, target: Position) -> bool:
+        """Whether the run can stand at an earlier step of the pass it is in."""
+        return self.loop.current.cursor.walks_again and self.timeline.nearest(target) is not None
+
+    def _watched(self, until: Until) -> Why:
+        __tracebackhide__ = True
+        self.watch.careful = False
+        while True:
+            try:
+                with self.watch.during():
+                    return self.loop.run(until)
+            except Again as again:
+                # The block was told to nobody, and the bound has not counted it.
+                self.settle()
+                self._go_back_to(again.start)
+                self.watch.take_again(again)
+
+    def _stop_before(self, hit: Hit) -> Why:
+        """Stand before the update of the step that hit, or after a step of validation."""
+        self.settle()
+        loop, condition = self.loop, hit.breakpoint.condition
+        loop.control.clear()
+        if hit.moved and not self._way_back(hit.position):
+            self._stay(hit.position, "backward")
+            lost = what_moved("backward", loop.current.cursor.walks_again)
+            return self._stopped(replace(hit, text=f"{hit.text} ({lost})".lstrip()))
+        if hit.moved:
+            self._go_back_to(hit.position)
+        for _ in range(_BLAMED):
+            self.whole()
+            why = condition.blame(loop.update.model) if hit.before and loop.done else ""
+            before = loop.position.at(loop.done - 1, loop.iteration - 1)
+            if not why or not self._way_back(before):
+                break
+            hit = replace(hit, position=before, text=why)
+            self._go_back_to(before)
+        if hit.before:
+            self.whole()
+            more = hold(loop, self.parts, condition)
+            hit = replace(hit, text="; ".join(part for part in (hit.text, more) if part))
+        return self._stopped(hit)
+
+    def _go_back_to(self, target: Position) -> None:
+        keyframe = self.timeline.nearest(target)
+        assert keyframe is not None
+        replay = self._return_to(target, keyframe)
+        self._settle(replay, "back to the step that hit a breakpoint")
+        self.timeline.forget_after(target)
+        if told := replay.verdict(target, self.loop.position):
+            self._warn(f"on the way back to {target}: {told}")
+
+    def _warn(self, text: str) -> None:
+        self.emit(Notice(text, "warning"))
+
+    def _stopped(self, hit: Hit) -> Why:
+        hit.breakpoint.hit()
+        self.hit = hit
+        self.watch.forget_after(hit.position)
+        self.watch.stood = self.loop.position.key
+        return "breakpoint"
+
+    # After an error ----------------------------------------------------------------------------------
+
+    def _take_back(self, error: BaseException) -> None:
+        """Stand before the step that failed, with everything as it was."""
+        self.settle()
+        loop = self.loop
+        target, step = loop.position, loop.current.step
+        failed = loop.batch  # the batch at hand; the replay ends on the one before
+        loop.output = None
+        loop.control.clear()
+        teach(error, failed, stage_of(error, step.stage))  # reads the frames that are cleared next
+        release_device_memory(error, step.device)
+        keyframe = self.timeline.nearest(target) if loop.current.cursor.walks_again else None
+        if keyframe is None:
+            self._stay(target, stage := stage_of(error, step.stage))
+            explain(error, target, what_moved(stage, loop.current.cursor.walks_again))
+            return
+        if isinstance(error, RankDied):  # there is nobody to take the steps again with
+            self._fall_back(keyframe)
+            explain(error, keyframe.position, "")
+            return
+        try:
+            replay = self._return_to(target, keyframe)
+        except Exception as second:
+            cause = second if self.ranks is None else self.ranks.fault(second)
+            self._fall_back(keyframe)
+            explain(error, keyframe.position, f"the way back to {target} failed too: {cause!r}")
+            return
+        loop.batch, loop.output = failed, None  # the batch at hand has no output yet
+        loop.current.cursor.reopen(loop.done)
+        self._settle(replay)
+        explain(error, loop.position, replay.verdict(target, loop.position))
+
+    def _settle(self, replay: Replay, reason: str = "after an error") -> None:
+        """The record may hold more than was committed (a split whose end failed) or less (steps since
+        the last block was handed on): make it hold just what was."""
+        reached, known = self.loop.position, self.history.snapshot()
+        exact = cut_at(known, reached)
+        if shape_of(exact) != shape_of(known):
+            self._rewrite(exact, reason)
+        for block in replay.beyond(exact, reached):
+            self.emit(block)
+
+    def _stay(self, target: Position, stage: str) -> None:
+        """No keyframe to go back to: what is committed stays, the loader stands before the batch."""
+        self.loop.current.metrics.keep(self.loop.unread)
+        self.loop.flush()
+        self.loop.update.give_up(gradients_moved=stage not in ("loader", "forward", "reading"))
+        if self.loop.current.cursor.walks_again:
+            self.loop.current.cursor.stand_at(target.step)
+
+    def _fall_back(self, keyframe: State) -> None:
+        self.put_back(keyframe)
+        self._rewrite(cut_at(self.history.snapshot(), keyframe.position), "after an error")

@@ -1,0 +1,78 @@
+"""A rank in an engine of the user's cluster, which may be on another machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from contextlib import suppress
+
+from ..ranks.channel import Channel
+from ..ranks.encrypted_link import Door, come_through
+from ..ranks.engines import end_processes, family_of
+from .rank import Follower, follow
+
+_GRACE = 10.0
+"""Seconds that a rank has to leave a step in which it waits for others, once rank 0 is gone."""
+
+
+def begin(door: tuple[str, bytes, bytes, bytes], rank: int, beside: int) -> int:
+    """Follow rank 0 in a thread of this process; gives the process's number.
+
+    Args:
+        door: where rank 0 expects it.
+        rank: which one it is.
+        beside: ranks on this machine, which share its cores.
+    """
+    left = _Left()
+    channel = come_through(Door(*door), left.behind)
+    return follow(FollowerElsewhere(channel, rank, left), threads_of_one(beside))
+
+
+def threads_of_one(beside: int) -> int:
+    """For one of so many ranks on this machine. Slurm may have given its job a part of the cores, and each
+    rank its own part of those."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    given = int(os.environ.get("SLURM_CPUS_ON_NODE", cores))
+    return cores if cores < given else max(1, given // beside)
+
+
+class FollowerElsewhere(Follower):
+    """Rank 1 or higher, on a machine of its own: rank 0 cannot end it, and its files may lie elsewhere."""
+
+    def __init__(self, channel: Channel, rank: int, left: _Left) -> None:
+        super().__init__(channel, rank, [])
+        self._left = left
+
+    def _see(self, path: list[str], folder: str) -> None:
+        sys.path.extend(each for each in path if each not in sys.path and os.path.isdir(each))
+        if os.path.isdir(folder):
+            os.chdir(folder)
+
+    def _end(self) -> None:
+        self.channel.close()
+        self._left.over()
+
+    def _vanish(self) -> None:
+        self._reducer.sever()
+        self._left.over()
+
+
+class _Left:
+    """What becomes of this process when rank 0 has no use for it any more: it is the user's, and lives on."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+
+    def behind(self) -> None:
+        """Rank 0 cannot be reached: nothing of its training is to outlive it."""
+        if self._ended.wait(_GRACE):
+            return
+        # The rank waits in a sum, which hears of nothing.
+        with suppress(Exception):
+            end_processes(family_of(os.getpid())[1:])  # its nanny, and a loader's workers
+        os._exit(1)
+
+    def over(self) -> None:
+        """The follower is done."""
+        self._ended.set()
