@@ -445,7 +445,7 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         if why == "pause":
             raise Paused(str(self.position))
         steps = self._measured_steps() - before
-        measured = self._replica.last_values() if steps else None
+        measured = self._replica.history.last_values() if steps else None
         reason = str(self.hit or "")
         return StepReport(self.position, steps, *(measured or (split, {})), why=why, reason=reason)
 

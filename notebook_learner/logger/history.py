@@ -239,6 +239,19 @@ class History:
 
     # ---------------------------------------------------------------------------------- epochs
 
+    def last_values(self) -> tuple[Split, dict[str, float]] | None:
+        """The split and the metric values of the last step that was measured."""
+        record = self.snapshot()
+        if not record or not record[-1].blocks:
+            return None
+        block = record[-1].blocks[-1]
+        values = {
+            name: float(column.values[-1])
+            for name, column in block.columns.items()
+            if column.weights is None or column.weights[-1] != 0
+        }
+        return block.split, values
+
     def epoch_numbers(self, split: Split | str) -> NDArray[np.int64]:
         """The epochs that have ended, one for each value of `epochs`."""
         return np.array([past.epoch for past in self._ended(split)], dtype=np.int64)

@@ -42,6 +42,9 @@ _WRITES_ITSELF = (
     "from now on training waits for its copies"
 )
 
+_OF_A_SPLIT = ("data ", "metrics ")
+"""How parts are called that come with the data of a split."""
+
 
 class Replica:
     """Everything one device's training consists of."""
@@ -76,6 +79,8 @@ class Replica:
         self._lost: tuple[Position, Kind] | None = None
         """A checkpoint whose copy was void."""
         self._failure: LoggerError | MovedError | None = None
+        self._left: tuple[Position, dict[str, Any]] = (loop.position, {})
+        """Where the run was put to, and what of that state no part here has taken."""
         loop.boundary = self
         loop.emit = self.emit
 
@@ -124,7 +129,7 @@ class Replica:
         return State(self.loop.position, self._captured_parts(), self.history.snapshot())
 
     def _captured_parts(self) -> dict[str, Any]:
-        parts = {name: part.capture() for name, part in self.parts.items()}
+        parts = {**self.unclaimed(), **{name: part.capture() for name, part in self.parts.items()}}
         if self.ranks is not None:
             self.ranks.capture(parts)
         return parts
@@ -249,19 +254,6 @@ class Replica:
         steps = record[-1].steps if record and record[-1].split == split else 0
         return Position(loop.epoch - 1, split, steps, loop.iteration, steps or None)
 
-    def last_values(self) -> tuple[Split, dict[str, float]] | None:
-        """The split and the metric values of the last step that was measured."""
-        record = self.history.snapshot()
-        if not record or not record[-1].blocks:
-            return None
-        block = record[-1].blocks[-1]
-        values = {
-            name: float(column.values[-1])
-            for name, column in block.columns.items()
-            if column.weights is None or column.weights[-1] != 0
-        }
-        return block.split, values
-
     def _stand_at(self, state: State, reason: str, way: Lineage | None = None) -> None:
         self.watch.forget_after(state.position)
         if self._rewrite(state.record, reason, way):
@@ -319,10 +311,9 @@ class Replica:
             return self.capture()
         self.settle()
         copy = self.snapshots.begin()
-        parts = {
-            name: part.capture(copy) if isinstance(part, Large) else part.capture()
-            for name, part in self.parts.items()
-        }
+        parts = self.unclaimed()
+        for name, part in self.parts.items():
+            parts[name] = part.capture(copy) if isinstance(part, Large) else part.capture()
         if self.ranks is not None:
             self.ranks.capture(parts)
         self._soon = self.snapshots.go()
@@ -431,6 +422,14 @@ class Replica:
             part.restore(state.parts[name])
         if self.ranks is not None:
             self.ranks.put_back(state)
+        left = [name for name in state.parts if name not in self.parts and name.startswith(_OF_A_SPLIT)]
+        self._left = state.position, {name: state.parts[name] for name in left}
+
+    def unclaimed(self) -> dict[str, Any]:
+        """What the state that the run was put to says of splits whose data has not come yet: their place, for
+        data that comes with `fit`, and for every state that is captured before."""
+        position, left = self._left
+        return dict(left) if position.key == self.loop.position.key else {}
 
     def _check_fit(self, state: State) -> None:
         """All checks first: a refused state changes nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,14 @@ class Setup:
     files: bool = False
     catalogue: bool = False
 
-    def learner(self, directory: Path, checkpoint: int | str | None = None) -> Learner:
-        """A fresh learner, its model and the global generators at fixed seeds."""
+    def learner(
+        self,
+        directory: Path,
+        checkpoint: int | str | None = None,
+        given: Collection[str] = ("train", "valid"),
+    ) -> Learner:
+        """A fresh learner, its model and the global generators at fixed seeds, built with the data of these
+        splits."""
         torch.manual_seed(3)
         np.random.seed(3)
         random.seed(3)
@@ -95,8 +101,8 @@ class Setup:
             model,
             torch.optim.Adam(model.parameters(), lr=0.02),
             self._scheduler(),
-            self._train(),
-            self._valid(),
+            self.train_loader() if "train" in given else None,
+            self.valid_loader() if "valid" in given else None,
         )
 
     def _scheduler(self) -> Any:
@@ -108,7 +114,7 @@ class Setup:
             "function": lambda step: 0.05 / (1 + step),
         }[self.scheduler]
 
-    def _train(self) -> DataLoader[Any]:
+    def train_loader(self) -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(1) if self.own_generator else None
         return DataLoader(
             Noisy(TRAIN, 1),
@@ -119,7 +125,7 @@ class Setup:
             generator=generator,
         )
 
-    def _valid(self) -> DataLoader[Any]:
+    def valid_loader(self) -> DataLoader[Any]:
         return DataLoader(Noisy(VALID, 2), batch_size=BATCH, num_workers=self.workers)
 
 

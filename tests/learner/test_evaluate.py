@@ -245,7 +245,7 @@ LOADERS = ("another", "train", "valid")
 
 def own_loader(learner: Learner, setup: Setup, which: str) -> Any:
     if which == "another":
-        return setup._valid()
+        return setup.valid_loader()
     return learner._replica.loop.passes[which].cursor.loader  # type: ignore[index]
 
 

@@ -98,8 +98,8 @@ def test_generators_and_modes_are_as_before(tmp_path: Path) -> None:
     evaluator = an_evaluator(tmp_path)
     assert evaluator.model.training
     drawn = torch.get_rng_state()
-    evaluator.evaluate(SETUP._valid())
-    evaluator.predict(SETUP._valid())
+    evaluator.evaluate(SETUP.valid_loader())
+    evaluator.predict(SETUP.valid_loader())
     assert torch.equal(torch.get_rng_state(), drawn)
     assert evaluator.model.training
     assert evaluator.model[1].training  # type: ignore[index]

@@ -117,6 +117,40 @@ def test_a_checkpoint_of_any_step_resumes_in_a_new_learner(
 
 
 @pytest.mark.parametrize("seed", [7, None])
+@pytest.mark.parametrize("given", [(), ("train",), ("valid",)], ids=["none", "train", "valid"])
+@pytest.mark.parametrize("steps", [1, 4, 7, 8, 10, 12, 17, 20])
+def test_data_that_comes_with_fit_is_gone_on_with_at_the_same_sample(
+    steps: int, given: tuple[str, ...], seed: int | None, tmp_path: Path
+) -> None:
+    setup = Setup(seed=seed, window=2, scheduler="cycle", files=True)
+    first = setup.learner(tmp_path)
+    first.step(steps)
+    first.save()
+    between = setup.learner(tmp_path, "latest", given)
+    between.save()  # it knows no place in data that has not come, and keeps what the first one knew
+    second = setup.learner(tmp_path, "latest", given)
+    second.fit(*(None if split in given else make() for split, make in loaders_of(setup)))
+    final, written = straight_run(replace(setup, files=False))
+    assert list(differences(everything(second), final)) == []
+    assert logs(tmp_path) == written
+
+
+def test_a_fork_before_the_data_came_begins_at_the_same_sample(tmp_path: Path) -> None:
+    setup = Setup(seed=None, files=True)
+    first = setup.learner(tmp_path / "first")
+    first.step(12)
+    first.save()
+    fork = setup.learner(tmp_path / "first", "latest", ()).fork(tmp_path / "fork")
+    fork.fit(setup.train_loader(), setup.valid_loader())
+    final, _ = straight_run(replace(setup, files=False))
+    assert list(differences(everything(fork), final)) == []
+
+
+def loaders_of(setup: Setup) -> list[tuple[str, Any]]:
+    return [("train", setup.train_loader), ("valid", setup.valid_loader)]
+
+
+@pytest.mark.parametrize("seed", [7, None])
 def test_a_chain_of_checkpoints_at_every_step_loses_nothing(seed: int | None, tmp_path: Path) -> None:
     walk = DiskWalk(Setup(seed=seed, window=2, scheduler="function", ema=True), tmp_path)
     for _ in range(STEPS):

@@ -86,9 +86,9 @@ class Loaders:
         seed = self.settings.seed
         loader, own = _loader(self.settings, split, given), None if seed is None else mix(seed, len(split))
         cursor = Cursor(loader, own, self._tell, self.settings.share, self._devices)
-        state = None if split in self.replica.loop.passes else self._state_here(split)
-        if state is not None:
-            cursor.require(state.parts[f"data {split}"])
+        place = self.replica.unclaimed().get(f"data {split}")
+        if place is not None and split not in self.replica.loop.passes:
+            cursor.require(place)
         self._given[split] = given
         for told in _odd(self.settings, self._given, split):
             self._tell(told, "warning")
@@ -226,17 +226,10 @@ class Loaders:
         """Where the learner was restored before this loader came, the loader's place is in that state."""
         timeline = self.replica.timeline
         timeline.keyframes = [state for state in timeline.keyframes if f"data {split}" in state.parts]
-        state = self._state_here(split)
-        if state is not None:
-            for name in (f"data {split}", f"metrics {split}"):
-                self.replica.parts[name].restore(state.parts[name])
-
-    def _state_here(self, split: Split) -> State | None:
-        """The state that the learner was restored to, where it has a place in this split's data."""
-        timeline, here = self.replica.timeline, self.replica.loop.position
-        state = timeline.nearest(here)
-        found = state is not None and state.position.key == here.key and f"data {split}" in state.parts
-        return state if found else None
+        unclaimed = self.replica.unclaimed()
+        for name in (f"data {split}", f"metrics {split}"):
+            if name in unclaimed:
+                self.replica.parts[name].restore(unclaimed[name])
 
     def _tell(self, text: str, level: Level = "info") -> None:
         self.replica.emit(Notice(text, level))
