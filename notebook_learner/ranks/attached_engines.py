@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ _ANSWER = 60.0
 """Seconds that an engine has to say what its machine is. A machine may be busy."""
 _RANK = "notebook_learner.worker.attached_rank:begin"
 """What an engine runs: above this room, and so named here and not imported."""
+_AGAIN = 5.0
+"""Seconds after which an engine that has not answered is asked once more."""
 _NEEDED = ("notebook_learner", "torch", "cloudpickle", "psutil")
 
 
@@ -118,12 +121,9 @@ class AttachedEngines(Engines):
         Raises:
             StateError: an engine does not answer, or its machine has other versions than this one.
         """
-        tell, path = _of_no_module(_tell), list(sys.path)
-        asked = [self._client[each].apply_async(tell, path, _NEEDED) for each in self._ids]
         found, wrong = [], []
-        for engine, answer in zip(self._ids, asked, strict=True):
-            answer.wait(_ANSWER)
-            if not answer.ready():
+        for engine, answer in self._answers().items():
+            if answer is None:
                 wrong.append(
                     f"engine {engine} has not answered within {_ANSWER:.0f} s: it hangs, or runs %px"
                 )
@@ -139,6 +139,26 @@ class AttachedEngines(Engines):
                 "same versions"
             )
         return found
+
+    def _answers(self) -> dict[int, Any]:
+        """By engine; None where it has not answered. An engine is known by its first heartbeat; a question
+        that comes before the engine listens is lost (ipyparallel 9.2), so it is asked again."""
+        tell, path = _of_no_module(_tell), list(sys.path)
+        answers: dict[int, Any] = dict.fromkeys(self._ids)
+        asked: list[tuple[int, Any]] = []
+        until = time.monotonic() + _ANSWER
+        again = 0.0
+        while None in answers.values() and time.monotonic() < until:
+            if time.monotonic() > again:
+                asked += [
+                    (each, self._client[each].apply_async(tell, path, _NEEDED))
+                    for each in self._ids
+                    if answers[each] is None
+                ]
+                again = time.monotonic() + _AGAIN
+            time.sleep(0.02)
+            answers.update({engine: answer for engine, answer in asked if answer.ready()})
+        return answers
 
 
 def _differences(there: Told) -> Iterator[str]:

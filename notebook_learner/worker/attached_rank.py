@@ -24,8 +24,15 @@ def begin(door: tuple[str, bytes, bytes, bytes], rank: int, beside: int) -> int:
         rank: which one it is.
         beside: ranks on this machine, which share its cores.
     """
+    for earlier in _EARLIER:
+        earlier.over()  # it may hang in a sum of a lost training, and must not end this process any more
     left = _Left()
-    channel = come_through(Door(*door), left.behind)
+    _EARLIER[:] = [left]
+    try:
+        channel = come_through(Door(*door), left.behind)
+    except ConnectionError:
+        left.over()
+        raise
     return follow(FollowerElsewhere(channel, rank, left), threads_of_one(beside))
 
 
@@ -76,3 +83,7 @@ class _Left:
     def over(self) -> None:
         """The follower is done."""
         self._ended.set()
+
+
+_EARLIER: list[_Left] = []
+"""The rank that this process was before, for another training."""

@@ -520,7 +520,8 @@ def test_a_precision_by_its_dtypes_name(builder):
 
 def test_a_device_that_torch_does_not_know(builder):
     assert one_mistake_of(builder.devices("gpu")) == (
-        "devices(['gpu']): torch knows no such device; try 'cpu' or 'cuda:0'"
+        "devices(['gpu']): torch knows no such device; try 'cpu' or 'cuda:0', or the id of an ipyparallel "
+        "cluster that runs (`ipcluster list`)"
     )
 
 

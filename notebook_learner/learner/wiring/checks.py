@@ -158,8 +158,8 @@ def device_mistakes(devices: Any) -> Iterator[str]:
     known, unknown = _sorted_out(devices)
     for each in unknown:
         yield (
-            f"devices([{each!r}]): torch knows no such device (try 'cpu' or 'cuda:0'), and no ipyparallel "
-            "cluster with that id runs (`ipcluster list`)"
+            f"devices([{each!r}]): torch knows no such device; try 'cpu' or 'cuda:0', or the id of an "
+            "ipyparallel cluster that runs (`ipcluster list`)"
         )
     for device in dict.fromkeys(known):
         yield from _absent(device, f"devices([{str(device)!r}])")
