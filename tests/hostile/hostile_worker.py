@@ -28,7 +28,7 @@ import hostile_mutations
 import torch
 from hostile_run import RECORDERS, Files, files_of, learner_in, put
 
-from notebook_learner.artifacts import run as run_info
+from notebook_learner.artifacts import run_info
 from notebook_learner.artifacts.artifacts import Artifacts
 from notebook_learner.artifacts.clock import Clock
 from notebook_learner.artifacts.index import read_header
