@@ -104,13 +104,15 @@ def _client_of(given: Any, named: str) -> tuple[Any, tuple[int, ...] | None, boo
         targets = given.targets
         chosen = (targets,) if isinstance(targets, int) else None if targets == "all" else tuple(targets)
         return given.client, chosen, False
+    cluster = ipyparallel.Cluster.from_file(cluster_id=given) if isinstance(given, str) else given
+    if cluster.controller is None:
+        raise ClusterError(f"{named}: the cluster does not run yet; start it: cluster.start_cluster_sync()")
     try:
-        cluster = ipyparallel.Cluster.from_file(cluster_id=given) if isinstance(given, str) else given
         client = cluster.connect_client_sync()
-    except (OSError, AttributeError) as error:  # no file; no controller
+    except OSError as error:  # a timeout is one
         raise ClusterError(
-            f"{named}: no such cluster runs ({error}). `ipcluster list` shows those that do; "
-            "cluster.start_cluster_sync() starts one"
+            f"{named}: the cluster's controller does not answer ({error}). `ipcluster list` shows what runs; "
+            "cluster.start_cluster_sync() starts it again"
         ) from error
     _wait_for_all(client, sum(each.n or 0 for each in cluster.engines.values()), named)
     return client, None, True

@@ -110,8 +110,7 @@ def points_up(edge: Import) -> bool:
 
 
 def circle_in(imports: Iterable[Import]) -> list[str]:
-    """Files that import each other in a circle, if there are any; a package's `__init__` runs before what is
-    in it, and is none of what it brings together."""
+    """Files that import each other in a circle, if there are any."""
     graph: dict[str, set[str]] = {}
     for edge in imports:
         if edge.source != edge.target:

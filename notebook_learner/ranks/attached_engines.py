@@ -7,10 +7,11 @@ import signal
 import socket
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from itertools import count
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -70,11 +71,12 @@ class AttachedEngines(Engines):
         assert self.meeting is not None
         own = socket.gethostname()
         beside = Counter([own, *(each.host for each in self._told)])
-        met = Counter({own: 1})
+        taken = torch.device(self._where.here).index or 0  # by this process
+        free: defaultdict[str, Iterator[int]] = defaultdict(count)
+        free[own] = (number for number in count() if number != taken)
         each = zip(self._ids, devices, self._told, strict=True)
         for rank, (engine, device, told) in enumerate(each, start=1):
-            number = met[told.host] if device.type == "cuda" else None
-            met[told.host] += 1
+            number = next(free[told.host]) if device.type == "cuda" else None
             arguments = (tuple(self.meeting.door(rank)), rank, beside[told.host])
             self._begun.append(
                 self._client[engine].apply_async(_begin, list(sys.path), number, _RANK, arguments)

@@ -431,6 +431,12 @@ class Replica:
         position, left = self._left
         return dict(left) if position.key == self.loop.position.key else {}
 
+    def claim(self, name: str) -> Any:
+        """Take one of them, whose data has come; None where the state says nothing of it here."""
+        found = self.unclaimed().get(name)
+        self._left[1].pop(name, None)
+        return found
+
     def _check_fit(self, state: State) -> None:
         """All checks first: a refused state changes nothing."""
         missing = [name for name in self.parts if name not in state.parts]

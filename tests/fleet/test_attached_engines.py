@@ -344,7 +344,7 @@ def test_a_cluster_that_has_ended_is_named(tmp_path):
     ("where", "said"),
     [
         (lambda: "no such one", "or the id of an ipyparallel cluster that runs"),
-        (lambda: ipyparallel.Cluster(n=2), "no such cluster runs"),
+        (lambda: ipyparallel.Cluster(n=2), "the cluster does not run yet; start it: cluster.start_cluster"),
     ],
     ids=["an id", "not started"],
 )
@@ -416,6 +416,27 @@ def test_a_device_that_cannot_lead_engines_is_told(engines, tmp_path, more, said
 def test_what_goes_with_a_cluster_is_refused_without_one(tmp_path):
     with pytest.raises(ConfigurationError, match="leave out here= and address=, which go with a cluster"):
         learner_on(None, tmp_path, configure=lambda builder: builder.devices("cpu", address="10.0.0.1"))
+
+
+@pytest.mark.parametrize(
+    ("here", "numbers"),
+    [("cuda:0", [1, 0, 2, 1]), ("cuda", [1, 0, 2, 1]), ("cuda:1", [0, 0, 2, 1])],
+)
+def test_engines_of_a_machine_share_its_cuda_devices_with_nobody(here, numbers):
+    """Without a GPU: what each engine is told, where two are on this machine and two on another."""
+    own = os.uname().nodename
+    told, begun = [attached.Told(host, "", "", None, ()) for host in (own, "b", own, "b")], []
+
+    class Client:
+        def __getitem__(self, engine):
+            return SimpleNamespace(apply_async=lambda _, path, number, *rest: begun.append(number))
+
+    engines = object.__new__(attached.AttachedEngines)
+    engines._where = cluster.Attached("", here, None, {}, None, 4)
+    engines._told, engines._ids, engines._client, engines._begun = told, [0, 1, 2, 3], Client(), []
+    engines.meeting = SimpleNamespace(door=lambda rank: ())
+    engines.invite([torch.device("cuda")] * 4, 1)
+    assert begun == numbers
 
 
 def test_a_client_that_another_thread_uses_meanwhile_disturbs_nothing(engines, tmp_path):

@@ -135,6 +135,23 @@ def test_data_that_comes_with_fit_is_gone_on_with_at_the_same_sample(
     assert logs(tmp_path) == written
 
 
+def test_a_place_is_held_until_its_data_has_come_and_no_longer(tmp_path: Path) -> None:
+    """An epoch's order may take hundreds of megabytes."""
+    setup = Setup(files=True)
+    first = setup.learner(tmp_path)
+    first.step(4)
+    first.save()
+    learner = setup.learner(tmp_path, "latest", ())
+    assert sorted(learner._replica.unclaimed()) == [
+        "data train",
+        "data valid",
+        "metrics train",
+        "metrics valid",
+    ]
+    learner._supplies.use(learner, "train", setup.train_loader())
+    assert sorted(learner._replica.unclaimed()) == ["data valid", "metrics valid"]
+
+
 def test_a_fork_before_the_data_came_begins_at_the_same_sample(tmp_path: Path) -> None:
     setup = Setup(seed=None, files=True)
     first = setup.learner(tmp_path / "first")

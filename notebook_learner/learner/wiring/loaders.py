@@ -226,10 +226,9 @@ class Loaders:
         """Where the learner was restored before this loader came, the loader's place is in that state."""
         timeline = self.replica.timeline
         timeline.keyframes = [state for state in timeline.keyframes if f"data {split}" in state.parts]
-        unclaimed = self.replica.unclaimed()
         for name in (f"data {split}", f"metrics {split}"):
-            if name in unclaimed:
-                self.replica.parts[name].restore(unclaimed[name])
+            if (found := self.replica.claim(name)) is not None:
+                self.replica.parts[name].restore(found)
 
     def _tell(self, text: str, level: Level = "info") -> None:
         self.replica.emit(Notice(text, level))
