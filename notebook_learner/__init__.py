@@ -27,20 +27,20 @@ from .errors import (
 
 if _TYPE_CHECKING:
     from .artifacts import Artifacts
+    from .event.position import Position
     from .learner.evaluator import Evaluator
     from .learner.learner import Learner
     from .learner.wiring.builder import LearnerBuilder
-    from .run.checkpointer import Checkpointer, MemoryCheckpointer
-    from .run.position import Position
-    from .run.state import State
-    from .run.step.output import (
+    from .state.checkpointer import Checkpointer, MemoryCheckpointer
+    from .state.state import State
+    from .step.output import (
         ClassificationOutput,
         MultiLabelClassificationOutput,
         RegressionOutput,
         SequenceOutput,
         TrainOutput,
     )
-    from .run.step.step import TrainStep, ValidStep
+    from .step.step import TrainStep, ValidStep
 
 __version__ = "0.1.0.dev0"
 
@@ -81,19 +81,19 @@ __all__ = [
 
 _HOMES = {
     ".artifacts": ("Artifacts",),
-    ".run.checkpointer": ("Checkpointer", "MemoryCheckpointer"),
+    ".state.checkpointer": ("Checkpointer", "MemoryCheckpointer"),
     ".learner.evaluator": ("Evaluator",),
     ".learner.learner": ("Learner",),
-    ".run.position": ("Position",),
-    ".run.state": ("State",),
-    ".run.step.output": (
+    ".event.position": ("Position",),
+    ".state.state": ("State",),
+    ".step.output": (
         "ClassificationOutput",
         "MultiLabelClassificationOutput",
         "RegressionOutput",
         "SequenceOutput",
         "TrainOutput",
     ),
-    ".run.step.step": ("TrainStep", "ValidStep"),
+    ".step.step": ("TrainStep", "ValidStep"),
     ".learner.wiring.builder": ("LearnerBuilder",),
 }
 _PACKAGES = ("artifacts", "breakpoint", "checkpoint", "event", "inspection", "logger", "metric", "remote")

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, get_args, run
 from ..breakpoint import Breakpoints
 from ..errors import BusyError, LoggerError, StepError, names_descriptors
 from ..event import Event, Marked, MetricAdded, MetricInfo, Notice, RunOpened, Split, Status
+from ..event.position import Position
 from ..run.breakpoint_watch import Hit
 from ..run.driver import Driver
-from ..run.position import Position
 from ..run.replica import Replica
-from ..run.state import State
-from ..run.step.step import StepFunction
+from ..state.state import State
+from ..step.step import StepFunction
 from ..store import check_metric_name, same_file
 from .set_verbs import SetSupplies
 
 if TYPE_CHECKING:
     from ..inspection import Inspection
-    from ..run.trying.comparison import Comparison
-    from ..run.trying.lr_find import RateSearch
-    from ..run.trying.reload_code import Reloaded
-    from ..run.trying.try_step import Trial
+    from ..trial.comparison import Comparison
+    from ..trial.lr_find import RateSearch
+    from ..trial.reload_code import Reloaded
+    from ..trial.try_step import Trial
 
 T = TypeVar("T")
 MarkKind = Literal["breakpoint", "edited", "forked"]
@@ -137,7 +137,7 @@ class Debugging:
         return self._drive(self._reloaded)
 
     def _reloaded(self) -> Reloaded:
-        from ..run.trying.reload_code import reload_code  # reads source code: only for whoever edits it
+        from ..trial.reload_code import reload_code  # reads source code: only for whoever edits it
 
         average = self._replica.loop.update.average
         also = () if average is None else (average.module,)
@@ -189,7 +189,7 @@ class Debugging:
         return self._leaving_locals(lambda: self._inspected(batch, tokenizer, rank))
 
     def _inspected(self, batch: Any, tokenizer: Any, rank: int) -> Inspection:
-        from ..run.trying.inspect_step import inspect_step  # loads the whole report with it
+        from ..trial.inspect_step import inspect_step  # loads the whole report with it
 
         if "train" not in self._replica.loop.passes:
             self._supplies.require()
@@ -249,7 +249,7 @@ class Debugging:
             self.locals = values
 
     def _try_step(self, function: StepFunction | None) -> Trial:
-        from ..run.trying.try_step import try_step
+        from ..trial.try_step import try_step
 
         __tracebackhide__ = True
         if function is None or "train" not in self._replica.loop.passes:
@@ -269,7 +269,7 @@ class Debugging:
                 loader's), `clip_norm`, and every option of the optimizer: lr, weight_decay, ... A rate that
                 is tried stays for all steps, whatever the schedule. A list has a value for each group.
         """
-        from ..run.trying.what_if import what_if
+        from ..trial.what_if import what_if
 
         self._supplies.require()
         return self._leaving_locals(lambda: what_if(self._replica, steps, changes))
@@ -294,7 +294,7 @@ class Debugging:
             growth: end where the smoothed loss is so many times its least value.
             smoothing: how much of the mean each loss leaves in place, from 0 to below 1.
         """
-        from ..run.trying.lr_find import lr_find
+        from ..trial.lr_find import lr_find
 
         self._supplies.require()
         return self._leaving_locals(lambda: lr_find(self._replica, start, end, steps, growth, smoothing))

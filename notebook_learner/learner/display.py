@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import names_descriptors
 from ..event import Display, Event, Notice, Rewound, RunOpened, Sink, StatusChanged
+from ..event.position import Position
 from ..logger import History
 from ..run.driver import Driver
-from ..run.position import Position
 from ..run.replica import Replica
 
 if TYPE_CHECKING:

@@ -13,22 +13,22 @@ from torch import nn
 
 from ..artifacts import Artifacts
 from ..artifacts.evaluations import Evaluation, Evaluations
+from ..data.cursor import Cursor
+from ..data.rng import capture_generators, capture_rng, restore_generators, restore_rng
 from ..errors import ConfigurationError, names_descriptors
-from ..event import Evaluated, Event, FanOut, Sink
+from ..evaluation.prediction import AfterBatch, Forward, as_batches, output_of, predict, require_functions
+from ..evaluation.set_pass import Tour, evaluate_set
+from ..event import Evaluated, Event, FanOut, Sink, Split
+from ..event.position import Position
 from ..logger import ApplicationLogger, FileMetricLogger
 from ..metric import Loss
 from ..metric.base import AnyMetric
 from ..run.control import Control
-from ..run.data.cursor import Cursor
 from ..run.driver import Driver
 from ..run.modes import Modes, switch
-from ..run.position import Position, Split
-from ..run.rng import capture_generators, capture_rng, restore_generators, restore_rng
-from ..run.sets.prediction import AfterBatch, Forward, as_batches, output_of, predict, require_functions
-from ..run.sets.set_pass import Tour, evaluate_set
 from ..run.settings import PRECISIONS, Registered, Settings
-from ..run.step.step import ValidationStep
-from ..run.step.supervised import supervised
+from ..step.step import ValidationStep
+from ..step.supervised import supervised
 from ..store.layout import RunLayout
 from .wiring.checks import listed, metric_mistakes, step_mistakes
 from .wiring.loaders import not_a_loader

@@ -13,17 +13,17 @@ from torch.optim import Optimizer
 
 from ..artifacts import Artifacts, Checkpoints
 from ..errors import BusyError, CheckpointError, LoggerError, MovedError, Paused, StateError, a_kind
-from ..event import Display, Event, Notice, RunOpened, StatusChanged
+from ..event import Display, Event, Notice, RunOpened, Split, StatusChanged
+from ..event.position import Position
+from ..event.recorded_positions import after_training_step, steps_back
 from ..logger import History
 from ..run.bounds import At, End, EpochDone, Steps, Until, When, as_condition, as_position, counted
 from ..run.driver import Driver
 from ..run.early_stopping import why_ended
 from ..run.loop import Why
-from ..run.position import Position, Split
-from ..run.recorded_positions import after_training_step, steps_back
 from ..run.replica import Replica
 from ..run.reports import RewindReport, StepReport, ahead, nothing_left
-from ..run.state import State
+from ..state.state import State
 from ..store import ending
 from .debugging import Debugging, Supplies
 from .detaching import OnDetach

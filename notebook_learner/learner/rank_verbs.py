@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ..errors import StateError, names_descriptors
 from ..run.driver import Driver
 from ..run.replica import Replica
-from ..run.step.update import Update
+from ..step.update import Update
 
 T = TypeVar("T")
 

@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, overload
 
 from ..artifacts.evaluations import Evaluation, Evaluations
+from ..data.cursor import Cursor
+from ..evaluation.prediction import AfterBatch, Forward, as_batches, predict, require_functions
+from ..evaluation.set_pass import Tour, evaluate_set
+from ..evaluation.state_guard import beside
 from ..event import Event, Notice
 from ..metric.base import AnyMetric
-from ..run.data.cursor import Cursor
 from ..run.driver import Driver
 from ..run.rank_protocol import Alone, Others, Task
 from ..run.replica import Replica
-from ..run.sets.prediction import AfterBatch, Forward, as_batches, predict, require_functions
-from ..run.sets.set_pass import Tour, evaluate_set
-from ..run.sets.state_guard import beside
-from ..run.step.step import ValidationStep
+from ..step.step import ValidationStep
 from ..store.layout import RunLayout
 
 T = TypeVar("T")

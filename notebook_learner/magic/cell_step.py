@@ -12,13 +12,13 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ..learner.learner import Learner
-from ..run.step.output import (
+from ..step.output import (
     ClassificationOutput,
     MultiLabelClassificationOutput,
     RegressionOutput,
     SequenceOutput,
 )
-from ..run.step.supervised import kind_of
+from ..step.supervised import kind_of
 from .body import Body
 from .targets import Targets
 

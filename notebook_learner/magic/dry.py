@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..run.position import Position
+from ..event.position import Position
 
 _WIDTH = 60
 

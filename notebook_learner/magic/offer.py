@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakSet
 
-from ..run.trying.reload_code import redefined
+from ..trial.reload_code import redefined
 from .finding import learners_in
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from ..cluster import Attached
+from ..data.cursor import Cursor
+from ..data.sampling import END
+from ..data.share import EMPTY, CannotBeCut, Share
 from ..errors import RankDied, StateError
 from ..metric.rows import Rows
-from ..run.data.cursor import Cursor
-from ..run.data.sampling import END
-from ..run.data.share import EMPTY, CannotBeCut, Share
 from ..run.rank_protocol import OWN, Alone, Hands, Place, Task
 from ..run.replica import Replica
-from ..run.state import State
-from ..run.step.schedule import rates_of
-from ..run.trying.changes import Changes
+from ..state.state import State
+from ..step.schedule import rates_of
+from ..trial.changes import Changes
 from .crew import Crew, Dead, Member, crew_for, release
 from .failures import Failed, Lost, exception_of
 from .rank_steps import Clock, buffers_of_rank_0, ranked, share_for

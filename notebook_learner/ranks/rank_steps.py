@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from ..data.share import EMPTY, Idle
 from ..metric import MetricGroup
 from ..run.control import Control
-from ..run.data.share import EMPTY, Idle
 from ..run.rank_protocol import Hands
-from ..run.step.step import TrainingStep, ValidationStep
+from ..step.step import TrainingStep, ValidationStep
 from .reduction import Reducer
 from .weight_parts import InParts
 

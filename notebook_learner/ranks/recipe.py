@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
+from ..data.cursor import Cursor
+from ..data.share import Share
 from ..errors import ConfigurationError, StateError
 from ..event import Event, Split
 from ..metric.copies import own_copy
 from ..metric.rows import HOW_TO_MERGE, says_how_to_merge
-from ..run.data.cursor import Cursor
-from ..run.data.share import Share
 from ..run.rank_protocol import Alone, Supplier, Task
 from ..run.replica import Replica
 from ..run.settings import Registered, Settings
-from ..run.trying.changes import Changes
+from ..trial.changes import Changes
 from .crew import Crew, Member
 from .failures import Failed
 from .shipping import Names, names_of, pack, pack_by_value

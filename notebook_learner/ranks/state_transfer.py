@@ -14,9 +14,9 @@ import torch
 import xxhash
 from torch import Tensor
 
+from ..data.rng import mix, seeded_rng
 from ..errors import StateError
 from ..run.replica import Replica
-from ..run.rng import mix, seeded_rng
 from .shipping import on_host
 
 _EACH = ("rng", "window")

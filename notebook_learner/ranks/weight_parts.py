@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import StateError, StepError
 from ..run.replica import Replica
-from ..run.state import ModelPart
+from ..state.state import ModelPart
 from .reduction import Reducer, Severed, dist
 from .sharding import Wrapped
 from .shipping import on_host

@@ -7,7 +7,7 @@ from operator import index
 from typing import Any, Protocol
 
 from ..errors import ConfigurationError, StepError, a_kind, wrong_arguments
-from .position import Position
+from ..event.position import Position
 
 FAR = 1 << 40
 

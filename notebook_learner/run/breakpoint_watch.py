@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ..breakpoint import Asked, Breakpoint, Breakpoints, FromMetrics, Measured, Moment, Planned
 from ..event import MetricBlock, Split, rows
+from ..event.position import Position
 from ..metric.transfer import to_host
+from ..step.step import TrainingStep
+from ..step.update import ClipByValue
 from .bounds import FAR
 from .loop import Loop
-from .position import Position
-from .step.step import TrainingStep
-from .step.update import ClipByValue
 
 
 @dataclass(frozen=True, slots=True)

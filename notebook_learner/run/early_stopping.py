@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from .epoch_value import Finals, Source, epoch_value
-from .position import Split
+from ..event import Split
+from ..event.epoch_value import Finals, Source, epoch_value
 
 
 class EarlyStopping:

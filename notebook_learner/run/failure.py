@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.cursor import Cursor
+from ..event.position import Position
 from ..metric import MetricGroup
-from .data.cursor import Cursor
 from .loop import Loop
-from .position import Position
 
 _DRAWN = "random generators and running statistics (BatchNorm) may have moved"
 _MOVED = {

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..breakpoint import Condition
-from .data.batch import move
-from .data.sampling import END
+from ..data.batch import move
+from ..data.sampling import END
+from ..state.state import Part
+from ..step.step import TrainingStep
 from .loop import Loop
-from .state import Part
-from .step.step import TrainingStep
 from .step_undo import aside
 
 

@@ -19,7 +19,7 @@ _LOCKING = (
     "logging",
     "multiprocessing",
     "torch.utils.data.dataloader",
-    "notebook_learner.run.data",
+    "notebook_learner.data",
 )
 """Modules (and those below them) that take locks, or write down halves of what belongs together: an iterator
 that is not noted down yet would keep its worker processes."""

@@ -17,21 +17,21 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from ..data.batch import count_samples
+from ..data.cursor import Cursor
+from ..data.sampling import END
 from ..errors import DataError, a_kind
-from ..event import EpochEnded, Event, MetricBlock, SplitEnded, SplitStarted
+from ..event import EpochEnded, Event, MetricBlock, Split, SplitEnded, SplitStarted
+from ..event.position import Position
 from ..metric import MetricGroup
+from ..step.schedule import Schedule
+from ..step.step import TrainingStep, ValidationStep
+from ..step.update import Update
 from .autograd_mode import ambient_kept_on_error
 from .bounds import Until
 from .control import Control
-from .data.batch import count_samples
-from .data.cursor import Cursor
-from .data.sampling import END
 from .modes import Modes
-from .position import Position, Split
 from .rank_protocol import Hands, Place, Ranks
-from .step.schedule import Schedule
-from .step.step import TrainingStep, ValidationStep
-from .step.update import Update
 from .trained_models import TrainedBefore
 
 Why = Literal["budget", "pause", "breakpoint", "stop", "finished"]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from .position import Split
+from ..event import Split
 
 
 class Modes:

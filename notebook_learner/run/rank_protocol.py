@@ -11,13 +11,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from ..data.cursor import Cursor
+from ..event import Split
 from ..metric import MetricGroup
 from ..metric.base import AnyMetric
 from ..metric.rows import Rows
+from ..state.state import State
 from .control import Control
-from .data.cursor import Cursor
-from .position import Split
-from .state import State
 
 OWN = "ranks"
 """The name of the part of a state that holds what is each rank's own."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from time import perf_counter
 
 from ..event import Event, MetricBlock, Record, SetProgress, cut, drift, rows
+from ..event.position import Position
 from .bounds import FAR
-from .position import Position
 
 PATIENCE = 0.5
 """Seconds until a person is told how far it came."""

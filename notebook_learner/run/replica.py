@@ -13,27 +13,27 @@ from typing import Any
 
 from ..checkpoint.info import Kind
 from ..errors import BusyError, CheckpointError, LoggerError, MovedError, RankDied, StateError, StoreError
-from ..event import Event, FanOut, Notice, Record, Rewound
+from ..event import Event, FanOut, Notice, Record, Rewound, Split
+from ..event.position import Position
 from ..logger import History
+from ..state.lineage import Lineage, place_of
+from ..state.optimizer_rehearsal import rehearse
+from ..state.parts import RngPart
+from ..state.snapshot import Pending, Snapshots
+from ..state.state import Checks, Large, Part, State
+from ..state.timeline import Timeline
+from ..state.validation import check_sound
 from .bounds import At, Until
 from .breakpoint_watch import Again, Hit, Reached, Watch
 from .error_lessons import teach
 from .failure import explain, release_device_memory, stage_of, what_moved
 from .held_step import hold
-from .lineage import Lineage, place_of
 from .loop import Loop, Why
-from .optimizer_rehearsal import rehearse
-from .parts import RngPart
-from .position import Position, Split
 from .rank_protocol import Ranks
 from .replay import Replay, cut_at, shape_of
 from .reports import RewindReport
 from .saving import Saving, no_way
 from .silence import Unheard
-from .snapshot import Pending, Snapshots
-from .state import Checks, Large, Part, State
-from .state_validation import check_sound
-from .timeline import Timeline
 
 _BLAMED = 3
 """How many steps back the cause of a hit may lie."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .position import Position
+from ..event.position import Position
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -10,11 +10,11 @@ from typing import Protocol
 from ..checkpoint.info import CheckpointInfo, Kind
 from ..errors import LoggerError, MovedError, StateError
 from ..event import Record
+from ..event.position import Position
+from ..state.checkpointer import Checkpointer
+from ..state.lineage import Lineage
+from ..state.state import State
 from .bounds import FAR
-from .checkpointer import Checkpointer
-from .lineage import Lineage
-from .position import Position
-from .state import State
 
 
 class Store(Protocol):

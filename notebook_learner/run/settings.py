@@ -11,14 +11,14 @@ import torch
 from ..checkpoint.recorder import Recorder
 from ..checkpoint.strategy import Strategy
 from ..cluster import Attached
+from ..data.share import Share
 from ..event import Sink, Split
 from ..metric import Loss
 from ..metric.base import AnyMetric, Metric, TextMetric
-from .checkpointer import Checkpointer, Which
-from .data.share import Share
+from ..state.checkpointer import Checkpointer, Which
+from ..step.schedule import When
+from ..step.step import StepFunction
 from .early_stopping import EarlyStopping
-from .step.schedule import When
-from .step.step import StepFunction
 
 
 @dataclass

@@ -11,8 +11,8 @@ import torch
 # The one way to write back the value that a graph has seen, without telling it that something was written.
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from ..state.state import ModelPart, Part, copy_all
 from .loop import Loop
-from .state import ModelPart, Part, copy_all
 
 _LOOP_OWN = ("loop", "metrics train", "metrics valid")
 """What only the loop itself changes, between steps."""

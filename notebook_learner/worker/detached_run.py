@@ -31,7 +31,7 @@ from ..ranks.shipping import Here, unpack
 from ..ranks.ticket import THE_LEARNER, Surroundings, Ticket
 from ..ranks.torch_settings import surround
 from ..remote.detached import LOG, noted_in
-from ..run.step.schedule import report_steps
+from ..step.schedule import report_steps
 from ..store import files
 from ..store.layout import RunLayout
 from ..store.run_folder import RunPath

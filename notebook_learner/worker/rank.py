@@ -17,7 +17,11 @@ from typing import Any
 
 import torch
 
+from ..data.sampling import END
 from ..errors import StateError
+from ..evaluation.prediction import Asking
+from ..evaluation.set_pass import Measuring
+from ..evaluation.state_guard import beside
 from ..learner.debugging import OfOneLearner
 from ..learner.learner import Learner
 from ..ranks.channel import Channel, Door, Gone, come_to
@@ -32,15 +36,11 @@ from ..ranks.state_transfer import fingerprint, own_of, take
 from ..ranks.versions import versions
 from ..ranks.weight_parts import InParts, Parts
 from ..run.control import Control
-from ..run.data.sampling import END
 from ..run.loop import Pace
-from ..run.parts import CursorPart
 from ..run.rank_protocol import Place
-from ..run.sets.prediction import Asking
-from ..run.sets.set_pass import Measuring
-from ..run.sets.state_guard import beside
-from ..run.step.schedule import report_steps, set_rates
-from ..run.trying.changes import Changes, changed
+from ..state.parts import CursorPart
+from ..step.schedule import report_steps, set_rates
+from ..trial.changes import Changes, changed
 
 IN_USE: dict[int, Follower] = {}
 """The followers of this process, by rank: for whoever looks into an engine."""
@@ -366,7 +366,7 @@ class Follower:
             raise StateError(f"rank {self.rank} stands at {here}, rank 0 at {place}")
 
     def _inspect(self, packed: bytes) -> Any:
-        from ..run.trying.inspect_step import inspect_step  # loads the whole report with it
+        from ..trial.inspect_step import inspect_step  # loads the whole report with it
 
         assert self.learner is not None
         batch, tokenizer = unpack(packed, self._meant)
@@ -410,7 +410,7 @@ class Fed:
         if verb == "break":
             raise BrokenOff("rank 0 has given the block up")
         if verb == "empty":
-            from ..run.data.share import EMPTY
+            from ..data.share import EMPTY
 
             return EMPTY
         return END if verb == "over" else arguments[0]

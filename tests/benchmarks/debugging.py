@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from notebook_learner import LearnerBuilder
 from notebook_learner.breakpoint import GradNorm, LossSpike, NonFinite
-from notebook_learner.run.state import tensors_in
+from notebook_learner.state.state import tensors_in
 
 STEPS = 100
 CONDITIONS = {

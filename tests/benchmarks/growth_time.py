@@ -82,7 +82,7 @@ def seed(quick: bool) -> Iterator[Row]:
     import torch
     from torch.utils.data import DataLoader, Dataset
 
-    from notebook_learner.run.data.cursor import Cursor
+    from notebook_learner.data.cursor import Cursor
 
     class Plain(Dataset[Any]):
         sample = torch.randn(4)

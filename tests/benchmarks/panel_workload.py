@@ -20,7 +20,7 @@ from notebook_learner import Learner, LearnerBuilder, TrainOutput
 from notebook_learner.event import MetricBlock
 from notebook_learner.logger import InMemoryMetricLogger
 from notebook_learner.metric import Loss
-from notebook_learner.run.step.output import LossOutput
+from notebook_learner.step.output import LossOutput
 
 BLOCKS, LED_IN = 12, 2
 """Blocks of steps, of a tenth of a second, that are of one kind, and how many of them are not counted. What a

@@ -22,9 +22,9 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset
 
 from notebook_learner import ClassificationOutput, Learner, LearnerBuilder
+from notebook_learner.data.rng import host_rng_kept
 from notebook_learner.event import Event, Notice, StatusChanged
 from notebook_learner.metric import Accuracy, Loss, Metric
-from notebook_learner.run.rng import host_rng_kept
 from notebook_learner.store import RunLayout, read_log
 
 EPOCHS = 2

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from builder_support import net, quiet, sgd
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from notebook_learner.run.data.batch import count_samples, is_on, move
+from notebook_learner.data.batch import count_samples, is_on, move
 
 CPU = torch.device("cpu")
 

@@ -25,7 +25,7 @@ from driver_support import BATCH, TRAIN, Samples, assert_ended_like, assert_stan
 from torch.utils.data import DataLoader, Sampler
 
 from notebook_learner import Paused
-from notebook_learner.run.data.cursor import Cursor
+from notebook_learner.data.cursor import Cursor
 from notebook_learner.run.interrupt_safety import Breaking
 
 SOON = 30.0

@@ -14,8 +14,8 @@ from exactness import differences
 from torch import nn
 
 from notebook_learner import LearnerBuilder, Position, State
-from notebook_learner.run.compact_keyframes import Compact
-from notebook_learner.run.timeline import Timeline
+from notebook_learner.state.compact_keyframes import Compact
+from notebook_learner.state.timeline import Timeline
 
 
 def parts(scale: float = 1.0) -> dict[str, Any]:

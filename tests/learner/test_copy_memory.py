@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from notebook_learner.run import copy_memory, snapshot
-from notebook_learner.run.copy_memory import CopyMemory
+from notebook_learner.state import copy_memory, snapshot
+from notebook_learner.state.copy_memory import CopyMemory
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool]
 

@@ -21,9 +21,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from notebook_learner.run.data.cursor import Cursor
-from notebook_learner.run.data.sampling import END
-from notebook_learner.run.rng import capture_rng, restore_rng
+from notebook_learner.data.cursor import Cursor
+from notebook_learner.data.rng import capture_rng, restore_rng
+from notebook_learner.data.sampling import END
 
 
 class Counted(Dataset[Any]):

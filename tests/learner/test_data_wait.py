@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from notebook_learner import Learner, LearnerBuilder
+from notebook_learner.evaluation import set_pass as evaluating
 from notebook_learner.metric import DataWait, Loss
 from notebook_learner.run import loop
-from notebook_learner.run.sets import set_pass as evaluating
 
 
 class Clock:

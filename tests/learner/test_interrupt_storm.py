@@ -155,7 +155,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from driver_support import *
-from notebook_learner.run.rng import host_rng_kept
+from notebook_learner.data.rng import host_rng_kept
 
 def mortal(worker):
     "What a worker inherits would make it deaf; by itself it dies of an interrupt."

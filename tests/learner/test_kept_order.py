@@ -11,9 +11,9 @@ from exactness import Setup, differences, everything, logs
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from notebook_learner import Position, State
-from notebook_learner.run.data.cursor import Cursor
-from notebook_learner.run.data.sampling import END
-from notebook_learner.run.timeline import Timeline
+from notebook_learner.data.cursor import Cursor
+from notebook_learner.data.sampling import END
+from notebook_learner.state.timeline import Timeline
 
 
 class Counted(RandomSampler):

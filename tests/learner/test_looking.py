@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from notebook_learner import BusyError, ClassificationOutput, ConfigurationError, StateError
-from notebook_learner.run.state import OptimizerPart
+from notebook_learner.state.state import OptimizerPart
 
 
 class Convnet(nn.Module):

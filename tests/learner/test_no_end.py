@@ -173,7 +173,7 @@ def test_a_sequence_of_batches_is_not_cut_short_on_the_way_back(tmp_path) -> Non
 
 
 def test_devices_that_take_a_batch_each_are_not_cut_short() -> None:
-    from notebook_learner.run.data.cursor import Cursor
+    from notebook_learner.data.cursor import Cursor
 
     cursor = Cursor(LOADERS["stream"](Stops(), 0), devices=2)
     cursor.begin(1)

@@ -23,7 +23,7 @@ from notebook_learner import (
     Paused,
     StepError,
 )
-from notebook_learner.run.sets.prediction import Gathered
+from notebook_learner.evaluation.prediction import Gathered
 
 X = [torch.randn(size, 6, generator=torch.Generator().manual_seed(size)) for size in (4, 4, 3)]
 

@@ -20,9 +20,9 @@ from notebook_learner import ClassificationOutput, ConfigurationError, Learner, 
 from notebook_learner.breakpoint import NonFinite
 from notebook_learner.event import Notice
 from notebook_learner.metric import AUROC, Accuracy, GradNorm, LearningRate, Loss
-from notebook_learner.run.step import graph_step as recorded
-from notebook_learner.run.step import step as steps
-from notebook_learner.run.step.graph_recorder import RECORDERS, make_recordable
+from notebook_learner.step import graph_step as recorded
+from notebook_learner.step import step as steps
+from notebook_learner.step.graph_recorder import RECORDERS, make_recordable
 
 SIZES = (8,) * 30 + (3,)
 

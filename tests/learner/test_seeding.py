@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
-from notebook_learner.run.data.cursor import Cursor
-from notebook_learner.run.data.sampling import END
-from notebook_learner.run.rng import HostMemory, capture_host, mix, seed_host
+from notebook_learner.data.cursor import Cursor
+from notebook_learner.data.rng import HostMemory, capture_host, mix, seed_host
+from notebook_learner.data.sampling import END
 
 SIZE, BATCH, SEED, EPOCH = 90, 8, 5, 3
 

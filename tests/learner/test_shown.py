@@ -12,9 +12,9 @@ import pytest
 from driver_support import Bench, Tape, assert_equals, bench, by_hand, trained_by_hand
 from driver_support import loaders as data
 
+from notebook_learner.data.rng import host_rng_kept
 from notebook_learner.errors import BusyError
 from notebook_learner.event import Event, MetricBlock, Rewound, RunOpened, StatusChanged
-from notebook_learner.run.rng import host_rng_kept
 
 
 class Page(Tape):

@@ -14,9 +14,9 @@ from torch.optim import optimizer as optimizers
 
 from notebook_learner.checkpoint import KeepAll
 from notebook_learner.event import Notice
-from notebook_learner.run import snapshot
-from notebook_learner.run.checkpoint_files import FileCheckpointer
-from notebook_learner.run.snapshot import Snapshots
+from notebook_learner.state import snapshot
+from notebook_learner.state.checkpoint_files import FileCheckpointer
+from notebook_learner.state.snapshot import Snapshots
 
 
 class Tied(nn.Module):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from notebook_learner import StateError
-from notebook_learner.run import state as states
-from notebook_learner.run.state import ModelPart, OptimizerPart
-from notebook_learner.run.step.schedule import Torch
+from notebook_learner.state import state as states
+from notebook_learner.state.state import ModelPart, OptimizerPart
+from notebook_learner.step.schedule import Torch
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "ASGD": {},

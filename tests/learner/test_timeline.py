@@ -10,7 +10,7 @@ import torch
 from exactness import Setup, differences, everything
 
 from notebook_learner import LearnerBuilder, Position, State, StateError
-from notebook_learner.run.timeline import MOST, Timeline
+from notebook_learner.state.timeline import MOST, Timeline
 
 
 def state(iteration: int, size: int = 0) -> State:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from notebook_learner import Artifacts, ClassificationOutput, Paused, StateError
 from notebook_learner.breakpoint import LossSpike
 from notebook_learner.metric import Accuracy, Loss
-from notebook_learner.run.trying.lr_find import RateSearch
+from notebook_learner.trial.lr_find import RateSearch
 
 SCHEDULES = {
     "constant": lambda optimizer: 0.01,

@@ -16,7 +16,7 @@ from exactness import differences, everything, logs
 from notebook_learner import Learner, Position, StateError
 from notebook_learner.checkpoint import KeepAll, KeepLast
 from notebook_learner.metric import Accuracy, Loss
-from notebook_learner.run.lineage import MOST, Lineage
+from notebook_learner.state.lineage import MOST, Lineage
 
 EPOCHS = 4
 

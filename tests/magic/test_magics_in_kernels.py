@@ -180,8 +180,7 @@ def test_a_model_whose_class_changed_is_told_in_one_line(page: Page, tmp_path: P
     )
     assert page.run("1") == ""
     reload = (
-        "from notebook_learner.run.trying.reload_code import reload_code\n"
-        "print(reload_code(model, globals()))"
+        "from notebook_learner.trial.reload_code import reload_code\nprint(reload_code(model, globals()))"
     )
     assert page.run(reload) == "reloaded Net (forward); the weights are as they were\n"
     assert page.run("print(type(model) is Net)") == "True\n"

@@ -11,7 +11,7 @@ from builder_support import adam, batches, quiet
 from torch import nn
 
 from notebook_learner import StateError
-from notebook_learner.run.trying.reload_code import reload_code
+from notebook_learner.trial.reload_code import reload_code
 
 NET = """
 class Block(torch.nn.Module):

@@ -16,7 +16,7 @@ from torchmetrics.retrieval import RetrievalMAP
 
 from notebook_learner.metric import AUCPR, AUROC, MetricGroup, TorchMetric, appended, ranking
 from notebook_learner.metric.appended import Appended
-from notebook_learner.run.state import tensors_in
+from notebook_learner.state.state import tensors_in
 
 ROWS, CLASSES = 50, 4
 

@@ -17,8 +17,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ...breakpoint import Condition
 from ...cluster import ClusterError, find_engines, is_cluster
+from ...data.rng import seeded_rng
+from ...data.share import Share
 from ...errors import ConfigurationError, StateError, StoreError
 from ...event import Display, FanOut, MetricInfo, Sink, Split
+from ...event.epoch_value import Source
 from ...logger import History
 from ...metric import DataWait, GradNorm, LearningRate, MetricGroup
 from ...metric.base import AnyMetric
@@ -27,27 +30,24 @@ from ...remote.detached import detached_in, end_detached
 from ...remote.server import RemoteControl
 from ...renderer import resolve
 from ...run import interrupt_button as background
-from ...run.checkpointer import Which
 from ...run.control import Control
-from ...run.data.share import Share
 from ...run.driver import Driver
 from ...run.early_stopping import EarlyStopping
-from ...run.epoch_value import Source
 from ...run.loop import Loop, LoopContext
 from ...run.modes import Modes
-from ...run.parts import RngPart, ScalerPart, WindowPart
 from ...run.replica import Replica
-from ...run.rng import seeded_rng
 from ...run.settings import PRECISIONS, Registered, Settings
-from ...run.state import ModelPart, OptimizerPart, Part, State
-from ...run.step.graph_recorder import RECORDERS
-from ...run.step.graph_step import Log, RecordedStep
-from ...run.step.schedule import Schedule, Torch
-from ...run.step.step import TrainingStep, ValidationStep
-from ...run.step.supervised import supervised
-from ...run.step.update import Clip, ClipByNorm, ClipByValue, Update
-from ...run.timeline import Timeline
 from ...run.trained_models import TrainedBefore
+from ...state.checkpointer import Which
+from ...state.parts import RngPart, ScalerPart, WindowPart
+from ...state.state import ModelPart, OptimizerPart, Part, State
+from ...state.timeline import Timeline
+from ...step.graph_recorder import RECORDERS
+from ...step.graph_step import Log, RecordedStep
+from ...step.schedule import Schedule, Torch
+from ...step.step import TrainingStep, ValidationStep
+from ...step.supervised import supervised
+from ...step.update import Clip, ClipByNorm, ClipByValue, Update
 from ..learner import Learner
 from .checks import mistakes_in
 from .compiling import compile_forward

@@ -18,10 +18,10 @@ from ...checkpoint.strategy import Strategy
 from ...errors import names_descriptors
 from ...event import Sink, Split
 from ...metric.base import AnyMetric, TextMetric
-from ...run.checkpointer import Checkpointer, Which
 from ...run.settings import EarlyStoppingRule, Registered, Settings
-from ...run.step.schedule import When
-from ...run.step.step import StepFunction
+from ...state.checkpointer import Checkpointer, Which
+from ...step.schedule import When
+from ...step.step import StepFunction
 from ..learner import Learner
 
 if TYPE_CHECKING:

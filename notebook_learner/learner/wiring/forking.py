@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from ...errors import StateError
 from ...event import Split
 from ...run.settings import Settings
-from ...run.state import State
-from ...run.step.schedule import TorchScheduler, report_steps
+from ...state.state import State
+from ...step.schedule import TorchScheduler, report_steps
 from ..learner import Learner
 
 

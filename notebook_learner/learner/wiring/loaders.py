@@ -10,23 +10,23 @@ from typing import Any, Literal
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from ...data.cursor import Cursor
+from ...data.rng import mix
 from ...errors import ConfigurationError
+from ...evaluation.prediction import output_of
 from ...event import Notice, Split
+from ...event.epoch_value import Source, why_never_measured
 from ...event.values import Level
 from ...metric import MetricGroup
 from ...metric.base import AnyMetric
 from ...metric.logged import Logged
-from ...run.data.cursor import Cursor
-from ...run.epoch_value import Source, why_never_measured
 from ...run.loop import Pass
-from ...run.parts import CursorPart, MetricsPart
 from ...run.replica import Replica
-from ...run.rng import mix
-from ...run.sets.prediction import output_of
 from ...run.settings import Registered, Settings
-from ...run.state import State
-from ...run.step.step import StepFunction, TrainingStep, ValidationStep
-from ...run.step.update import Update
+from ...state.parts import CursorPart, MetricsPart
+from ...state.state import State
+from ...step.step import StepFunction, TrainingStep, ValidationStep
+from ...step.update import Update
 from .cells import cells_may_come
 from .checks import listed, metric_mistakes
 

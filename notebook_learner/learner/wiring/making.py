@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ...event import Split
 from ...metric.base import Metric
 from ...run.settings import Settings
-from ...run.step.schedule import Constant, Function, Schedule, Torch, TorchScheduler
+from ...step.schedule import Constant, Function, Schedule, Torch, TorchScheduler
 
 Mistakes = list[str]
 

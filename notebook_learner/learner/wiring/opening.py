@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ...event import MetricInfo, RunOpened
 from ...metric.base import Metric
 from ...run.settings import PRECISIONS, Registered, Settings
-from ...run.step.schedule import Schedule
+from ...step.schedule import Schedule
 
 _PRECISION_NAMES = {None: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 

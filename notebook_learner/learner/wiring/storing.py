@@ -18,9 +18,9 @@ from ...checkpoint.strategy import DEFAULT, resolved
 from ...errors import MovedError
 from ...event import CheckpointSaved, MetricInfo, Notice, Record, Sink, SplitRecord
 from ...logger import ApplicationLogger, FileMetricLogger
-from ...run.checkpoint_files import FileCheckpointer
 from ...run.saving import Saving
 from ...run.settings import Settings
+from ...state.checkpoint_files import FileCheckpointer
 from ...store import RunLayout
 from ...store.background import Background, Job
 from .autosave import autosave_of

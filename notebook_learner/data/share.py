@@ -1,0 +1,149 @@
+"""A rank's share of a global batch: which of its samples are this rank's.
+
+Shares are contiguous and differ by one sample at most, so that joining the ranks' shares in their order
+gives the batch again. A batch of fewer samples than ranks leaves some of them without any, never rank 0.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import DataError
+from .batch import count_samples
+
+EMPTY = object()
+"""In place of a batch, for a rank that has no sample of it."""
+
+
+class CannotBeCut(DataError):
+    """Nothing says how to cut a batch into a part for each device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A sample that another rank has, for a rank that has none and cannot leave out what all do together."""
+
+    batch: Any
+
+
+class Several(list[Any]):
+    """The batches of one step, one for each rank: a loader's batch is then that of one device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank gets.
+
+    >>> [Share(rank, 3).of([10, 11, 12, 13]) for rank in range(3)]
+    [[10, 11], [12], [13]]
+    """
+
+    rank: int
+    world: int
+    idles: bool = False
+    """Whether a rank without a sample takes a step all the same."""
+
+    def bounds(self, samples: int) -> tuple[int, int]:
+        """From which sample to before which one."""
+        return -(-self.rank * samples // self.world), -(-(self.rank + 1) * samples // self.world)
+
+    def of(self, samples: Sequence[Any]) -> Sequence[Any]:
+        """This rank's part of a sequence."""
+        first, end = self.bounds(len(samples))
+        return samples[first:end]
+
+    def of_batch(self, batch: Any) -> Any:
+        """This rank's part of a batch that is whole already; EMPTY, or Idle, where it has none.
+
+        Whatever is as long as the batch is cut, containers keep their type, and the rest is everybody's.
+
+        Raises:
+            CannotBeCut: nothing says how.
+        """
+        if type(batch) is Several:
+            return batch[self.rank] if self.rank < len(batch) else self.none(batch[0])
+        samples = count_samples(batch)
+        if not _may_be_cut(batch):
+            raise CannotBeCut(_why_not(batch))
+        first, end = self.bounds(samples)
+        return _cut(batch, samples, first, end) if first < end else self.none(_cut(batch, samples, 0, 1))
+
+    def none(self, one: Any) -> Any:
+        """In the place of no sample."""
+        return Idle(one) if self.idles else EMPTY
+
+
+def first_of(value: Any, samples: int, count: int) -> Any:
+    """What there is of the first so many samples, in a batch or an output of so many.
+
+    >>> first_of({"text": ["a", "b", "c"], "scale": 2.0}, 3, 2)
+    {'text': ['a', 'b'], 'scale': 2.0}
+    """
+    return _cut(value, samples, 0, count)
+
+
+def _may_be_cut(batch: Any) -> bool:
+    if isinstance(batch, Tensor):
+        return batch.ndim > 0
+    if isinstance(batch, Mapping):
+        return any(_may_be_cut(value) for value in batch.values())
+    if isinstance(batch, (list, tuple)) or _is_record(batch):
+        return any(_may_be_cut(value) for value in _parts(batch))
+    return False
+
+
+def _cut(value: Any, samples: int, first: int, end: int) -> Any:
+    if isinstance(value, Tensor):
+        return value[first:end] if value.ndim and len(value) == samples else value
+    if isinstance(value, Mapping):
+        cut = {key: _cut(each, samples, first, end) for key, each in value.items()}
+        if not isinstance(value, MutableMapping):
+            return type(value)(cut)  # type: ignore[call-arg]  # as every read-only view takes a dict
+        other = copy.copy(value)
+        other.update(cut)
+        return other
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_cut(each, samples, first, end) for each in value))
+    if isinstance(value, (list, tuple)):
+        if _is_column(value, samples):
+            return value[first:end]
+        return type(value)(_cut(each, samples, first, end) for each in value)
+    if _is_record(value):
+        return _cut_record(value, samples, first, end)
+    if getattr(value, "shape", None) and not isinstance(value, type) and len(value) == samples:
+        return value[first:end]  # an array of NumPy's
+    return value
+
+
+def _cut_record(value: Any, samples: int, first: int, end: int) -> Any:
+    other = copy.copy(value)
+    for f in fields(value):
+        object.__setattr__(other, f.name, _cut(getattr(value, f.name), samples, first, end))
+    return other
+
+
+def _is_column(value: Sequence[Any], samples: int) -> bool:
+    """Texts or numbers, one for each sample; a list of tensors is a batch of several parts."""
+    return len(value) == samples and not any(
+        isinstance(each, (Tensor, Mapping, list, tuple)) or _is_record(each) for each in value
+    )
+
+
+def _parts(batch: Any) -> list[Any]:
+    return [getattr(batch, f.name) for f in fields(batch)] if _is_record(batch) else list(batch)
+
+
+def _is_record(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def _why_not(batch: Any) -> str:
+    return (
+        f"a batch of type {type(batch).__name__} cannot be cut into a part for each device; give batches "
+        "that are tensors, or lists, tuples, mappings or dataclasses of tensors with one row for each sample"
+    )

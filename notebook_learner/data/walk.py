@@ -1,0 +1,379 @@
+"""How each kind of loader is walked: what it can skip, what it draws, what it remembers."""
+
+from __future__ import annotations
+
+import copy
+import signal
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import _DatasetKind
+
+from ..store import hdf5_library
+from .ends import collate_makes_no_end, next_of
+from .rng import mix
+from .sampling import SeededDataset, SkippingSampler
+from .share import Share
+
+
+def walk_for(loader: Any, seeded: bool, share: Share | None = None) -> Walk:
+    """The way to walk this loader; with a share, it gives only this rank's part of batches where `cuts`."""
+    walk = _walk_for(loader, seeded)
+    if share is not None:
+        walk.take_share(share)
+    return walk
+
+
+def _walk_for(loader: Any, seeded: bool) -> Walk:
+    if _is_plain_loader(loader):
+        return _LoaderWalk(loader, seeded)
+    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        return _StatefulWalk(loader)
+    if isinstance(loader, Sequence):
+        return _SequenceWalk(loader)
+    return Walk(loader)
+
+
+def length_of(loader: Any) -> int | None:
+    """`len(loader)`, or None: an IterableDataset's loader has a `__len__` that raises."""
+    if not isinstance(loader, Sized):
+        return None
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def _is_plain_loader(loader: Any) -> bool:
+    """A DataLoader over a map-style dataset whose iteration nobody replaced."""
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ is DataLoader.__iter__
+        and type(loader)._get_iterator is DataLoader._get_iterator
+        and loader._dataset_kind == _DatasetKind.Map
+    )
+
+
+class Walk:
+    """How any iterable is walked: all that can be done is to read it up to the position."""
+
+    skips = False
+    """Whether `iterate(k)` costs no loading of the k batches before."""
+    why = "this kind of loader cannot skip"
+    """Where it does not: the reason, for the person who waits."""
+    quiet = False
+    """Whether fetching a batch in this process draws no random number."""
+    seeds_all = False
+    """Whether a seed comes before all that fetching a batch draws."""
+    generators: Sequence[torch.Generator] = ()
+    """Random generators of the loader's own."""
+    cuts = False
+    """Whether each rank can walk a loader of its own and find the same batches; then `mine` gives its part.
+    Otherwise one walks for all: what a stranger's iterator draws, and when, is not known."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        if isinstance(loader, DataLoader):
+            self.generators = _distinct([loader.generator])
+
+    @property
+    def warm(self) -> bool:
+        """Whether workers of an earlier epoch are still there; they change what iteration draws."""
+        return False
+
+    def set_warm(self, warm: bool) -> None:
+        """Make `warm` so before iterating."""
+
+    def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
+        """Start an epoch after `skip` batches, its order drawn. `base` seeds each sample."""
+        with starting_workers(getattr(self.loader, "num_workers", 0)), collate_makes_no_end(self.loader):
+            iterator: Iterator[Any] = iter(self.loader)
+        return self._kept(iterator)
+
+    def end(self, iterator: Iterator[Any] | None) -> None:
+        """Let go of an iterator, and of its worker processes now. The garbage collector would do it in
+        whichever thread, or forked child, it happens to run in, where it takes seconds or fails."""
+        shut_down = getattr(iterator, _SHUT_DOWN, None)
+        if shut_down is not None and iterator is not self._living_on:
+            _at_work.discard(iterator)
+            shut_down()
+
+    def _kept(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """The iterator, held until it is ended; not one that the user's loader holds, and ends."""
+        if hasattr(iterator, _SHUT_DOWN) and iterator is not getattr(self.loader, "_iterator", None):
+            _at_work.add(iterator)
+        return iterator
+
+    @property
+    def _living_on(self) -> Any:
+        """The iterator whose workers wait for the next epoch."""
+        return getattr(self.loader, "_iterator", None)
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that is kept for those who come back into an epoch."""
+        return 0
+
+    def take_share(self, share: Share) -> None:
+        """Give only one rank's part of each batch, where that is possible."""
+
+    def mine(self, batch: Any) -> Any:
+        """This rank's part of what was fetched, or EMPTY."""
+        return batch
+
+    def draw_order(self) -> None:
+        """Draw the epoch's order now that iteration has started."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell samplers that ask for it which epoch comes."""
+        for name in (None, "sampler", "batch_sampler", "dataset"):
+            part = self.loader if name is None else getattr(self.loader, name, None)
+            tell = getattr(part, "set_epoch", None)
+            if tell is not None:
+                tell(epoch - 1)  # torch and Hugging Face count epochs from 0
+
+    def capture(self, inside: bool) -> Any:
+        """The loader's own state, where it has one; `inside` an epoch, or before it."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Put it back."""
+
+
+class _SequenceWalk(Walk):
+    """A list of batches: its position is an index."""
+
+    skips = True
+    quiet = True
+    cuts = True
+    _share: Share | None = None
+
+    def take_share(self, share: Share) -> None:
+        self._share = share
+
+    def mine(self, batch: Any) -> Any:
+        return batch if self._share is None else self._share.of_batch(batch)
+
+    def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
+        if skip == 0:
+            return iter(self.loader)
+        return (self.loader[index] for index in range(skip, len(self.loader)))  # StopIteration is no end here
+
+
+class _StatefulWalk(Walk):
+    """A loader that keeps its own position (torchdata's StatefulDataLoader, a user's own)."""
+
+    skips = True
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._pending: Any = None
+
+    def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
+        if skip and self._pending is not None:
+            self.loader.load_state_dict(copy.deepcopy(self._pending))
+            self._pending, skip = None, 0
+        with collate_makes_no_end(self.loader):
+            iterator = self._kept(iter(self.loader))
+        for _ in range(skip):
+            next_of(iterator)
+        return iterator
+
+    def capture(self, inside: bool) -> Any:
+        if not inside:
+            return None
+        return copy.deepcopy(self._pending if self._pending is not None else self.loader.state_dict())
+
+    def restore(self, state: Any) -> None:
+        self._pending = state
+
+
+class _LoaderWalk(Walk):
+    """torch's DataLoader over a map-style dataset: skips by drawing indices.
+
+    It iterates a shallow copy of the user's loader, whose sampler can skip, and whose
+    dataset seeds each sample where the run is seeded. The user's own object is never changed.
+    """
+
+    why = "worker processes draw random numbers that only reading repeats; .seed() makes this instant"
+
+    def __init__(self, loader: DataLoader[Any], seeded: bool) -> None:
+        super().__init__(loader)
+        self._sampler = SkippingSampler(loader._index_sampler, batched=loader._auto_collation)
+        self._epoch = 1
+        self._first_seed = 0
+        self._carries = False
+        """Workers that live on carry their random state from epoch to epoch, where it cannot be read or
+        put back. So from the second epoch on they are seeded anew, by the first one's seed and the epoch:
+        the one place where an unseeded run differs from a hand-written loop."""
+        self._copy = self._copy_of(loader, seeded)
+        self.generators = _distinct(
+            [loader.generator, *(getattr(part, "generator", None) for part in _samplers_of(loader))]
+        )
+        self._sampler.generators = self.generators
+        # A generator of the loader's own is drawn from at the end of an epoch, too, wherever the workers are.
+        self._sampler.keeps = loader._auto_collation and not self.generators and _drawn_at_once(loader)
+        self.cuts = loader._auto_collation and _known_order(loader)
+        calm = _draws_nothing(loader.dataset)
+        self.skips = seeded or calm or loader.num_workers == 0
+        self.seeds_all = seeded and self.cuts
+        self.quiet = (calm and _order_drawn_at_start(loader)) or loader.num_workers > 0
+
+    def _copy_of(self, loader: DataLoader[Any], seeded: bool) -> DataLoader[Any]:
+        mine = copy.copy(loader)
+        # DataLoader forbids setting these after construction; a copy that nobody has iterated is safe.
+        mine.__dict__["batch_sampler" if loader._auto_collation else "sampler"] = self._sampler
+        mine.__dict__["_iterator"] = None
+        if _draws_nothing(loader.dataset):
+            return mine
+        self._sampler.tags = seeded
+        self._carries = not seeded and loader.num_workers > 0 and loader.persistent_workers
+        if seeded or self._carries:
+            mine.__dict__["dataset"] = SeededDataset(loader.dataset)
+        return mine
+
+    def take_share(self, share: Share) -> None:
+        if self.cuts:
+            self._sampler.share = share
+
+    def mine(self, batch: Any) -> Any:
+        absent = self._sampler.absent
+        share = self._sampler.share
+        return share.none(batch) if share is not None and absent.popleft() else batch
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._sampler.kept_bytes
+
+    def draw_order(self) -> None:
+        self._sampler.draw_order()
+
+    @property
+    def warm(self) -> bool:
+        return self._copy._iterator is not None
+
+    @property
+    def _living_on(self) -> Any:
+        return self._copy._iterator
+
+    def set_warm(self, warm: bool) -> None:
+        if not warm:
+            living, self._copy.__dict__["_iterator"] = self._copy._iterator, None
+            self.end(living)
+        elif self._copy._iterator is None and self._copy.persistent_workers:
+            kept = self._first_seed
+            self.iterate(0)  # a later epoch of persistent workers draws less than their first
+            self._first_seed = kept
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self._epoch = epoch
+
+    def capture(self, inside: bool) -> Any:
+        return self._first_seed
+
+    def restore(self, state: Any) -> None:
+        self._first_seed = state
+
+    def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
+        self._sampler.skip, self._sampler.base = skip, base
+        if self._carries:
+            self._sampler.round = mix(self._first_seed, self._epoch) if self.warm else None
+        with starting_workers(self.loader.num_workers):
+            iterator = iter(self._copy)
+        if self._carries and self._sampler.round is None:
+            self._first_seed = cast(int, iterator._base_seed)
+        if skip or base is not None:
+            self._sampler.draw_order()
+        return self._kept(iterator)
+
+
+# What a loader draws ---------------------------------------------------------------------------------
+
+
+def _samplers_of(loader: DataLoader[Any]) -> list[Any]:
+    batch_sampler = loader.batch_sampler
+    return [loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
+
+
+def _distinct(generators: Iterable[torch.Generator | None]) -> list[torch.Generator]:
+    found: list[torch.Generator] = []
+    for generator in generators:
+        if generator is not None and all(generator is not other for other in found):
+            found.append(generator)
+    return found
+
+
+def _draws_nothing(dataset: Any) -> bool:
+    """Datasets of torch whose samples are plain look-ups."""
+    if type(dataset) is TensorDataset:
+        return True
+    if type(dataset) is Subset:
+        return _draws_nothing(dataset.dataset)
+    return type(dataset) is ConcatDataset and all(_draws_nothing(part) for part in dataset.datasets)
+
+
+def _order_drawn_at_start(loader: DataLoader[Any]) -> bool:
+    return _known_order(loader) and loader.collate_fn.__module__.startswith("torch.utils.data")
+
+
+def _drawn_at_once(loader: DataLoader[Any]) -> bool:
+    """Whether nothing is drawn between the first index and the end of an epoch, and to draw takes long."""
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler:
+        at_once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+    else:
+        at_once = type(sampler) in (SubsetRandomSampler, WeightedRandomSampler)
+    return at_once and _known_order(loader)
+
+
+def _known_order(loader: DataLoader[Any]) -> bool:
+    """Samplers of torch's that draw an epoch's order at once, before its first batch."""
+    known = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+    plain = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
+    return plain and type(loader.sampler) in known
+
+
+# Worker processes ------------------------------------------------------------------------------------
+
+_SHUT_DOWN = "_shutdown_workers"
+
+_at_work: set[Iterator[Any]] = set()
+"""Iterators whose workers have not been ended. The garbage collector must not come across one: it may clear
+the queues away before the workers are told to end, and waits five seconds for each."""
+
+
+@contextmanager
+def starting_workers(workers: int) -> Iterator[None]:
+    """Start worker processes with the interrupt signal blocked, and a closed terminal's: they inherit that
+    for life.
+
+    Both go to the whole process group, and a worker that gets one ends; here they mean "pause" to the parent
+    and nothing to them. One that comes meanwhile reaches this process afterwards.
+
+    h5py is loaded beforehand. A worker that is forked while another thread loads it would print "cannot
+    release un-acquired lock" into the cell: h5py then frees a lock for which it was not there to take it.
+    """
+    if workers:
+        hdf5_library.load()
+    if not workers or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,250 @@
+"""Going through a set beside the training: batch by batch, in blocks, with progress, to be broken off at
+any step. What `evaluate` measures on the way; `predict` takes the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.batch import count_samples
+from ..data.cursor import Cursor
+from ..data.sampling import END
+from ..data.share import EMPTY
+from ..errors import DataError, Paused, a_kind
+from ..event import Evaluated, Event, MetricBlock, MetricInfo, SetProgress, SplitRecord
+from ..event.join import joined
+from ..event.position import Position
+from ..metric import MetricGroup, TextMetric
+from ..metric.base import AnyMetric
+from ..metric.copies import own_copy
+from ..metric.rows import Rows
+from ..run.autograd_mode import ambient_kept_on_error
+from ..run.control import Control
+from ..run.failure import release_device_memory
+from ..run.loop import Pace
+from ..run.rank_protocol import Alone, Others
+from ..step.step import ValidationStep
+
+Take = Callable[[Any], None]
+Read = Callable[[int, float, Sequence[Any]], None]
+
+
+class Tour:
+    """One way through a loader.
+
+    Args:
+        what: is done there, for people: "evaluate test".
+        cursor: of the loader.
+        control: where somebody may ask for a pause.
+        emit: told about ten times a second how far it came.
+        device: that steps run on.
+        epoch: of the training. Samplers and seeds that go by the epoch do as in a validation there.
+        others: the other ranks, where they go along. The cursor is theirs, too.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        cursor: Cursor,
+        control: Control,
+        emit: Callable[[Event], None],
+        device: torch.device,
+        epoch: int = 1,
+        others: Others | None = None,
+    ) -> None:
+        self.what = what
+        self.cursor = cursor
+        self.device = device
+        self.done = 0
+        """Batches that were taken."""
+        self.pace = Pace()
+        self._control = control
+        self._emit = emit
+        self._epoch = epoch
+        self.others = others
+
+    def go(self, take: Take, read: Read = lambda count, seconds, others: None) -> None:
+        """Give every batch to `take`, or this rank's part of it; tell `read` after each block how many there
+        were, their time, and what other ranks found in them.
+
+        Raises:
+            Paused: somebody asked for a pause, or pressed Ctrl-C.
+            DataError: there was no batch.
+        """
+        __tracebackhide__ = True
+        self.cursor.begin(self._epoch)
+        try:
+            if self.others is not None:
+                self.others.open(self._epoch)
+            self._blocks(take, read)
+        except BaseException as error:
+            cause = error if self.others is None else self.others.fault(error)
+            if not isinstance(cause, (Paused, Alone)):
+                self._explain(cause)
+            release_device_memory(error, self.device)
+            if cause is not error:
+                raise cause from error
+            raise
+        finally:
+            self.cursor.close()
+            self._tell(over=True)
+        if not self.done:
+            raise DataError(
+                f"{self.what}: the loader, {a_kind(self.cursor.loader)}, yielded no batch; look at "
+                "the dataset's length, the batch size and drop_last=True, and whether it was walked already"
+            )
+
+    def _blocks(self, take: Take, read: Read) -> None:
+        __tracebackhide__ = True
+        ended, others = False, self.others
+        while not ended:
+            self._tell()
+            before, started = self.done, perf_counter()
+            with ambient_kept_on_error(self.device.type):
+                self._control.interruptible = True
+                try:
+                    if others is not None:
+                        others.begin(self.pace.steps)
+                    ended = self._block(self.pace.steps, take)
+                finally:
+                    self._control.interruptible = False
+            count, seconds = self.done - before, perf_counter() - started
+            self.pace.took(count, seconds)
+            found = () if others is None else others.gather(count)
+            if count:
+                read(count, seconds, found)
+            if not ended and self._control.take_at_once():
+                raise Paused(self.what, told=f"{self.what}: broken off {self._place}; {_AS_BEFORE}")
+
+    def _block(self, budget: int, take: Take) -> bool:
+        __tracebackhide__ = True
+        control, alone = self._control, self.others is None
+        fetch = self.pace.counting(self.cursor.fetch if self.others is None else self.others.fetch)
+        for _ in range(budget):
+            batch = fetch()
+            if batch is END:
+                return True
+            take(batch)
+            self.done += 1
+            if control.wanted and alone:  # several ranks end a block together
+                break
+        return False
+
+    @property
+    def _place(self) -> str:
+        total = self.cursor.total
+        return f"after batch {self.done}" + ("" if total is None else f" of {total}")
+
+    def _tell(self, over: bool = False) -> None:
+        self._emit(SetProgress(self.what, self.done, self.cursor.total, over))
+
+    def _explain(self, error: BaseException) -> None:
+        """Python prints notes below the traceback; 3.10 does not, but whoever formats it can."""
+        note = f"{self.what}: this happened {self._place}; {_AS_BEFORE}"
+        notes = [*getattr(error, "__notes__", ()), note]
+        setattr(error, "__notes__", notes)  # noqa: B010  (3.10 has no such attribute to check)
+
+
+_AS_BEFORE = "nothing was recorded of it, and the model stands as it did before"
+
+
+class _SetContext:
+    """Answers metrics' questions about a batch of a set."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.batch: Any = None
+        self.output: Any = None
+        self._pace = pace
+
+    @property
+    def samples(self) -> int:
+        return count_samples(self.batch)
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """Nothing is learned here."""
+        return []
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        return None
+
+    @property
+    def steps_per_second(self) -> float:
+        return self._pace.rate
+
+    @property
+    def data_wait(self) -> float:
+        return self._pace.data_wait
+
+
+class Measuring:
+    """Measures batches of a set, or a rank's parts of them.
+
+    Args:
+        step: of the validation.
+        metrics: they stay as they are; copies of them measure.
+        pace: of the tour.
+    """
+
+    def __init__(self, step: ValidationStep, metrics: Iterable[AnyMetric], pace: Pace) -> None:
+        self.group = MetricGroup([own_copy(metric) for metric in metrics])
+        self._step = step
+        self._context = _SetContext(pace)
+        self.group.attach(self._context)
+        self.group.reset()
+
+    def take(self, batch: Any) -> None:
+        """Measure one."""
+        __tracebackhide__ = True
+        if batch is EMPTY:
+            self.group.skip()
+            return
+        context = self._context
+        context.batch = batch
+        context.output = output = self._step(batch, False)
+        self.group.collect(output)
+
+    def told(self) -> Rows:
+        """What was measured since the last time, for rank 0."""
+        return self.group.rows()
+
+
+def evaluate_set(
+    name: str, tour: Tour, step: ValidationStep, metrics: Iterable[AnyMetric], at: Position
+) -> Evaluated:
+    """Measure a set: the values of each batch, and those of the whole set.
+
+    Args:
+        name: of the set.
+        tour: through it.
+        step: of the validation.
+        metrics: they stay as they are; copies of them measure.
+        at: where the training stands.
+    """
+    __tracebackhide__ = True
+    measuring = Measuring(step, metrics, tour.pace)
+    group = measuring.group
+    blocks: list[MetricBlock] = []
+
+    def read(count: int, seconds: float, others: Sequence[Rows]) -> None:
+        columns, texts = group.read(others)
+        first = tour.done - count + 1
+        blocks.append(MetricBlock(at.epoch, "valid", first, count, at.iteration, columns, texts, seconds))
+
+    tour.go(measuring.take, read)
+    record = SplitRecord(at.epoch, "valid", tuple(joined(blocks)), group.finals())
+    return Evaluated(name, at.epoch, at.split, at.step, record, _infos(group.metrics))
+
+
+def _infos(metrics: Sequence[AnyMetric]) -> tuple[MetricInfo, ...]:
+    return tuple(
+        MetricInfo(metric.name, "valid", kind="text", plotted=False)
+        if isinstance(metric, TextMetric)
+        else MetricInfo(metric.name, "valid", metric.unit, metric.higher_is_better)
+        for metric in metrics
+    )

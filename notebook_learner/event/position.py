@@ -1,0 +1,54 @@
+"""Where training stands: a value that belongs to the state, not a loop counter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .values import Split
+
+_ORDER = {"train": 0, "valid": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A boundary between two steps.
+
+    `step` counts the finished steps of this split in this epoch, so step 0 is the split's start and
+    `step == total` its end. `iteration` counts the finished training steps of the whole run.
+
+    >>> print(Position(3, "train", 117, total=240))
+    epoch 3, train, step 117 of 240
+    >>> Position(3, "valid", 0) > Position(3, "train", 240)
+    True
+    """
+
+    epoch: int = 1
+    split: Split = "train"
+    step: int = 0
+    iteration: int = 0
+    total: int | None = None
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What positions are ordered by."""
+        return (self.epoch, _ORDER[self.split], self.step)
+
+    def __lt__(self, other: Position) -> bool:
+        return self.key < other.key
+
+    def __le__(self, other: Position) -> bool:
+        return self.key <= other.key
+
+    def __gt__(self, other: Position) -> bool:
+        return self.key > other.key
+
+    def __ge__(self, other: Position) -> bool:
+        return self.key >= other.key
+
+    def at(self, step: int, iteration: int) -> Position:
+        """The same split of the same epoch, at another step."""
+        return replace(self, step=step, iteration=iteration)
+
+    def __str__(self) -> str:
+        of = "" if self.total is None else f" of {self.total}"
+        return f"epoch {self.epoch}, {self.split}, step {self.step}{of}"

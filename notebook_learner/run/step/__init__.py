@@ -1,1 +1,0 @@
-"""One batch through the model, and from its loss to new weights."""

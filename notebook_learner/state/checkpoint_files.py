@@ -1,0 +1,274 @@
+"""Checkpoints as files: from a captured state to the parts of a checkpoint, and back.
+
+The model, the optimizer and the scheduler have a file each; everything else that a step can change is in
+the commit file. What was measured is not copied into checkpoints: the text logs hold it, and a restored
+state takes it from there. Nor are the passes before it: `passes.jsonl` beside the checkpoints has them once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from ..artifacts.reading import read_record
+from ..checkpoint.folder import CheckpointFolder
+from ..checkpoint.info import CheckpointInfo, Kind, label_of
+from ..checkpoint.keeper import Keeper, Void
+from ..checkpoint.strategy import KeepAll
+from ..errors import DamagedError, StateError, StoreError
+from ..event import MetricInfo, Record, SplitRecord
+from ..event.position import Position
+from ..store.layout import RunLayout
+from ..store.log_sync import sync_logs
+from .checkpoint_passes import MOST, Told, Trunk, told_of
+from .lineage import Lineage
+from .state import State
+
+OWN_FILE = {"model": "model", "optim": "optimizer", "scheduler": "scheduler"}
+"""The part of the state in each file; the others are in the commit file."""
+
+About = Callable[[Sequence[SplitRecord]], Mapping[str, Any]]
+"""What a commit file tells of its run, beside the state; of when steps were taken, only for these passes."""
+
+
+class FileCheckpointer:
+    """Keeps states in the run's `checkpoint` folder, written in the background."""
+
+    def __init__(
+        self,
+        directory: Path,
+        keeper: Keeper,
+        about: About,
+        clock: Callable[[Sequence[SplitRecord]], Sequence[Any]],
+        metrics: tuple[MetricInfo, ...],
+        known: Callable[[], Record],
+    ) -> None:
+        self.layout = RunLayout(directory)
+        self.keeper = keeper
+        self.about = about
+        self.clock = clock
+        """When the steps of passes were taken, as plain JSON values."""
+        self.metrics = metrics
+        self.known = known
+        """What the learner has measured so far."""
+        self.run_id = uuid4().hex
+        """Goes on in whoever goes on from a checkpoint of this run."""
+        self.logged: Record = ()
+        """What the logs in the directory held, where `load` had to read them."""
+        self.lineage = Lineage().branched(Position().key)
+        """Which way led to where the run stands."""
+        self.loaded = Lineage()
+        """Which one led to the checkpoint that was loaded last."""
+        self._stands_at: tuple[int, int, int] | None = None
+        self._last: tuple[int, int, int] | None = None
+        """The position of the last state handed to the keeper."""
+        self._trunk = Trunk()
+        """The passes on the way to the last state that was saved or loaded."""
+        self._records: dict[str, tuple[Trunk, int, Record]] = {}
+        """What had been measured at each checkpoint of this process, as so many passes of a trunk and the one
+        that was open: going back cuts the logs, and one that then lies ahead finds its values only here."""
+        self._stood_by = False
+        """Whether another process went on with the run: what it measured is in the logs alone."""
+
+    def stand_by(self) -> None:
+        """Another process saves checkpoints now, and lets go of them."""
+        self._stood_by = True
+        self._stands_at = self._last = None
+        self._trunk, self._records = Trunk(), {}
+
+    def forget(self) -> None:
+        """The run that was looked at is not gone on with: this one is another."""
+        self.run_id, self.logged = uuid4().hex, ()
+        self.lineage = Lineage().branched(Position().key)
+        self._stands_at = None
+        self._trunk, self._records = Trunk(), {}
+        self.keeper.forget()
+
+    # Save --------------------------------------------------------------------------------------------
+
+    def save(self, epoch: int, state: State, /) -> None:
+        """Keep what an epoch ended with."""
+        self.keep(state, "epoch")
+
+    def keep(self, state: State, kind: Kind) -> str:
+        """Hand a state to the background writer; the label it will have."""
+        at = state.position
+        label = label_of(at.epoch, at.split, at.step)
+        parts = {file: state.parts[part] for file, part in OWN_FILE.items()}
+        trunk = self._trunk = self._trunk.grown(state.record)
+        ended = len(trunk.ended)
+        about: dict[str, Any] = {**_place(state, label), "kind": kind, "run_id": self.run_id}
+        about["lineage"] = self.lineage.plain
+        if ended - trunk.told > MOST:
+            trunk.tell(self.clock(trunk.ended[trunk.told :]))
+        told = trunk.told
+        about |= self.about(state.record[told:])
+        about |= {"metrics": trunk.finals[-1] if ended else {}, "passes": told_of(state.record[told:])}
+        about["parts"] = {name: part for name, part in state.parts.items() if name not in OWN_FILE.values()}
+
+        def before() -> None:
+            if not state.ready():
+                raise Void
+            first = trunk.ended[trunk.synced].epoch if trunk.synced < ended else at.epoch
+            sync_logs(self.layout, min(first, at.epoch), at.epoch)
+            trunk.synced = max(trunk.synced, ended)
+            line = trunk.written(self.folder, told)
+            about["earlier"] = None if line is None else line.to_json()
+
+        self.keeper.save(label, parts, about, before)
+        self._stands_at = self._last = at.key
+        kept = {info.label for info in self.keeper.known}
+        self._records = {other: of for other, of in self._records.items() if other in kept}
+        self._records[label] = (trunk, ended, state.record[ended:])
+        return label
+
+    def check(self) -> None:
+        """At a boundary: write again what an earlier error kept back, or raise what went wrong."""
+        self.keeper.ask()
+        self.keeper.check()
+
+    def ask(self) -> None:
+        """Raise where the run's directory is not the one that was opened."""
+        self.keeper.ask()
+
+    def wait(self) -> None:
+        """Until all checkpoints are on the disk; raises where one cannot be."""
+        self.keeper.wait()
+
+    def close(self) -> None:
+        """Until everything is on the disk."""
+        self.keeper.close()
+
+    def is_kept(self, position: Position) -> bool:
+        """Whether the last state that was kept is the one at this position."""
+        return self._stands_at == position.key
+
+    def is_ahead(self, position: Position) -> bool:
+        """Whether the newest checkpoint holds steps that come after this position."""
+        if self._last is not None:  # it may still be on its way to the disk
+            return self._last > position.key
+        newest = self.keeper.newest
+        return newest is not None and newest.key > position.key
+
+    def moved(self, position: Position) -> None:
+        """Training goes on from elsewhere."""
+        self._trunk.synced_before(position.epoch)
+        if self._stands_at != position.key:
+            self._stands_at = None
+
+    # Load --------------------------------------------------------------------------------------------
+
+    def checkpoints(self) -> list[CheckpointInfo]:
+        """What there is, complete or damaged, once the writer is done."""
+        self.keeper.background.wait()
+        return list(self.folder.list())
+
+    def kept(self) -> Sequence[CheckpointInfo]:
+        """What this process has saved or found, and not deleted since."""
+        return self.keeper.known
+
+    def saved(self) -> tuple[list[CheckpointInfo], str | None]:
+        """What is on the disk right now, and the label of the best. Whatever is being written meanwhile is
+        not waited for."""
+        known = list(self.folder.list())
+        best = self.folder.best(known, self.keeper.best)
+        return known, None if best is None else best.label
+
+    def load(self, which: int | str, /) -> State:
+        """A state from its files; every byte is checked before anything of it is used. Where the latest
+        one is damaged it is the one before, and a line says so."""
+        self.keeper.background.wait()
+        self.keeper.open()
+        if which != "latest":
+            return self._load(self.folder.find(which, self.keeper.best))
+        known = self.folder.list()
+        if all(info.damage for info in known):
+            self.folder.find("latest")  # raises, and tells what is wrong with each
+        for info in reversed(known):
+            try:
+                return self._load(info)
+            except DamagedError as damage:
+                self.keeper.tell(f"{damage}; the checkpoint before it is taken")
+        raise StateError(
+            f"no checkpoint in {self.folder.path} is whole; `notebook-learner verify` tells more"
+        )
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no checkpoint is ever deleted."""
+        return isinstance(self.keeper.strategy, KeepAll) and not self.keeper.strategy.strategies
+
+    @property
+    def folder(self) -> CheckpointFolder:
+        """Where the files lie."""
+        return self.keeper.folder
+
+    def _load(self, info: CheckpointInfo) -> State:
+        if info.damage:
+            raise DamagedError(info.damage)
+        if not info.exact:
+            raise StateError(_not_exact(info, self.layout.directory))
+        commit = self.folder.read(info, "state")
+        try:
+            parts = dict(commit["parts"])
+            position = Position(*(commit["position"][key] for key in _POSITION))
+            told = Told(commit, self.folder)
+            if position.split not in ("train", "valid"):
+                raise ValueError("no split")
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(
+                f"the commit file of checkpoint {info.label} is incomplete: {error!r}"
+            ) from None
+        for file, part in OWN_FILE.items():
+            parts[part] = self.folder.read(info, file)
+        known = self._record(info.label) or (() if self._stood_by else self.known())
+        self.logged = () if known else self._logs()
+        self.run_id, self.loaded = commit["run_id"], Lineage.of(commit)
+        self._stands_at = position.key
+        record = told.record(known or self.logged)
+        self._trunk = told.trunk(record, self.logged or self._trunk.ended[: self._trunk.synced])
+        return State(position, parts, record)
+
+    def _record(self, label: str) -> Record:
+        """What had been measured at a checkpoint of this process; empty for one of another."""
+        if label not in self._records:
+            return ()
+        trunk, ended, open_one = self._records[label]
+        return (*trunk.ended[:ended], *open_one)
+
+    def _logs(self) -> Record:
+        """What the directory's logs hold; they are about to be cut to it."""
+        try:
+            return read_record(self.layout.directory, self.metrics, strict=True)
+        except OSError as error:
+            raise StoreError(
+                f"the logs in {self.layout.directory} cannot be read ({error.strerror or error}), and going "
+                "on would cut them; nothing was changed. Remove the cause and try again"
+            ) from error
+
+
+def _not_exact(info: CheckpointInfo, directory: Path) -> str:
+    return (
+        f"checkpoint {info.label} was saved in half precision, so training cannot go on from it exactly; "
+        f"take its weights with Artifacts({str(directory)!r}).load_model(model, {info.label!r}) and train "
+        "anew"
+    )
+
+
+_POSITION = ("epoch", "split", "step", "iteration", "total")
+
+
+def _place(state: State, label: str) -> dict[str, Any]:
+    at = state.position
+    ended = "-" not in label
+    last = state.record[-1] if state.record else None
+    steps = next((part.steps for part in reversed(state.record) if part.split == "train"), 0)
+    return {
+        "epoch": at.epoch - 1 if ended else at.epoch,
+        "split": "train" if ended else at.split,
+        "step": (steps if last else 0) if ended else at.step,
+        "iteration": at.iteration,
+        "position": {key: getattr(at, key) for key in _POSITION},
+    }

@@ -1,0 +1,387 @@
+"""Everything a step can change, as one value: captured, held in memory, restored to the same bits.
+
+Three users, one mechanism: a checkpoint in the middle of an epoch, a keyframe to rewind to, and a
+what-if that leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import StateError
+from ..event import Record
+from ..event.position import Position
+from .compact_keyframes import SMALL, Compact, is_packed
+
+BESIDE = 1000
+"""Bytes that a tensor takes beside its numbers: objects, their places in dicts, the ends of memory pieces."""
+OTHERS = 32_000
+"""Bytes of a keyframe that are no tensors: Python's and NumPy's generators, dicts, rests of memory."""
+FEW = 16
+"""So many make no difference."""
+
+
+class Part(Protocol):
+    """One thing that a step can change."""
+
+    def capture(self) -> Any:
+        """Its value now, sharing no memory with the live one."""
+
+    def restore(self, state: Any, /) -> None:
+        """Make the live one equal to a captured value."""
+
+
+Copy = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""How tensors are copied to the host: at once, or by the time that somebody needs them."""
+
+
+class Large(ABC):
+    """A part whose tensors are copied in a way of the caller's choice."""
+
+    @abstractmethod
+    def capture(self, copy: Copy, /) -> Any:
+        """Its value now; tensors that a forward pass can change are copied at once all the same."""
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """A part that can tell beforehand whether a captured value fits."""
+
+    def check(self, state: Any, /) -> None:
+        """Raise a StateError where it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What `learner.capture()` gives and `learner.restore()` takes.
+
+    `parts` maps the name of a part (model, optimizer, rng, data, ...) to its captured value;
+    `record` is everything measured up to here, shared with the history and therefore free.
+    """
+
+    position: Position
+    parts: Mapping[str, Any]
+    record: Record = field(default=(), repr=False)
+    ready: Callable[[], bool] = field(default=lambda: True, repr=False, compare=False)
+    """Waits for a copy that is still being made; False where it failed and the state is void."""
+    _memory: Mapping[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def memory(self) -> Mapping[int, int]:
+        """The bytes of each piece of memory that its tensors lie in, by address: states share those of
+        metrics that only append. Found out when it is first asked for: a boundary that only writes a
+        checkpoint does not."""
+        if not self._memory:
+            compact = isinstance(self.parts, Compact)
+            held = self.parts.held() if isinstance(self.parts, Compact) else self.parts
+            found = {id(tensor): tensor for tensor in tensors_in(held)}
+            beside = BESIDE if compact or len(found) > FEW else 0
+            plain = [tensor.untyped_storage() for tensor in found.values() if tensor.layout is torch.strided]
+            others = {
+                key: tensor.nbytes + beside
+                for key, tensor in found.items()
+                if tensor.layout is not torch.strided
+            }
+            pieces = {piece.data_ptr(): piece.nbytes() + beside for piece in plain}
+            if compact:
+                others[id(self.parts)] = OTHERS
+            object.__setattr__(self, "_memory", {**others, **pieces})
+        return self._memory
+
+    @property
+    def nbytes(self) -> int:
+        """The memory it takes; a tied tensor counts once."""
+        return sum(self.memory.values())
+
+    def compact(self, like: State | None) -> State:
+        """The same in less memory, where it has many small tensors; what it shares with another one that is
+        alike is kept once."""
+        before = None if like is None else like.parts
+        if not isinstance(before, Compact):
+            packed = [part for name, part in self.parts.items() if is_packed(name)]
+            if sum([tensor.nbytes <= SMALL for tensor in tensors_in(packed)]) <= FEW:
+                return self
+        return replace(self, parts=Compact(self.parts, before))
+
+    def __repr__(self) -> str:
+        return f"State({self.position}; {', '.join(self.parts)}; {self.nbytes / 1e6:.1f} MB)"
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """All tensors of a nested value. Nothing is done for each number of a list: a state holds thousands."""
+    found: list[Tensor] = []
+    waiting: list[Any] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Tensor):
+            found.append(node)
+        elif isinstance(node, Mapping):
+            waiting += node.values()
+        elif isinstance(node, (list, tuple)) and not _NUMBERS.issuperset(map(type, node)):
+            waiting += node
+    return found
+
+
+_NUMBERS = {int, float, bool}
+_PLAIN = {*_NUMBERS, complex, str, bytes, type(None)}
+"""Of what cannot change."""
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy on the host. The memory format is kept: a channels-last weight comes back as one."""
+    # To detach what needs no gradient would take half as long again. `to` copies on the host, too, but takes
+    # 1.4 times as long for a small tensor.
+    alone = tensor.detach() if tensor.requires_grad else tensor
+    return alone.clone() if alone.is_cpu else alone.to("cpu", copy=True)
+
+
+def all_copied(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Their copies on the host. One call for all takes half as long as one for each where they are small."""
+    if _clone_all is None or not tensors or not all([tensor.is_cpu for tensor in tensors]):
+        return [copied(tensor) for tensor in tensors]
+    with torch.no_grad():
+        return _clone_all(tensors)
+
+
+_clone_all: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = getattr(torch, "_foreach_clone", None)
+"""Older versions of torch have none."""
+
+
+def copy_all(live: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+    """Write saved values into live tensors, in place: in one call, for each of which a small one waits longer
+    than for its numbers."""
+    if _write_all is not None and live:
+        _write_all(live, saved)
+        return
+    for tensor, value in zip(live, saved, strict=True):
+        tensor.copy_(value)
+
+
+_write_all: Callable[[Any, Any], None] | None = getattr(torch, "_foreach_copy_", None)
+
+
+def clone(tree: Any, copy: Callable[[Tensor], Tensor] = copied) -> Any:
+    """A copy on the host that shares nothing with the original; other objects are deep-copied."""
+    if type(tree) in _PLAIN:
+        return tree
+    if isinstance(tree, Tensor):
+        return copy(tree)
+    if isinstance(tree, dict):
+        return {key: clone(value, copy) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)) and not hasattr(tree, "_fields"):
+        return type(tree)(clone(value, copy) for value in tree)
+    return deepcopy(tree)
+
+
+class Writing:
+    """Captured values becoming live ones, in the memory of the present ones where that fits: `put` each, then
+    `write`.
+
+    Writing in place keeps the addresses that a captured CUDA graph or a fused kernel relies on.
+    """
+
+    def __init__(self) -> None:
+        self._live: list[Tensor] = []
+        self._saved: list[Tensor] = []
+
+    def put(self, saved: Any, live: Any, device: torch.device) -> Any:
+        """The live value; tensors that stay get theirs in `write`."""
+        if isinstance(saved, Tensor):
+            if isinstance(live, Tensor) and live.shape == saved.shape and live.dtype == saved.dtype:
+                self._live.append(live)
+                self._saved.append(saved)
+                return live
+            return saved.to(device, copy=True)
+        if isinstance(saved, dict):
+            present = live if isinstance(live, dict) else {}
+            return {key: self.put(value, present.get(key), device) for key, value in saved.items()}
+        if isinstance(saved, list):
+            return [self.put(value, None, device) for value in saved]
+        return deepcopy(saved)
+
+    def write(self) -> None:
+        """All of them at once."""
+        with torch.no_grad():
+            copy_all(self._live, self._saved)
+
+
+class ModelPart(Large):
+    """Parameters and buffers, the non-persistent ones too: a step can change those as well. A tied
+    parameter has all its names, and one captured tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.stand_ins: Mapping[str, Tensor] = {}
+        """By name: what is captured and restored in the place of a parameter."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them as they are now, under all of their names."""
+        parameters, buffers, _ = self._looked_through()
+        return {**parameters, **buffers}
+
+    def capture(self, copy: Copy = all_copied, /) -> dict[str, Any]:
+        parameters, buffers, extra = self._looked_through()
+        tensors = {**_copied_once(parameters, copy), **_copied_once(buffers, all_copied)}
+        told = {path: clone(module.get_extra_state()) for path, module in extra}
+        return {"tensors": tensors, "extra": told}
+
+    def check(self, state: Any, /) -> None:
+        _check_same(state["tensors"], self.tensors())
+
+    def restore(self, state: Any, /) -> None:
+        self.check(state)
+        live, saved = self.tensors(), state["tensors"]
+        with torch.no_grad():
+            copy_all([*live.values()], [saved[name] for name in live])
+        for name, extra in state["extra"].items():
+            self.model.get_submodule(name).set_extra_state(deepcopy(extra))
+
+    def _looked_through(self) -> tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, nn.Module]]]:
+        """Parameters and buffers under all of their names, and the modules with more to say, once each: in
+        one walk, where torch's functions take one for each, a millisecond for a thousand modules."""
+        parameters, buffers, extra = dict[str, Tensor](), dict[str, Tensor](), dict[nn.Module, str]()
+        for start, module in _below(self.model, ""):
+            for found, members in ((parameters, module._parameters), (buffers, module._buffers)):
+                for name, tensor in members.items():
+                    if tensor is not None:
+                        found[start + name] = tensor
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                extra.setdefault(module, start[:-1])
+        parameters.update(self.stand_ins)
+        return parameters, buffers, [(path, module) for module, path in extra.items()]
+
+
+def _below(module: nn.Module, start: str) -> list[tuple[str, nn.Module]]:
+    """A module and all below it, each under all of its names, with how the names of its tensors begin; as
+    `named_modules` tells, in a third of the time."""
+    found = [(start, module)]
+    for name, child in module._modules.items():
+        if child is not None:
+            found += _below(child, f"{start}{name}.")
+    return found
+
+
+def _copied_once(live: Mapping[str, Tensor], copy: Copy) -> dict[str, Tensor]:
+    """Each tensor's copy, under all of its names."""
+    known = {id(tensor): tensor for tensor in live.values()}
+    copies = dict(zip(known, copy([*known.values()]), strict=True))
+    return {name: copies[id(tensor)] for name, tensor in live.items()}
+
+
+def _check_same(saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> None:
+    wrong = [f"{name} is not in the model" for name in saved if name not in live]
+    wrong += [f"{name} is not in the state" for name in live if name not in saved]
+    wrong += [
+        f"{name}: the state has {tuple(saved[name].shape)}, the model {tuple(tensor.shape)}"
+        for name, tensor in live.items()
+        if name in saved and saved[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise StateError("the state belongs to another model:\n" + "\n".join(f"  - {line}" for line in wrong))
+
+
+class OptimizerPart(Large):
+    """An optimizer's groups and per-parameter state.
+
+    `Optimizer.load_state_dict` casts state to the parameter's dtype, which is not exact for a bf16
+    parameter with fp32 moments; so the state is read and written directly, parameter by parameter.
+    An optimizer that overrides `state_dict` knows better and is asked instead.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._asked = type(optimizer).state_dict is not Optimizer.state_dict
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def capture(self, copy: Copy = all_copied, /) -> dict[str, Any]:
+        if self._asked:
+            return {"own": clone(self.optimizer.state_dict())}
+        state = self.optimizer.state
+        held = [state.get(p) for p in self._parameters()]
+        tensors = [value for each in held if each for value in each.values() if isinstance(value, Tensor)]
+        copies = iter(copy(tensors))
+        return {
+            "groups": [
+                {key: clone(value) for key, value in group.items() if key != "params"}
+                for group in self.optimizer.param_groups
+            ],
+            "sizes": [len(group["params"]) for group in self.optimizer.param_groups],
+            "state": [None if each is None else _take_moments(each, copies, copy) for each in held],
+            "shared": {key: clone(value) for key, value in state.items() if not isinstance(key, Tensor)},
+        }
+
+    def check(self, state: Any, /) -> None:
+        if self._asked:
+            return
+        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        if sizes != state["sizes"]:
+            raise StateError(
+                f"the state's optimizer has groups of {state['sizes']} parameters, this one of {sizes}; "
+                "build the optimizer over the same parameter groups"
+            )
+
+    def restore(self, state: Any, /) -> None:
+        if self._asked:
+            self.optimizer.load_state_dict(deepcopy(state["own"]))
+            return
+        self.check(state)
+        writing = Writing()
+        self._restore_groups(state["groups"], writing)
+        self._restore_state(state, writing)
+        writing.write()
+
+    def _restore_groups(self, groups: list[dict[str, Any]], writing: Writing) -> None:
+        for live, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            for key in [key for key in live if key != "params" and key not in saved]:
+                del live[key]
+            for key, value in saved.items():
+                live[key] = writing.put(value, live.get(key), _device_of(live.get(key)))
+            if live.get("capturable") and any(parameter.is_cpu for parameter in live["params"]):
+                live["capturable"] = False  # of a run with CUDA graphs; on the host torch refuses it
+
+    def _restore_state(self, state: Any, writing: Writing) -> None:
+        live = self.optimizer.state
+        old = dict(live)
+        live.clear()
+        for parameter, saved in zip(self._parameters(), state["state"], strict=True):
+            if saved is not None:
+                live[parameter] = _put_moments(saved, old.get(parameter, {}), parameter.device, writing)
+        live.update(deepcopy(state["shared"]))
+
+
+def _take_moments(live: dict[str, Any], copies: Iterator[Tensor], copy: Copy) -> dict[str, Any]:
+    """A parameter's optimizer state, given the copies of its tensors, and which of it lives on the host
+    beside an accelerator's parameter: step counters do, unless the optimizer is `capturable` or `fused`."""
+    values, host = {}, []
+    for key, value in live.items():
+        if isinstance(value, Tensor):
+            values[key] = next(copies)
+            if value.is_cpu:
+                host.append(key)
+        else:
+            values[key] = clone(value, lambda tensor: copy([tensor])[0])
+    return {"values": values, "host": host}
+
+
+def _put_moments(
+    saved: dict[str, Any], live: dict[str, Any], device: torch.device, writing: Writing
+) -> dict[str, Any]:
+    host = torch.device("cpu")
+    return {
+        key: writing.put(value, live.get(key), host if key in saved["host"] else device)
+        for key, value in saved["values"].items()
+    }
+
+
+def _device_of(value: Any) -> torch.device:
+    return value.device if isinstance(value, Tensor) else torch.device("cpu")

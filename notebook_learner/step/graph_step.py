@@ -1,0 +1,293 @@
+"""`.graph()`: a training step whose kernels are recorded once, and then played without any Python.
+
+A small model's step is a few hundred kernels of some microseconds each, and Python takes longer to start
+them than the device to run them. Played, they start in one call.
+
+A recording holds forward, backward, clipping and the optimizer, for batches of one shape. Steps are taken one
+by one as ever: the first of a run, batches of another shape (the last one of an epoch), and steps that
+somebody looks at. Between two steps nothing is different: the loop stops there, states are captured and put
+back in place, and after every stop what was recorded is dropped, since a person may have changed anything.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.batch import mapped
+from ..data.rng import HostRng, capture_host, restore_host
+from ..errors import a_kind
+from .graph_recorder import Play, Recorder, make_recordable
+from .output import TrainOutput, loss_of
+from .step import TrainingStep
+from .update import Update
+
+WARM_UP = 3
+"""Steps of a kind that are taken one by one before one is recorded: libraries choose their algorithms in the
+first, and optimizers make their state. torch asks for as many."""
+MOST = 4
+"""Recordings that are kept at a time. Each has memory of its own, as much as a step needs."""
+LONG = 200
+"""Kinds of steps in a run, after which somebody should know that they are not recorded."""
+
+Log = Callable[[str, Any], Any]
+
+
+class _Unrecordable(Exception):
+    """Says what cannot be recorded."""
+
+
+class RecordedStep(TrainingStep):
+    """A training step that is recorded, and played from then on.
+
+    Args:
+        function, device, precision, update: as of any training step.
+        make: makes what records, when it is first needed.
+        log: notes a value of a step by name, as `learner.log` does.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        device: torch.device,
+        precision: torch.dtype | None,
+        update: Update,
+        make: Callable[[torch.device], Recorder],
+        log: Log,
+    ) -> None:
+        super().__init__(function, device, precision, update)
+        self.problem = ""
+        """Why steps are taken one by one."""
+        self._make = make
+        self._log = log
+        self._recorder: Recorder | None = None
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._seen: Counter[Hashable] = Counter()
+        self._last: _Recording | None = None
+        """Whose gradients the parameters have."""
+        self._refused: Callable[[Any], Any] | None = None
+        """The function that could not be recorded."""
+
+    def look_again(self) -> None:
+        """A run begins: a person may have changed anything."""
+        super().look_again()
+        self._recordings, self._last = {}, None
+        self._seen.clear()
+        if self.problem and self._refused is not self.function:
+            self.problem = ""
+        make_recordable(self.update.optimizer)
+
+    def __call__(self, batch: Any, last: bool) -> Any:
+        __tracebackhide__ = True
+        if self.problem or self.look is not None or self.update.look is not None or self.update.hides:
+            return self._apart(batch, last)
+        there = self._moved(batch) if self.moves else batch
+        tensors: list[Tensor] = []
+        try:
+            kind = self._kind(there, tensors)
+            recording = self._recordings.get(kind) or self._recorded(kind, there)
+        except _Unrecordable as reason:
+            self._refuse(str(reason))
+            recording = None
+        if recording is None:
+            return self._apart(batch, last)
+        self.stage = "recorded"
+        return self._play(recording, tensors)
+
+    def _apart(self, batch: Any, last: bool) -> Any:
+        __tracebackhide__ = True
+        if self._recorder is None:
+            self._recorder = self._make(self.device)
+        self._last = None
+        with self._recorder.apart():
+            return super().__call__(batch, last)
+
+    def _refuse(self, reason: str) -> None:
+        self._recordings.clear()
+        self.problem, self._refused = reason, self.function
+        self.notice = f"graph(): steps are taken one by one, because {reason}"
+
+    # Which steps are alike ---------------------------------------------------------------------------
+
+    def _kind(self, batch: Any, tensors: list[Tensor]) -> Hashable:
+        """What a recording depends on, but for the values of the batch's tensors, which are listed."""
+        update = self.update
+        settings = [
+            (name, id(value) if isinstance(value, Tensor) else value)
+            for group in update.optimizer.param_groups
+            for name, value in group.items()
+            if name != "params"
+        ]
+        kind = (_form(batch, tensors), update.watch_norm, self.function, *settings)
+        try:
+            hash(kind)
+        except TypeError as error:
+            raise _Unrecordable(
+                f"a setting of the batch or the optimizer is no plain value: {error}"
+            ) from None
+        return kind
+
+    def _recorded(self, kind: Hashable, batch: Any) -> _Recording | None:
+        """A new recording, once there were enough steps of the kind."""
+        if len(self._recordings) >= MOST:
+            return None
+        self._seen[kind] += 1
+        if self._seen[kind] <= WARM_UP:
+            if len(self._seen) < LONG:
+                return None
+            self._seen.clear()  # hardly any two are alike
+            if not self._recordings:
+                raise _Unrecordable(
+                    f"of {LONG} steps hardly two had batches of one shape and the same settings of the "
+                    "optimizer; a rate that moves at every step has to be a tensor: Adam's becomes one, SGD "
+                    "takes one with fused=True"
+                )
+            return None
+        recording = self._recordings[kind] = self._record(batch)
+        self._last = recording  # what was recorded has put its gradients at the parameters
+        return recording
+
+    # Recording ---------------------------------------------------------------------------------------
+
+    def _record(self, batch: Any) -> _Recording:
+        update = self.update
+        assert self._recorder is not None
+        inputs: list[Tensor] = []
+
+        def standing(tensor: Tensor) -> Tensor:
+            inputs.append(tensor.clone())
+            return inputs[-1]
+
+        static = mapped(batch, standing)
+        rates, norm, drawn = update.rates, update.norm, capture_host()
+        moves, self.moves, self.notes = self.moves, False, []
+        try:
+            output, play = self._recorder.record(lambda: self._whole(static))
+            _require_tensors(output)
+            _require_nothing_drawn(drawn)
+        except Exception as error:
+            self._take_back(rates, norm)
+            if isinstance(error, _Unrecordable):
+                raise
+            raise _Unrecordable(f"a step cannot be recorded: {_said(error)}") from None
+        finally:
+            notes, self.moves, self.notes = self.notes, moves, None
+        measured, update.norm, update.rates, update.count = update.norm, norm, rates, 0
+        gradients = [parameter.grad for parameter in update.parameters]
+        kept = _with(output, Tensor.detach)  # without the graph that nobody goes back through again
+        return _Recording(play, inputs, kept, measured if update.watch_norm else None, gradients, notes)
+
+    def _whole(self, batch: Any) -> Any:
+        """The step, but for what goes by the number of steps: schedule and average come after it."""
+        update = self.update
+        update.begin()
+        output = self._forward(batch)
+        if type(output) is TrainOutput:
+            gradients, output = output.grads, output.item
+            update.adopt(gradients, output, batch)
+        else:
+            update.backward(loss_of(output), output, batch)
+        update.move()
+        return output
+
+    def _take_back(self, rates: list[Any], norm: Tensor | None) -> None:
+        """Nothing was computed; only what Python noted is to go."""
+        update = self.update
+        update.count, update.rates, update.norm = 0, rates, norm
+        for parameter in update.parameters:
+            parameter.grad = None
+
+    # Playing -----------------------------------------------------------------------------------------
+
+    def _play(self, recording: _Recording, tensors: list[Tensor]) -> Any:
+        update = self.update
+        if tensors:
+            torch._foreach_copy_(recording.inputs, tensors)
+        if update.watch_rates:
+            update.note_rates()
+        recording.play()
+        if self._last is not recording:  # a step in between gave the parameters others
+            self._last = recording
+            for parameter, gradient in zip(update.parameters, recording.gradients, strict=True):
+                parameter.grad = gradient
+        if recording.norm is not None:
+            update.norm = recording.norm.clone()
+        update.moved()
+        for name, value in recording.notes:
+            self._log(name, _own(value))
+        return _with(recording.output, torch.clone)  # the next play writes into the recording's
+
+
+@dataclass(slots=True)
+class _Recording:
+    """A step that can be played. All of its tensors are memory that the next play writes into."""
+
+    play: Play
+    inputs: list[Tensor]
+    output: Any
+    norm: Tensor | None
+    gradients: list[Tensor | None]
+    notes: list[tuple[str, Any]]
+    """What the step logged by name."""
+
+
+def _form(batch: Any, tensors: list[Tensor]) -> Hashable:
+    """What a batch is, but for the values of its tensors, which are added to the list."""
+    if isinstance(batch, Tensor):
+        tensors.append(batch)
+        return batch.shape, batch.dtype, batch.stride()
+    if isinstance(batch, (list, tuple)):
+        return type(batch), *[_form(each, tensors) for each in batch]
+    if isinstance(batch, Mapping):
+        return type(batch), *[(key, _form(each, tensors)) for key, each in batch.items()]
+    if is_dataclass(batch) and not isinstance(batch, type):
+        return type(batch), *[_form(getattr(batch, each.name), tensors) for each in fields(batch)]
+    if isinstance(batch, (int, float, str, bytes, type(None))):
+        return batch
+    raise _Unrecordable(f"its batches hold {a_kind(batch)}, which is not known to be made of tensors")
+
+
+def _require_nothing_drawn(before: HostRng) -> None:
+    """What the step drew on the host is given back, and the reason told."""
+    now = capture_host()
+    numpy = [(each.numpy["state"]["pos"], each.numpy["state"]["key"].tobytes()) for each in (before, now)]
+    if before.python != now.python or numpy[0] != numpy[1] or not torch.equal(before.torch, now.torch):
+        restore_host(before)
+        raise _Unrecordable(
+            "the step draws from a random generator of the host (random, numpy, or torch's for the CPU), and "
+            "played it would draw the same each time; draw with device=..., or in the loader"
+        )
+
+
+def _own(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _require_tensors(output: Any) -> None:
+    if not (is_dataclass(output) or hasattr(output, "__dict__")):
+        raise _Unrecordable(f"its output is {a_kind(output)}, whose tensors are not known")
+
+
+def _with(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The output with other tensors."""
+    other = copy.copy(output)
+    params = getattr(output, "__dataclass_params__", None)
+    put = object.__setattr__ if params is not None and params.frozen else setattr
+    names = list(vars(output)) if params is None else [each.name for each in fields(output)]
+    for name in names:
+        put(other, name, mapped(getattr(output, name), change))
+    return other
+
+
+def _said(error: BaseException) -> str:
+    """Of the error that came first, as to end a recording that failed is one more; its first line, which says
+    what: torch adds a page of advice."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

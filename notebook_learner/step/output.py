@@ -1,0 +1,149 @@
+"""What a step hands back: the loss, what metrics read, and how many samples stand behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..data.batch import count_samples
+from ..errors import LossError, a_kind
+
+Gradients = Mapping[Any, Tensor | None] | Sequence[Tensor | None] | None
+
+
+@dataclass(slots=True)
+class _PerSample:
+    """What three of the outputs have in common: the first dimension counts samples."""
+
+    loss: Tensor
+    output: Tensor
+    targets: Tensor
+
+    @property
+    def weight(self) -> int:
+        """The samples the loss is the mean of."""
+        return self.targets.shape[0]
+
+
+@dataclass(slots=True)
+class ClassificationOutput(_PerSample):
+    """One class per sample: scores `output` of shape (N, C, ...), integer `targets` (N, ...)."""
+
+
+@dataclass(slots=True)
+class MultiLabelClassificationOutput(_PerSample):
+    """Several labels per sample: scores `output` and 0/1 `targets`, both of shape (N, C)."""
+
+
+@dataclass(slots=True)
+class RegressionOutput(_PerSample):
+    """Numbers: `output` and `targets` of the same shape (N, ...)."""
+
+
+@dataclass(slots=True)
+class SequenceOutput:
+    """Tokens: `logits` (N, T, C), `targets` (N, T), and what decoding predicted, if anything.
+
+    Tokens equal to `ignore_index` are padding. The loss is taken to be the mean over the other
+    tokens, so both accumulation and averages weigh by tokens: a window of short and long sentences
+    equals one large batch.
+    """
+
+    loss: Tensor
+    logits: Tensor
+    targets: Tensor
+    predictions: Tensor | None = None
+    ignore_index: int | None = -100
+
+    @property
+    def output(self) -> Tensor:
+        """The logits under the name every other output uses, with classes in dimension 1."""
+        return self.logits.movedim(-1, 1)
+
+    @property
+    def weight(self) -> Tensor | int:
+        """The tokens the loss is the mean of. A device tensor: reading it here would be a sync."""
+        if self.ignore_index is None:
+            return self.targets.numel()
+        return (self.targets != self.ignore_index).sum()
+
+
+@dataclass(slots=True)
+class TrainOutput:
+    """A step that made its gradients itself, as in Burn: `TrainOutput(self, loss.backward(), item)`.
+
+    `grads` is None when they are in `.grad` (what `backward()` returns), a mapping from parameter or
+    parameter name to gradient, or a sequence in the order of `model.parameters()`.
+    """
+
+    model: Any
+    grads: Gradients
+    item: Any
+
+
+@dataclass(slots=True)
+class LossOutput:
+    """What a step that returned nothing but a scalar tensor is taken to mean."""
+
+    loss: Tensor
+
+
+def as_item(output: Any) -> Any:
+    """The output under which metrics find `.loss`: a bare tensor is one."""
+    return LossOutput(output) if isinstance(output, Tensor) else output
+
+
+def weight_of(item: Any, batch: Any) -> Tensor | int | float:
+    """The samples an output's loss is the mean of: its own word, or the batch's size."""
+    weight: Tensor | int | float | None = getattr(item, "weight", None)
+    return count_samples(batch) if weight is None else weight
+
+
+def loss_of(output: Any) -> Tensor:
+    """The loss of what a training step returned, or an error that says what was returned instead."""
+    loss = getattr(output, "loss", None)
+    if isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad:
+        return loss
+    raise LossError(_why_no_loss(output, loss))
+
+
+def _why_no_loss(output: Any, loss: Any) -> str:
+    kind = type(output).__name__
+    if output is None:
+        return "train_step returned None; end it with `return ClassificationOutput(loss, output, targets)`"
+    if loss is None and hasattr(output, "loss"):
+        return (
+            f"the `.loss` of the {kind} that train_step returned is None; compute it in the step (a Hugging "
+            "Face model does so itself where the batch has `labels`)"
+        )
+    if loss is None:
+        return f"train_step returned {a_kind(output)} {_without_loss(output)}"
+    if not isinstance(loss, Tensor):
+        return (
+            f"the loss is {a_kind(loss)} ({loss!r:.40}), not a tensor, so there is nothing to "
+            "differentiate; leave out `.item()` or `float(...)`"
+        )
+    if loss.ndim != 0:
+        return (
+            f"the loss has shape {tuple(loss.shape)}, but backward needs a scalar; reduce it with "
+            "`.mean()`, or leave out `reduction='none'`"
+        )
+    return (
+        "the loss does not require a gradient: no parameter that trains took part in it; look for "
+        "`.detach()`, `torch.no_grad()`, or parameters with requires_grad=False"
+    )
+
+
+def _without_loss(output: Any) -> str:
+    if isinstance(output, Mapping):
+        return (
+            "whose keys are no fields, so it has no `.loss`; return types.SimpleNamespace(**it), or "
+            "ClassificationOutput(loss, output, targets)"
+        )
+    return (
+        "without a `.loss`; return ClassificationOutput(loss, output, targets), any object with `.loss`, or "
+        "TrainOutput(model, grads, item)"
+    )

@@ -1,0 +1,223 @@
+"""When the learning rate moves: per optimizer step or per epoch, as torch documents each scheduler."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from ..errors import StateError, a_kind
+from ..event.epoch_value import Finals, Source, epoch_value
+
+When = Literal["step", "epoch"]
+TorchScheduler = LRScheduler | ReduceLROnPlateau
+
+PER_STEP = (OneCycleLR, CyclicLR)
+"""torch's documentation steps these after every batch, all others after every epoch."""
+
+
+class Constant:
+    """A rate that stays: a float given as the scheduler, or none at all."""
+
+    when: When = "epoch"
+    goes_by: Source | None = None
+    """Whose epoch value the schedule needs."""
+
+    def __init__(self, optimizer: Optimizer, rate: float | None) -> None:
+        if rate is not None:
+            set_rate(optimizer, rate)
+        self.rate = rate
+
+    def after_update(self) -> None:
+        """Nothing moves."""
+
+    def after_epoch(self, finals: Finals) -> None:
+        """Nothing moves."""
+
+    def capture(self) -> dict[str, Any]:
+        """Give nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take nothing back: the rate itself is in the optimizer's groups."""
+
+    def __str__(self) -> str:
+        return "as the optimizer has it" if self.rate is None else f"constant {self.rate:g}"
+
+
+class Function(Constant):
+    """A rate computed from the number of optimizer steps so far; of epochs, where that was asked for."""
+
+    def __init__(self, optimizer: Optimizer, function: Callable[[int], Any], when: When | None) -> None:
+        self.optimizer = optimizer
+        self.function = function
+        self.when = when or "step"
+        self.moves = 0
+        super().__init__(optimizer, float(function(0)))
+
+    def after_update(self) -> None:
+        """An optimizer step was taken."""
+        if self.when == "step":
+            self._move()
+
+    def after_epoch(self, finals: Finals) -> None:
+        """An epoch is over."""
+        if self.when == "epoch":
+            self._move()
+
+    def capture(self) -> dict[str, Any]:
+        """The place on the curve."""
+        return {"moves": self.moves}
+
+    def check(self, state: Any, /) -> None:
+        """Raise a StateError where a state from a file is no place on the curve."""
+        moves = state.get("moves") if isinstance(state, dict) else None
+        if type(moves) is not int or moves < 0:
+            raise StateError(
+                "the state of the schedule is no number of steps; it was captured from another one"
+            )
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Stand there again."""
+        self.check(state)
+        self.moves = state["moves"]
+
+    def __str__(self) -> str:
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return f"{'a function' if name == '<lambda>' else name}, per {_unit(self.when)}"
+
+    def _move(self) -> None:
+        self.moves += 1
+        set_rate(self.optimizer, float(self.function(self.moves)))
+
+
+class Torch:
+    """A scheduler of torch.optim, stepped where it belongs."""
+
+    def __init__(
+        self, scheduler: TorchScheduler, when: When | None = None, goes_by: Source | None = None
+    ) -> None:
+        self.scheduler = scheduler
+        self.when: When = when or ("step" if moves_per_step(scheduler) else "epoch")
+        self.goes_by = goes_by
+        """Whose epoch value `step` is given; only ReduceLROnPlateau takes one."""
+
+    def after_update(self) -> None:
+        """An optimizer step was taken."""
+        if self.when == "step":
+            self._step()
+
+    def after_epoch(self, finals: Finals) -> None:
+        """An epoch is over."""
+        if self.when != "epoch":
+            return
+        if self.goes_by is None:
+            self._step()
+        else:
+            self._step(epoch_value(type(self.scheduler).__name__, self.goes_by, finals))
+
+    def _step(self, *value: float) -> None:
+        # torch warns where its scheduler moves before this optimizer object did. The loop's order is
+        # right; but after a restore, or an epoch that the loss scaler skipped, torch cannot know.
+        vars(self.scheduler.optimizer)["_opt_called"] = True
+        step: Callable[..., None] = self.scheduler.step  # the two kinds disagree on what it takes
+        step(*value)
+
+    def capture(self) -> dict[str, Any]:
+        """What the scheduler knows of the past."""
+        return copy.deepcopy(self.scheduler.state_dict())
+
+    def check(self, state: Any, /) -> None:
+        """Raise a StateError where a state from a file is none of this scheduler: torch writes whatever it
+        holds into the scheduler's attributes, over methods, too."""
+        _check_like(state, self.scheduler.state_dict(), type(self.scheduler).__name__)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
+        self.check(state)
+        self.scheduler.load_state_dict(copy.deepcopy(dict(state)))
+
+    def __str__(self) -> str:
+        by = f", by {self.goes_by[0]} {self.goes_by[1]}" if self.goes_by else ""
+        return f"{type(self.scheduler).__name__}, per {_unit(self.when)}{by}"
+
+
+Schedule = Constant | Torch
+
+
+def moves_per_step(scheduler: Any) -> bool:
+    """Whether torch's documentation steps it after every batch; a chain goes by its members."""
+    members = getattr(scheduler, "_schedulers", ())
+    return isinstance(scheduler, PER_STEP) or any(moves_per_step(member) for member in members)
+
+
+def _check_like(saved: Any, live: Any, place: str) -> None:
+    """Whether a saved value is of the kind of the live one, and names nothing that this does not have.
+    What is None on either side may have become a value, or not have been one yet."""
+    if saved is None or live is None:
+        return
+    if _kind(saved) is not _kind(live):
+        raise StateError(
+            f"the state's {place} is {a_kind(saved)}, not {a_kind(live)}; it was "
+            "captured from another scheduler"
+        )
+    if type(live) is dict:
+        strange = [key for key in saved if key not in live]
+        if strange:
+            raise StateError(
+                f"the state's {place} has {str(strange[0])[:40]!r}, which this scheduler lacks; it was "
+                "captured from another one"
+            )
+        for key, value in saved.items():
+            _check_like(value, live[key], f"{place}.{key}")
+    elif isinstance(live, (list, tuple)):
+        for number, value in enumerate(saved):
+            if live:
+                _check_like(value, live[min(number, len(live) - 1)], f"{place}[{number}]")
+
+
+def _kind(value: Any) -> type:
+    """A rate may be a number or a tensor, and a number of either type."""
+    if isinstance(value, (bool, int, float, Tensor)):
+        return float
+    return type(value)
+
+
+def _unit(when: When) -> str:
+    return "optimizer step" if when == "step" else "epoch"
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Give all groups this rate."""
+    set_rates(optimizer, [rate] * len(optimizer.param_groups))
+
+
+def set_rates(optimizer: Optimizer, rates: Sequence[float]) -> None:
+    """Give each group its rate."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], Tensor):  # it must stay the same tensor (capturable)
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def rates_of(optimizer: Optimizer) -> list[float]:
+    """The rate of each group."""
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def report_steps(optimizer: Optimizer) -> None:
+    """Torch's schedulers replace `optimizer.step` by one that notes that it was called, and warn where a
+    copied optimizer has its plain one."""
+    step: Callable[..., Any] = optimizer.step
+
+    def reporting(*args: Any, **kwargs: Any) -> Any:
+        vars(optimizer)["_opt_called"] = True
+        return step(*args, **kwargs)
+
+    vars(reporting)["_wrapped_by_lr_sched"] = True
+    vars(optimizer)["step"] = reporting

@@ -1,0 +1,430 @@
+"""From a loss to new weights: backward, the accumulation window, scaling, clipping, the optimizer.
+
+A window of n batches gives the gradient of one batch of n times the samples: each micro-batch counts
+with the samples (tokens) behind its loss, whatever their number, and a short last window is a smaller
+batch. The numbers need not be known beforehand: gradients are summed with the weight relative to the
+window's first batch and divided once at the end, so equal batches are only ever multiplied by 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+
+from ..errors import StepError
+from .calls import clear, step
+from .gradients import assign
+from .output import Gradients, weight_of
+from .schedule import Schedule
+
+_BACKWARD_TWICE = (
+    "train_step ran backward() itself and then returned a plain output, so that the learner runs it again; "
+    "leave the backward() out, or return TrainOutput(model, None, item)"
+)
+
+NormOfAll = Callable[[Tensor], Tensor]
+"""From the norm of the gradients here to that of all ranks'."""
+
+
+class Together(Protocol):
+    """The other ranks, which have parts of the same batches."""
+
+    reference: float
+    """The weight that all ranks relate theirs to: a power of two, so that it changes no bit."""
+
+    def coming(self, parameters: list[nn.Parameter], total: Tensor | float) -> None:
+        """The next backward pass closes a window of this weight: gradients may be on their way while it goes
+        on."""
+
+    def add_up(self, parameters: list[nn.Parameter], total: Tensor | float, mean: bool) -> Tensor:
+        """Make each gradient the sum of all ranks', or their mean; the sum of their weights."""
+
+    def made(self) -> None:
+        """A backward pass is over."""
+
+    def moved(self) -> None:
+        """The optimizer has moved the weights."""
+
+    def norm(self, norm: Tensor) -> Tensor:
+        """The norm of all gradients, from that of those that are here."""
+
+    def adopt(self) -> None:
+        """A step has made its gradients itself.
+
+        Raises:
+            StepError: they could not be summed as their weights ask for.
+        """
+
+
+class Clip(Protocol):
+    """Limits gradients before the update."""
+
+    def __call__(self, parameters: list[nn.Parameter], whole: NormOfAll | None = None, /) -> Tensor | None:
+        """Do so; gives their norm before, where it is known."""
+
+
+@dataclass(frozen=True)
+class ClipByNorm:
+    """Scale all gradients down together; gives their norm before. One that is not finite spoils them."""
+
+    limit: float
+
+    def __call__(self, parameters: list[nn.Parameter], whole: NormOfAll | None = None, /) -> Tensor:
+        if whole is None:
+            return nn.utils.clip_grad_norm_(parameters, self.limit)
+        norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+        nn.utils.clip_grads_with_norm_(parameters, self.limit, norm)
+        return norm
+
+
+@dataclass(frozen=True)
+class ClipByValue:
+    """Cut every gradient's entries to [-limit, limit], infinities too."""
+
+    limit: float
+
+    def __call__(self, parameters: list[nn.Parameter], whole: NormOfAll | None = None, /) -> None:
+        nn.utils.clip_grad_value_(parameters, self.limit)
+
+
+class Update:
+    """One optimizer step per window: unscale -> divide -> clip -> step -> average -> schedule."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        *,
+        window: int = 1,
+        scaler: GradScaler | None = None,
+        clips: Iterable[Clip] = (),
+        average: AveragedModel | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.window = window
+        self.scaler = scaler
+        self.clips = tuple(clips)
+        self.average = average
+        self.parameters = list(model.parameters())
+        self.watch_norm = False
+        self.watch_rates = False
+        """Whether somebody asks for the norm, and for the rates, of every step."""
+        self.look: Callable[[], None] | None = None
+        """Called before each optimizer step, with gradients that are not clipped yet."""
+        self.keeps_graph = False
+        """Whether the graph outlives its backward pass: for somebody who looks at the step."""
+        self.count = 0
+        """Micro-batches in the open window; 0 between windows."""
+        self.norm: Tensor | None = None
+        self.rates: list[Any] = []
+        self.note_rates()
+        self._first: Tensor | float = 1.0
+        self._total: Tensor | float = 0.0
+        self._skipped = 0
+        self._folded: list[Tensor | None] | None = None
+        self._hidden: list[Tensor | None] | None = None
+        """The window's own gradients, while others are shown in their place."""
+        self._moved: list[nn.Parameter] = []
+        self._groups = 0
+        self.together: Together | None = None
+        self.closes = False
+        """Whether the batch at hand is the last one of its window; only known where there are other ranks."""
+        self.weighs = window > 1
+        """Whether gradients are summed by weight, and divided once."""
+        self.plain = window == 1 and scaler is None and not self.clips and average is None
+        """Gradients need no scaling, weighing or clipping: the step is torch's own three calls."""
+
+    def join(self, together: Together) -> None:
+        """From here on gradients are those of all ranks."""
+        self.together, self.weighs, self.plain = together, True, False
+
+    def work_on(self, parameters: list[nn.Parameter]) -> None:
+        """Have these in the place of the model's own, in the same order."""
+        self.parameters, self._groups = parameters, -1
+
+    def begin(self) -> None:
+        """Open a window if none is: the gradients of the last one are dropped only now, so that a
+        person at a boundary can still look at them."""
+        if self.count == 0:
+            if self.watch_rates:
+                self.note_rates()
+            clear(self.optimizer)
+        elif self._hidden is not None:
+            self._unhide()
+
+    def backward(self, loss: Tensor, item: Any, batch: Any, *, counts: bool = True) -> None:
+        """Differentiate the loss of one micro-batch; of one that counts for nothing, in step with others."""
+        if self.weighs:
+            self._forbid_mixing(self._folded is not None)
+            share = self._share(weight_of(item, batch) if counts else 0.0)
+            loss = loss if type(share) is float and share == 1.0 else loss * share
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        if self.closes and self.together is not None:
+            self.together.coming(self._trained(), self._total)
+        try:
+            loss.backward(retain_graph=self.keeps_graph)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "backward through the graph a second time" in str(error):
+                raise StepError(_BACKWARD_TWICE) from error
+            raise
+        if self.together is not None:
+            self.together.made()
+        self.count += 1
+
+    def adopt(self, gradients: Gradients, item: Any, batch: Any) -> None:
+        """Take gradients that the step made itself."""
+        if self.scaler is not None:
+            raise StepError(
+                "train_step made its own gradients (TrainOutput), but precision('fp16') has to scale the "
+                "loss before backward; return the item with its `.loss` instead, or use precision('bf16')"
+            )
+        if self.together is not None:
+            self.together.adopt()
+        assign(gradients, self.model)
+        if self.weighs:
+            self._forbid_mixing(self.count > self._skipped and self._folded is None)
+            self._fold(self._share(weight_of(item, batch)))
+        self.count += 1
+
+    def skip(self) -> None:
+        """Count a micro-batch of which this rank has no sample."""
+        if self.count == 0:
+            self._open_window(self.together.reference if self.together is not None else 1.0)
+        self.count += 1
+        self._skipped += 1
+
+    def finish(self, last: bool) -> None:
+        """Step the optimizer when the window is full, or the split ends."""
+        if self.count == self.window or last:
+            self.apply()
+
+    def apply(self) -> None:
+        """Close the window: one optimizer step."""
+        stepped = self.move()
+        self.count = 0
+        if stepped:
+            self.moved()
+
+    def move(self) -> bool:
+        """Have the optimizer move the parameters; False where it left the step out."""
+        if self.plain and not self.watch_norm:
+            if self.look is not None:
+                self.look()
+            step(self.optimizer)
+            return True
+        self._prepare()
+        stepped = self._step()
+        if self.together is not None:
+            self.together.moved()
+        return stepped
+
+    def moved(self) -> None:
+        """Have follow what goes by the number of steps: the average and the schedule."""
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        if self.schedule.when == "step":
+            self.schedule.after_update()
+
+    def _prepare(self) -> None:
+        self._unhide()
+        self._unfold()
+        divided = False
+        if self.together is not None:  # before unscaling, which is where all ranks have to find an infinity
+            divided = self.scaler is None
+            self._total = self.together.add_up(self._trained(), self._total, divided)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self.weighs and not divided:
+            self._divide()
+        if self.look is not None:
+            self.look()
+        if not self.watch_norm and not self.clips:
+            return
+        trained = self._trained()
+        whole = None if self.together is None else self.together.norm
+        if self.watch_norm:
+            norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+            self.norm = norm if whole is None else whole(norm)
+        for clip in self.clips:
+            clip(trained, whole)
+
+    def _trained(self) -> list[nn.Parameter]:
+        """The parameters that the optimizer moves. Others may collect gradients too, but nobody clears
+        those, and a norm must not depend on how many steps ago that began."""
+        groups = self.optimizer.param_groups
+        if len(groups) != self._groups:  # a person may add one while training is paused
+            moved = {id(p) for group in groups for p in group["params"]}
+            self._moved = [p for p in self.parameters if id(p) in moved]
+            self._groups = len(groups)
+        return self._moved
+
+    def note_rates(self) -> None:
+        """The rates that the open window will be applied with, or the last one was."""
+        # A tensor rate is written into when the schedule moves, so whoever keeps it needs a copy.
+        rates = [group.get("lr") for group in self.optimizer.param_groups]
+        self.rates = [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
+
+    def _step(self) -> bool:
+        if self.scaler is None:
+            step(self.optimizer)
+            return True
+        # The scaler leaves the step out when a gradient is not finite, and only its scale tells: two
+        # device reads, which fp16 cannot avoid (a fused optimizer avoids torch's own third).
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return self.scaler.get_scale() >= before
+
+    # The window --------------------------------------------------------------------------------------
+
+    def _forbid_mixing(self, mixed: bool) -> None:
+        if mixed:
+            raise StepError(
+                "train_step returned a TrainOutput for some batches of an accumulation window and a plain "
+                "output for others; return the same kind throughout a window"
+            )
+
+    def _share(self, weight: Tensor | float) -> Tensor | float:
+        """This micro-batch's weight relative to the window's first; adds it to the window's total."""
+        if isinstance(weight, Tensor):
+            weight = self._checked(weight)
+        if self.count == 0:
+            # A first batch without a single token must not divide by zero.
+            first = weight.clamp(min=1) if isinstance(weight, Tensor) else max(float(weight), 1.0)
+            self._open_window(first if self.together is None else self.together.reference)
+        share = weight / self._first
+        self._total = self._total + share
+        return share
+
+    def _open_window(self, first: Tensor | float) -> None:
+        self._first, self._total, self._skipped = first, 0.0, 0
+
+    def _checked(self, weight: Tensor) -> Tensor:
+        """A weight on the device, in no half precision: a count above 256 is not exact there."""
+        if weight.numel() != 1:
+            raise StepError(
+                f"the `weight` of the step's output has shape {tuple(weight.shape)}; accumulation needs one "
+                "number there, how many samples (or tokens) the loss is a mean of"
+            )
+        like = self.parameters[0]
+        double = like.dtype in (torch.float64, torch.complex128)
+        return weight.detach().reshape(()).to(like.device, torch.float64 if double else torch.float32)
+
+    def _divide(self) -> None:
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        total = self._total
+        if not grads:
+            return
+        if isinstance(total, Tensor):
+            torch._foreach_div_(grads, total + (total == 0))  # without a token there is no gradient
+        elif total not in (0.0, 1.0):
+            torch._foreach_div_(grads, total)
+
+    def _fold(self, share: Tensor | float) -> None:
+        """Add the gradients that the step left in `.grad` to the window's sum, with their weight."""
+        if self._folded is None:
+            self._folded = [None] * len(self.parameters)
+        for i, parameter in enumerate(self.parameters):
+            if parameter.grad is None:
+                continue
+            weighted = parameter.grad * share
+            held = self._folded[i]
+            self._folded[i] = weighted if held is None else held + weighted
+            parameter.grad = None
+
+    def _unfold(self) -> None:
+        if self._folded is None:
+            return
+        for parameter, grad in zip(self.parameters, self._folded, strict=True):
+            parameter.grad = grad
+        self._folded = None
+
+    # Shown -------------------------------------------------------------------------------------------
+
+    def as_before_clipping(self, last: bool) -> None:
+        """Of a step that is only looked at: bring its gradients to what the optimizer would get."""
+        if self.scaler is not None:  # not by unscale_, which could not be taken back
+            grads = [p.grad for p in self.parameters if p.grad is not None]
+            if grads:
+                torch._foreach_mul_(grads, 1.0 / self.scaler.get_scale())
+        if self.weighs and (self.count == self.window or last):
+            self._unfold()
+            self._divide()
+
+    def show(self, gradients: list[Tensor | None]) -> None:
+        """Let people see these at the parameters while the loop stands; the window's own are kept aside."""
+        if self.count and self._hidden is None:
+            self._hidden = [p.grad for p in self.parameters]
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    @property
+    def hides(self) -> bool:
+        """Whether other gradients than the window's own are shown."""
+        return self._hidden is not None
+
+    def _unhide(self) -> None:
+        if self._hidden is not None:
+            hidden, self._hidden = self._hidden, None
+            for parameter, gradient in zip(self.parameters, hidden, strict=True):
+                parameter.grad = gradient
+
+    # State -------------------------------------------------------------------------------------------
+
+    def _clear_all(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def capture(self, clone: Callable[[Any], Any]) -> dict[str, Any]:
+        """The open window, and what metrics may ask of the last one; between windows no gradient is part
+        of the state."""
+        state: dict[str, Any] = {"count": self.count, "rates": clone(self.rates), "norm": clone(self.norm)}
+        if self.count:
+            state["first"] = clone(self._first)
+            state["total"] = clone(self._total)
+            own = [p.grad for p in self.parameters] if self._hidden is None else self._hidden
+            state["grads"] = [None if grad is None else clone(grad) for grad in own]
+            state["folded"] = None if self._folded is None else [clone(grad) for grad in self._folded]
+        return state
+
+    def give_up(self, *, gradients_moved: bool) -> None:
+        """A step failed and cannot be taken back. Gradients that it has touched go with the whole window:
+        half a window's, divided by all of its samples, would be a step too short."""
+        self._unhide()
+        if gradients_moved or self.count == 0:
+            self.count, self._folded = 0, None
+            self._clear_all()
+        elif self._folded is not None:
+            self._clear_all()  # the window's sum is elsewhere
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Back into the window, or to none."""
+        self.norm = _like(state["norm"], self.parameters[0])
+        self._clear_all()
+        self.count, self._folded, self._hidden = state["count"], None, None
+        self.rates = list(state["rates"])
+        if self.count:
+            self._first = _like(state["first"], self.parameters[0])
+            self._total = _like(state["total"], self.parameters[0])
+            for parameter, grad in zip(self.parameters, state["grads"], strict=True):
+                parameter.grad = _like(grad, parameter)
+            if state["folded"] is not None:
+                pairs = zip(state["folded"], self.parameters, strict=True)
+                self._folded = [_like(grad, parameter) for grad, parameter in pairs]
+
+
+def _like(value: Any, parameter: nn.Parameter) -> Any:
+    """A copy of a captured value, on the device of the parameter it belongs to."""
+    return value.to(parameter.device, copy=True) if isinstance(value, Tensor) else value

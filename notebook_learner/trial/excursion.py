@@ -1,0 +1,162 @@
+"""Steps that nobody hears of and that are all taken back: to try something, and have done nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import Paused, StateError
+from ..event import Event, MetricBlock
+from ..event.position import Position
+from ..event.values import Floats
+from ..run.bounds import FAR, Until
+from ..run.loop import Loop
+from ..run.rank_protocol import Ranks
+from ..run.replica import Replica
+from ..state.state import State
+from .changes import AS_IT_IS, Changes, LossOfStep, changed
+from .comparison import Course
+
+AfterStep = Callable[[int, float], None]
+
+
+class EndOfWalk(Exception):
+    """Raised by a walk's `after`: it has seen enough."""
+
+
+@dataclass
+class _Tape:
+    """Stands in for sinks and boundary: hears everything, tells nobody."""
+
+    after: AfterStep | None
+    blocks: list[MetricBlock] = field(default_factory=list)
+    steps: int = 0
+
+    def emit(self, event: Event) -> None:
+        """Take what a block measured, and tell whoever wants to know."""
+        if isinstance(event, MetricBlock) and event.split == "train":
+            self.blocks.append(event)
+            self.steps += event.count
+            if self.after is not None:
+                self.after(self.steps, float(event.columns[LossOfStep.name].values[-1]))
+
+    def reached(self, position: Position) -> None:
+        """No keyframe, no checkpoint."""
+
+    def allowance(self, position: Position) -> int:
+        """No bound; but somebody who wants to end a walk is heard at every step."""
+        return FAR if self.after is None else 1
+
+    def course(self) -> Course:
+        """What was measured."""
+        places = [(block.epoch, step) for block in self.blocks for step in range(block.first, block.last + 1)]
+        names = dict.fromkeys(name for block in self.blocks for name in block.columns)
+        names.pop(LossOfStep.name, None)
+        values = {"loss": self._column(LossOfStep.name), **{name: self._column(name) for name in names}}
+        return Course(tuple(places), values)
+
+    def _column(self, name: str) -> Floats:
+        rows: list[Floats] = [np.empty(0)]
+        for block in self.blocks:
+            column = block.columns.get(name)
+            rows.append(np.full(block.count, np.nan) if column is None else column.values)
+        return np.concatenate(rows)
+
+
+class Excursion:
+    """Walks from one place. Made by `excursion`."""
+
+    def __init__(self, replica: Replica, start: State) -> None:
+        self.start = start
+        self._replica = replica
+
+    def walk(self, until: Until, after: AfterStep | None = None, changes: Changes = AS_IT_IS) -> Course:
+        """Go on to a bound; what was measured on the way.
+
+        Args:
+            until: how far.
+            after: told the number (from 1) and the loss of every training step. It may end the walk by
+                raising EndOfWalk.
+            changes: what is different on the way.
+        """
+        __tracebackhide__ = True
+        loop, ranks = self._replica.loop, self._replica.ranks
+        tape = _Tape(after)
+        with changed(loop, changes):
+            loop.look_around()
+            loop.emit, loop.boundary = tape.emit, tape
+            try:
+                if ranks is not None:
+                    ranks.walk(changes)
+                why = loop.run(until)
+            except EndOfWalk:
+                why = "budget"
+            except BaseException as error:
+                cause = error if ranks is None else ranks.fault(error)
+                if cause is not error:
+                    raise cause from error
+                raise
+        if why == "pause":
+            raise Paused(str(self.start.position))
+        return tape.course()
+
+    def back(self) -> None:
+        """Stand where it began."""
+        self._replica.put_back(self.start)
+
+
+@contextmanager
+def excursion(replica: Replica, *, what: str) -> Iterator[Excursion]:
+    """Inside, the run moves unheard; afterwards everything is as it was, to the bit: also where it failed
+    or was interrupted. It costs a copy of the state, and putting it back.
+
+    Raises:
+        StateError: the run cannot be moved, or not be brought back.
+    """
+    loop = replica.loop
+    _require_a_way_back(loop, what)
+    replica.settle()
+    update = loop.update
+    seen = loop.batch, loop.output, loop.pace.steps, loop.pace.rate
+    setting = loop.emit, loop.boundary
+    shown, hiding = [p.grad for p in update.parameters], update.hides
+    with _with_others(replica.ranks), replica.rng.lent(), loop.modes.kept():
+        start = replica.capture()
+        loop.passing = True
+        try:
+            yield Excursion(replica, start)
+        finally:
+            loop.passing = False
+            loop.emit, loop.boundary = setting
+            replica.put_back(start)
+            loop.batch, loop.output, loop.pace.steps, loop.pace.rate = seen
+            if update.count == 0 or hiding:
+                update.show(shown)
+
+
+@contextmanager
+def _with_others(ranks: Ranks | None) -> Iterator[None]:
+    """The other ranks go along."""
+    if ranks is None:
+        yield
+        return
+    ranks.enter()
+    try:
+        yield
+    finally:
+        ranks.leave()
+
+
+def _require_a_way_back(loop: Loop, what: str) -> None:
+    if loop.finished:
+        raise StateError(
+            f"{what}: training is finished, so there is no step to try; fit(epochs=n) trains more"
+        )
+    if not all(each.cursor.walks_again for each in loop.passes.values()):
+        raise StateError(
+            f"{what} tries steps and takes them back, but a loader can be walked only once; give a list, a "
+            "DataLoader, or an object whose __iter__ starts anew"
+        )

@@ -1,0 +1,92 @@
+"""Two walks from the same step over the same batches: as it is, and with one thing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import repeat
+from numbers import Real
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import a_kind
+from ..run.bounds import Trained
+from ..run.loop import Loop
+from ..run.replica import Replica
+from .changes import Changes, require_step
+from .comparison import Comparison
+from .excursion import excursion
+
+_OTHERS = ("train_step", "batch", "clip_norm")
+
+
+def what_if(replica: Replica, steps: int, changes: Mapping[str, Any]) -> Comparison:
+    """Take some training steps as the run would, and again with changes; everything is taken back."""
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"what_if(steps={steps!r}): try a whole number of steps, from 1")
+    _check(replica.loop, changes)
+    with excursion(replica, what="what_if()") as trip:
+        until = Trained(trip.start.position.iteration + steps)
+        baseline = trip.walk(until)
+        trip.back()
+        other = trip.walk(until, changes=Changes(changes))
+    said = {name: _said(value) for name, value in changes.items()}
+    return Comparison(trip.start.position, said, (baseline, other))
+
+
+def _check(loop: Loop, changes: Mapping[str, Any]) -> None:
+    groups = loop.update.optimizer.param_groups
+    options = [key for key in groups[0] if key not in ("params", "initial_lr")]
+    known = [*_OTHERS, *options]
+    if not changes:
+        raise ValueError(f"what_if() compares with a change; it can change {', '.join(known)}")
+    for name, value in changes.items():
+        if name not in known:
+            raise ValueError(
+                f"what_if({name}=...): there is no {name} here; it can change {', '.join(known)}"
+            )
+        if name not in _OTHERS and isinstance(value, list) and len(value) != len(groups):
+            raise ValueError(
+                f"what_if({name}={value!r}): the optimizer has {len(groups)} groups; give one value, or a "
+                f"list of {len(groups)}"
+            )
+        if name not in _OTHERS:
+            for group, each in zip(groups, value if isinstance(value, list) else repeat(value), strict=False):
+                _require_like(name, each, group[name])
+    if "train_step" in changes:
+        require_step("what_if(train_step=...)", changes["train_step"])
+    if "clip_norm" in changes and not (_is_number(changes["clip_norm"]) and changes["clip_norm"] > 0):
+        raise ValueError(f"what_if(clip_norm={changes['clip_norm']!r}): give a norm above 0, such as 1.0")
+
+
+def _require_like(name: str, value: Any, live: Any) -> None:
+    """Raise where an option is a number or a pair, and is to be something else: the optimizer would fail in
+    its step."""
+    fits = True
+    if isinstance(live, bool):
+        fits = isinstance(value, bool)
+    elif _is_number(live):
+        fits = _is_number(value)
+    elif isinstance(live, tuple):
+        fits = isinstance(value, tuple) and len(value) == len(live)
+    if not fits:
+        raise ValueError(
+            f"what_if({name}={value!r:.60}): the optimizer has {live!r:.60} there; give another "
+            f"{type(live).__name__}"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    one = isinstance(value, Tensor) and value.numel() == 1
+    return one or (isinstance(value, Real) and not isinstance(value, bool))
+
+
+def _said(value: Any) -> str:
+    if value is None or isinstance(value, (int, float, str)):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    if callable(value):
+        return str(getattr(value, "__name__", "another"))
+    if isinstance(value, (list, tuple)):
+        said = ", ".join(map(_said, value))
+        return f"[{said}]" if isinstance(value, list) else f"({said})"
+    return a_kind(value)
