@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint.info import CheckpointInfo
 from ..errors import names_descriptors
 from ..store import durable
-from . import care
+from . import verification
 from .index import encode_index
-from .live import FILE
-from .place import is_run, require_run
+from .live_index import FILE
 from .recorded_run import RecordedRun
+from .run_status import is_run, require_run
 from .timeline import mark_of_checkpoint
 
 if TYPE_CHECKING:
     from ..widget.panel import Panel
-    from .care import Report
     from .compare import Comparison
+    from .verification import Report
 
 
 class Artifacts(RecordedRun):
@@ -56,7 +56,7 @@ class Artifacts(RecordedRun):
 
         if front_end() == "page" and is_run(self.directory):
             if self._panel is None:
-                from .watching import watched
+                from .watch_panel import watched
 
                 self._panel = watched(self)
             told.update(self._panel.wire.bundle())
@@ -66,7 +66,7 @@ class Artifacts(RecordedRun):
         """Read every byte: checkpoints, logs, artifacts.h5. True where all is right, else it says what is
         wrong and what to do."""
         require_run(self.directory)
-        return care.verify(self.directory, self._infos())
+        return verification.verify(self.directory, self._infos())
 
     def repair(self) -> Report:
         """Clear away what a killed process left half done, and make a missing `artifacts.h5` anew.
@@ -77,7 +77,7 @@ class Artifacts(RecordedRun):
             StoreError: a run that lives writes here.
         """
         require_run(self.directory)
-        return care.repair(self.directory, self._infos(), self._rebuild)
+        return verification.repair(self.directory, self._infos(), self._rebuild)
 
     def renew(self) -> None:
         """Make `artifacts.h5` anew from logs and checkpoints. A run that goes on does so itself."""

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import StoreError
 from ..event.values import Split
 from ..store.layout import TEST
-from .page import Table
+from .tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

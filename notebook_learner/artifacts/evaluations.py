@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..event.values import Evaluated, Split
-from .page import Table
+from .tables import Table
 
 _PLACE = ("epoch", "split", "step")
 
@@ -120,7 +120,7 @@ class Evaluations(dict[str, Evaluation]):
         return import_module("pandas").DataFrame(rows, columns=["set", *metrics, "batches", *_PLACE])
 
     def _table(self) -> Table:
-        from ..renderer.sets import SetRow, set_table  # the renderers are loaded for whoever looks
+        from ..renderer.evaluated_sets import SetRow, set_table  # the renderers are loaded for whoever looks
 
         rows = [
             SetRow(each.name, {metric: each.shown(metric) for metric in each}, each.batches, each.where)

@@ -16,10 +16,10 @@ from .claims import Claims
 from .evaluations import Evaluation
 from .followed_sets import FollowedSets
 from .index import read_header
-from .live import FILE
-from .place import RECENT, last_marks
+from .live_index import FILE
+from .log_tail import Tail
 from .run_info import RunInfo
-from .tail import Tail
+from .run_status import RECENT, last_marks
 from .timeline import Mark
 
 PATIENCE = 1.0

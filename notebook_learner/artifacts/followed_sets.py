@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from ..event.values import MetricInfo
 from ..store.layout import RunLayout, is_inside, log_files
 from ..store.run_folder import RunPath
-from .evaluated import evaluated_in, marks_of
 from .evaluations import Evaluation
-from .place import last_marks
+from .read_evaluations import evaluated_in, marks_of
+from .run_status import last_marks
 from .timeline import Mark
 
 PATIENCE = 1.0

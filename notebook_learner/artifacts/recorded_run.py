@@ -18,16 +18,16 @@ from ..logger.history import History
 from ..store.layout import RunLayout
 from .claims import Claims
 from .clock import Clock
-from .evaluated import evaluated_in
 from .evaluations import Evaluation, Evaluations
 from .follow import News, follow
 from .index import read_header
-from .live import FILE
-from .page import Table
-from .place import Standing, logs_in, require_run, standing, test_logs_in
-from .reading import read_record
+from .live_index import FILE
+from .read_evaluations import evaluated_in
+from .read_record import read_record
 from .run_info import RunInfo
+from .run_status import Standing, logs_in, require_run, standing, test_logs_in
 from .series import Series, series_of
+from .tables import Table
 from .timeline import Mark, read_timeline
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class RecordedRun:
     def _repr_html_(self) -> str:
         from html import escape
 
-        from .page import plain
+        from .tables import plain
 
         try:
             require_run(self.directory)

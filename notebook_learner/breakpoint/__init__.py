@@ -4,15 +4,15 @@ In come moments of a step, or the metrics' values; out goes a text that says why
 changes nothing of what it looks at.
 """
 
-from .asked import When
 from .base import Asked, Condition, Found, FromMetrics, Measured, Moment, Planned
 from .breakpoints import Breakpoint, Breakpoints
 from .dead_units import DeadUnits
+from .function_condition import When
 from .grad_norm import GradNorm
 from .loss_spike import LossSpike
 from .metric_is import MetricIs
 from .non_finite import NonFinite
-from .numbered import AtStep, EveryNSteps
+from .step_number import AtStep, EveryNSteps
 from .update_ratio import UpdateRatio
 
 __all__ = [

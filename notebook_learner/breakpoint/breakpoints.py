@@ -7,8 +7,8 @@ from copy import deepcopy
 from typing import Any
 
 from ..errors import wrong_arguments
-from .asked import When
 from .base import Condition, Moment
+from .function_condition import When
 
 
 class Breakpoint:

@@ -9,13 +9,13 @@ Nothing here knows what a value means, and nothing that a file says is believed 
 True
 """
 
-from .alone import load, save
 from .folder import CheckpointFolder
 from .hdf5 import CompactRecorder, Hdf5Recorder
 from .info import CheckpointInfo
 from .messagepack import NamedMpkGzRecorder
 from .recorder import Decoded, Encoded, Recorder
 from .safetensors import SafetensorsRecorder
+from .single_file import load, save
 from .strategy import KeepAll, KeepAny, KeepBest, KeepEvery, KeepLast, Strategy
 
 __all__ = [

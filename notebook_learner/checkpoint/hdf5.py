@@ -19,7 +19,7 @@ from ..store.hdf5_manifest import Manifest, damaged, read_head, read_manifest
 from ..store.hdf5_names import dataset_paths
 from ..store.tensors import are_direct, dtype_name
 from ..store.tree import Malformed, outlined, pack, unpack
-from .half import HALVES, ROUNDED, Rounded, halved_all, lost
+from .half_precision import HALVES, ROUNDED, Rounded, halved_all, lost
 from .recorder import Decoded, Encoded
 
 

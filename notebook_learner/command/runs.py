@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..artifacts import Artifacts
-from ..artifacts.page import Table, plain
-from ..artifacts.place import runs_below, size_of
+from ..artifacts.run_status import runs_below, size_of
+from ..artifacts.tables import Table, plain
 from ..errors import NotebookLearnerError, StoreError
 from ..renderer.numbers import number, size_text
 from ..store.layout import SPLITS

@@ -37,6 +37,6 @@ def _require_run(directory: str) -> None:
     """Where nobody listens: say so in the words of whoever knows directories of runs."""
     from pathlib import Path
 
-    from ..artifacts.place import require_run
+    from ..artifacts.run_status import require_run
 
     require_run(Path(directory))

@@ -20,7 +20,8 @@ import torch
 
 from ..errors import StateError
 from .device_batches import per_device
-from .ends import end_of, next_of
+from .loader_walk import length_of, walk_for
+from .rank_share import Several, Share
 from .rng import (
     HostMemory,
     HostRng,
@@ -36,8 +37,7 @@ from .rng import (
     seed_host,
 )
 from .sampling import END
-from .share import Several, Share
-from .walk import length_of, walk_for
+from .stop_iteration import end_of, next_of
 
 Tell = Callable[[str], None]
 

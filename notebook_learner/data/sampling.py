@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import get_worker_info
 
+from .rank_share import Share
 from .rng import SLOW, Generator, capture_host, mix, mix_each, seed_host
-from .share import Share
 
 _SMALL = 10_000
 """Batches of an epoch whose order may be kept when it is over."""

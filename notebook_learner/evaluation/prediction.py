@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import count_samples, mapped
+from ..data.rank_share import EMPTY, first_of
 from ..data.rng import capture_rng, restore_rng
-from ..data.share import EMPTY, first_of
 from ..errors import ConfigurationError, StepError, a_kind, wrong_arguments
 from ..run.rank_protocol import Alone
 from ..step.output import LossOutput

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from ..data.batch import count_samples
 from ..data.cursor import Cursor
+from ..data.rank_share import EMPTY
 from ..data.sampling import END
-from ..data.share import EMPTY
 from ..errors import DataError, Paused, a_kind
 from ..event import Evaluated, Event, MetricBlock, MetricInfo, SetProgress, SplitRecord
 from ..event.join import joined
 from ..event.position import Position
 from ..metric import MetricGroup, TextMetric
 from ..metric.base import AnyMetric
-from ..metric.copies import own_copy
-from ..metric.rows import Rows
+from ..metric.metric_copies import own_copy
+from ..metric.rank_rows import Rows
 from ..run.autograd_mode import ambient_kept_on_error
 from ..run.control import Control
 from ..run.failure import release_device_memory

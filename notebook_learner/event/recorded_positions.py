@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..errors import StateError
-from ..event import Record, steps_before
-from ..event.position import Position
+from . import Record, steps_before
+from .position import Position
 
 
 def steps_back(record: Record, n: int) -> Position:

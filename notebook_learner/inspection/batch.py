@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..renderer.text import one_line
+from .find_tensors import tensors_in
 from .pictures import Picture, is_like_images, picture
 from .statistics import Measurements, Statistics
-from .walk import tensors_in
 
 MOST_TENSORS = 200
 MOST_CLASSES = 1000

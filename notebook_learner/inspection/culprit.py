@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from .find_tensors import tensors_in
 from .finite import Finding, Questions, worst
+from .module_hooks import Call, Watch, plain_model
 from .samples import item_of, loss_of
-from .walk import tensors_in
-from .watch import Call, Watch, plain_model
 
 Stage = Literal["parameter", "input", "forward", "loss", "backward", "update"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from .module_hooks import Watch, is_row, own_parameters
 from .statistics import Both, Histogram, Measurements, Statistics
-from .watch import Watch, is_row, own_parameters
 from .weights import Parameter, ratio, together
 
 

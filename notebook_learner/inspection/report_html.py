@@ -6,9 +6,9 @@ from html import escape
 from itertools import groupby
 
 from ..renderer.numbers import count, number
-from .cells import Alarm, Cell, Column, Table, headline, name, remarks, tables
 from .findings import Findings
 from .pictures import Picture
+from .report_tables import Alarm, Cell, Column, Table, headline, name, remarks, tables
 from .statistics import Histogram
 
 MOST_LAYERS, MOST_SAMPLES = 200, 12

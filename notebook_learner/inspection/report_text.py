@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..renderer.numbers import number
 from ..renderer.summary import text_table
-from .cells import Cell, Table, headline, remarks, tables
 from .findings import Findings
+from .report_tables import Cell, Table, headline, remarks, tables
 from .statistics import Histogram
 
 MOST_LAYERS, MOST_SAMPLES = 40, 8

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import TypedDict
 
 from ..renderer.numbers import count, number
-from .cells import (
+from .findings import Findings
+from .layers import Layer
+from .report_tables import (
     Alarm,
     Table,
     bound,
@@ -24,8 +26,6 @@ from .cells import (
     share,
     times_table,
 )
-from .findings import Findings
-from .layers import Layer
 
 MOST_ROWS = 12
 _MOST_SAMPLES = MOST_ROWS - 4

@@ -127,7 +127,7 @@ class Shown:
     @names_descriptors
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         if self._display is None:
-            from ..widget.face import display_of_page  # only IPython asks
+            from ..widget.notebook_renderer import display_of_page  # only IPython asks
 
             display = display_of_page()
             if display is not None:

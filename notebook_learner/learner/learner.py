@@ -22,11 +22,11 @@ from ..run.driver import Driver
 from ..run.early_stopping import why_ended
 from ..run.loop import Why
 from ..run.replica import Replica
-from ..run.reports import RewindReport, StepReport, ahead, nothing_left
+from ..run.step_reports import RewindReport, StepReport, ahead, nothing_left
 from ..state.state import State
-from ..store import ending
+from ..store import process_end
 from .debugging import Debugging, Supplies
-from .detaching import OnDetach
+from .detach_verbs import OnDetach
 from .directory import OnPremises
 from .directory_access import Premises
 from .display import Epochs, Shown
@@ -312,7 +312,7 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         """
         if not isinstance(wait, bool):
             raise TypeError(f"save(wait={wait!r}): give True or False")
-        with self._driver.held(), ending.awaited():
+        with self._driver.held(), process_end.awaited():
             self._enter(saves=True)
             self._announce()
             label = self._replica.keep("manual")
@@ -520,7 +520,7 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         if why == "breakpoint":
             self._tell_hit()
         elif self._status != _STATUS[why]:
-            self._set_status(_STATUS[why], self._why_over() if why == "finished" else ending.why())
+            self._set_status(_STATUS[why], self._why_over() if why == "finished" else process_end.why())
         if why != "budget":  # between two steps taken by hand nobody waits for the disk
             self._replica.keep_stop()
             self._replica.saving.wait()

@@ -24,8 +24,8 @@ from ..event.values import (
 )
 from ..store.appender import LineAppender
 from ..store.log_lines import format_number, format_text
+from .escape_text import harmless, quoted
 from .evaluation import evaluated_text
-from .harmless import harmless, quoted
 
 _SHORT: Mapping[Level, str] = {"info": "INFO", "warning": "WARN", "error": "ERROR"}
 

@@ -30,7 +30,7 @@ from ..event.values import (
 )
 from ..store.layout import TEST
 from .blocks import common_steps, same_pass
-from .open_pass import OpenPass
+from .current_pass import OpenPass
 
 SPLITS: tuple[Split, ...] = ("train", "valid")
 STEPS = np.dtype([("epoch", np.int64), ("step", np.int64)])
@@ -334,7 +334,7 @@ class History:
         The steps of a set that was evaluated have "test/" and its name as `split`; their epoch and iteration
         are those of the weights.
         """
-        from .frame import to_pandas
+        from .data_frame import to_pandas
 
         return to_pandas(self, form)
 

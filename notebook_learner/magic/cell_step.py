@@ -18,9 +18,9 @@ from ..step.output import (
     RegressionOutput,
     SequenceOutput,
 )
-from ..step.supervised import kind_of
-from .body import Body
-from .targets import Targets
+from ..step.supervised_step import kind_of
+from .cell_body import Body
+from .find_targets import Targets
 
 Values = Mapping[str, Any]
 MakeOutput = Callable[[Values], Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 from IPython.core import completer
 
-from .finding import learners_in
+from .find_learner import learners_in
 from .magics import TrainingMagics
 
 _LINE = re.compile(r"^(?:\s*|.*=\s*)(%%?)(\w+)\s(.*)$")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..learner.wiring.cells import expect_cells
+from .breakpoint_prompt import Stopping
 from .completion import Completion
 from .magics import TrainingMagics
-from .offer import Offer
-from .stopping import Stopping
+from .reload_offer import Offer
 
 _HOLDS = "_notebook_learner_extension"
 """The attribute of the shell that holds what was loaded: shells are many where notebooks are tested."""

@@ -9,11 +9,13 @@ from IPython.core.magic import Magics
 
 from ..event import Split
 from ..learner.learner import Learner
-from .body import compiled
+from .apply_options import dry, pause_background, put_in, run
+from .cell_body import compiled
+from .cell_source import source_of
 from .cell_step import CellStep
-from .declaring import magic, magics, read
-from .finding import find_learner, learners_in
-from .options import (
+from .declare_magic import magic, magics, read
+from .find_learner import find_learner, learners_in
+from .parse_options import (
     BODY,
     COUNT,
     DIRECTORY,
@@ -27,8 +29,6 @@ from .options import (
     running,
     unquoted,
 )
-from .running import dry, pause_background, put_in, run
-from .source import source_of
 
 
 @magics

@@ -24,9 +24,9 @@ from .base import (
     StepContext,
     TextMetric,
 )
-from .checks import checked, checked_type, require_fields
 from .logged import Logged
-from .rows import ABSENT, Rows, accumulates, counts_of, merged
+from .output_checks import checked, checked_type, require_fields
+from .rank_rows import ABSENT, Rows, accumulates, counts_of, merged
 from .transfer import alike, to_host
 
 Step = tuple[Update, Callable[[Scalar], None], Callable[[Scalar], None]]

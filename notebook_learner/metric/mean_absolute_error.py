@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .errors_of_numbers import MeanError
+from .number_errors import MeanError
 
 
 class MeanAbsoluteError(MeanError):

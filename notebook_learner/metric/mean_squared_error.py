@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from .base import Floats
-from .errors_of_numbers import MeanError
+from .number_errors import MeanError
 
 
 class MeanSquaredError(MeanError):

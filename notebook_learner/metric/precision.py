@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .base import Floats
 from .class_counts import share
-from .share_of_classes import ShareOfClasses
+from .class_shares import ShareOfClasses
 
 
 class Precision(ShareOfClasses):

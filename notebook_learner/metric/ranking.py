@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import OutputError, StateError
-from .appended import Appended, Part
+from .appended_rows import Appended, Part
 from .base import Input, Metric, Scalar
 from .class_counts import Reduction, check_reduction
 from .classes import class_dimension

@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool2d
 
 from ..errors import OutputError
 from .base import Input, Ratio, Scalar
-from .installed import torchmetrics
+from .load_torchmetrics import torchmetrics
 from .tensors import widened
 
 _WANG = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..errors import StateError, StepError, a_kind
-from .appended import Appended
+from .appended_rows import Appended
 from .base import Input, Metric, Scalar
-from .installed import torchmetrics
+from .load_torchmetrics import torchmetrics
 from .tensors import HALVES
 
 if TYPE_CHECKING:

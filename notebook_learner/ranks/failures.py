@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import StateError
-from .crew import Member
+from .rank_processes import Member
 from .reduction import Severed
 from .shipping import unpack
 

@@ -11,17 +11,17 @@ import torch
 
 from ..cluster import Attached
 from ..data.cursor import Cursor
+from ..data.rank_share import EMPTY, CannotBeCut, Share
 from ..data.sampling import END
-from ..data.share import EMPTY, CannotBeCut, Share
 from ..errors import RankDied, StateError
-from ..metric.rows import Rows
+from ..metric.rank_rows import Rows
 from ..run.rank_protocol import OWN, Alone, Hands, Place, Task
 from ..run.replica import Replica
 from ..state.state import State
 from ..step.schedule import rates_of
 from ..trial.changes import Changes
-from .crew import Crew, Dead, Member, crew_for, release
 from .failures import Failed, Lost, exception_of
+from .rank_processes import Crew, Dead, Member, crew_for, release
 from .rank_steps import Clock, buffers_of_rank_0, ranked, share_for
 from .rank_table import Ranks, of_member, of_this_process
 from .recipe import Source

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..data.share import EMPTY, Idle
+from ..data.rank_share import EMPTY, Idle
 from ..metric import MetricGroup
 from ..run.control import Control
 from ..run.rank_protocol import Hands

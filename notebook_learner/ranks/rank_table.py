@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..run.replica import Replica
-    from .crew import Member
+    from .rank_processes import Member
 
 
 @dataclass(frozen=True, slots=True)

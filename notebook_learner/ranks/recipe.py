@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from ..data.cursor import Cursor
-from ..data.share import Share
+from ..data.rank_share import Share
 from ..errors import ConfigurationError, StateError
 from ..event import Event, Split
-from ..metric.copies import own_copy
-from ..metric.rows import HOW_TO_MERGE, says_how_to_merge
+from ..metric.metric_copies import own_copy
+from ..metric.rank_rows import HOW_TO_MERGE, says_how_to_merge
 from ..run.rank_protocol import Alone, Supplier, Task
 from ..run.replica import Replica
 from ..run.settings import Registered, Settings
 from ..trial.changes import Changes
-from .crew import Crew, Member
 from .failures import Failed
+from .rank_processes import Crew, Member
 from .shipping import Names, names_of, pack, pack_by_value
 
 

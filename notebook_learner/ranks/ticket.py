@@ -15,7 +15,7 @@ from typing import Any
 from ..breakpoint import Breakpoints
 from ..errors import ConfigurationError
 from ..event import Record
-from ..metric.copies import own_copy
+from ..metric.metric_copies import own_copy
 from ..run.settings import Registered, Settings
 from .torch_settings import ambient
 

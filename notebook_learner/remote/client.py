@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ..errors import RemoteError
 from .peer import peer_of
-from .place import NAME, Folder, UntrustedError, connected, supported, trusted_by
 from .protocol import Answer, Request, RequestError, read_answer, request_of
+from .socket_place import NAME, Folder, UntrustedError, connected, supported, trusted_by
 
 PATIENCE = 10.0
 """Seconds that an answer to a question may take, from the first byte asked to the last one heard. What acts

@@ -19,9 +19,9 @@ from functools import cache
 from typing import Any
 
 from .detached import Detached
-from .inherited import held, let_go
+from .forked_child import held, let_go
 from .peer import Peer
-from .place import NAME, Folder
+from .socket_place import NAME, Folder
 
 NOTE = "user.notebook_learner.owner"
 """An attribute of the directory, and no file: nobody lists, copies or deletes it, and it moves along."""

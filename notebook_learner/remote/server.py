@@ -19,10 +19,10 @@ from pathlib import Path
 
 from ..store.run_folder import RunFolder
 from .commands import Commands
-from .inherited import held, let_go
+from .forked_child import held, let_go
 from .peer import peer_of
-from .place import Door, Folder, OccupiedError, supported
 from .protocol import LONGEST, Answer, Request, RequestError, read_request
+from .socket_place import Door, Folder, OccupiedError, supported
 from .steering import Steering
 
 PATIENCE = 5.0

@@ -10,7 +10,7 @@ from ..errors import wrong_arguments
 from ..event import Sink
 
 _RENDERERS = {
-    "panel": "notebook_learner.widget.face:NotebookRenderer",
+    "panel": "notebook_learner.widget.notebook_renderer:NotebookRenderer",
     "terminal": ".terminal:TerminalRenderer",
     "plain": ".plain:PlainRenderer",
     "silent": ".silent:SilentRenderer",

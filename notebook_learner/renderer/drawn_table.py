@@ -8,7 +8,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from .drawing import Palette
-from .sets import SetTable
+from .evaluated_sets import SetTable
 
 LINE = 0.24
 """Inches from one row to the next."""

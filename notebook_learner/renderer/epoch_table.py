@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..event import Split
+from .history_source import SPLITS
 from .numbers import duration, number
-from .source import SPLITS
 from .tally import Tally
 from .text import one_line
 

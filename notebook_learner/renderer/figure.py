@@ -10,7 +10,7 @@ import numpy as np
 from ..event import MetricInfo, Split
 from .chart import Chart, Series
 from .curves import Axis, Curve, training_axis
-from .source import SPLITS, StepSource, metric_infos, plotted_names
+from .history_source import SPLITS, StepSource, metric_infos, plotted_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

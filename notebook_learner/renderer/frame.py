@@ -13,8 +13,8 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
 from ..event import Notice, Split
+from .history_source import SPLIT_STYLES, SPLITS
 from .numbers import count, number, percent, rate, remaining
-from .source import SPLIT_STYLES, SPLITS
 from .tally import Tally
 from .text import encodable, one_line
 

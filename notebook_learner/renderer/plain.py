@@ -19,7 +19,7 @@ from ..event import (
     StatusChanged,
 )
 from . import epoch_table
-from .ending import because, evaluation, news, tour, whereabouts
+from .end_summary import because, evaluation, news, tour, whereabouts
 from .numbers import count, number, percent, rate, remaining
 from .tally import Tally
 from .text import encodable, one_line

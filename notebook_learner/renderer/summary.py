@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..event import MetricInfo, Split
+from .history_source import SPLIT_STYLES, SPLITS, EpochSource, metric_infos, plotted_names
 from .numbers import count, number
-from .source import SPLIT_STYLES, SPLITS, EpochSource, metric_infos, plotted_names
 from .text import one_line
 
 if TYPE_CHECKING:

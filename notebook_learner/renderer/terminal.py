@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.text import Text
 
 from ..event import Evaluated, Event, Notice, RunOpened, SetProgress, StatusChanged
-from .above import Redirect
-from .ending import evaluation, news, tour, whereabouts
+from .end_summary import evaluation, news, tour, whereabouts
 from .frame import LAST, LEVEL_STYLES, STATUS_STYLES, Frame, frame, notice_text
 from .numbers import number
+from .print_capture import Redirect
 from .tally import Tally
 from .text import encodable, one_line
 

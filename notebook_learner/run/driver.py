@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from ..errors import BusyError, names_descriptors
-from ..store import ending
+from ..store import process_end
 from . import interrupt_button as background
 from .control import Control, Request
 from .interrupt_safety import Breaking
@@ -137,7 +137,7 @@ class Driver:
                 raise
         if self._thread is not None:
             background.join_the_cell()
-        ending.remind()  # the interrupts that came meanwhile are forgotten, and a signal may be among them
+        process_end.remind()  # the interrupts that came meanwhile are forgotten; a signal may be among them
         # Not only a late one: the background thread may have heard it first, and paused.
         return interrupts.seen
 
@@ -163,7 +163,7 @@ class Driver:
             with self._changed:
                 self._changed.wait_for(lambda: turn.ended, 0.1)
             meanwhile()  # without the lock, which the training needs at its boundaries
-        ending.rest()
+        process_end.rest()
         return turn.result
 
     # Ask ---------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class Driver:
 
     def _awaited(self) -> AbstractContextManager[None]:
         """The end of the process waits for this, where a pause is kept."""
-        return ending.awaited(self.control.interrupt) if self.saves_its_end else nullcontext()
+        return process_end.awaited(self.control.interrupt) if self.saves_its_end else nullcontext()
 
     # The claim ---------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class Driver:
 
     def _hand_over(self, work: Callable[[], Any], fail: Callable[[BaseException], None]) -> None:
         turn = self._turn
-        begun = ending.begin(self.control.interrupt) if self.saves_its_end else None
+        begun = process_end.begin(self.control.interrupt) if self.saves_its_end else None
 
         def body() -> None:
             try:
@@ -276,7 +276,7 @@ class Driver:
                 background.is_over(self.control)
                 self._let_go()
                 if begun is not None:
-                    ending.finish(begun)
+                    process_end.finish(begun)
 
         # In the context of the cell that runs now, a kernel shows the thread's prints below that cell and
         # not below the latest one (ipykernel 6.29 and 6.31 see to it themselves, older ones do not).
@@ -288,7 +288,7 @@ class Driver:
         except RuntimeError as error:
             background.is_over(self.control)
             if begun is not None:
-                ending.finish(begun)
+                process_end.finish(begun)
             fail(error)
             raise
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..errors import NotebookLearnerError
-from ..step.supervised import supervised
+from ..step.supervised_step import supervised
 
 _HEAD = "What the step was given"
 _FUNCTIONAL = functional.__file__

@@ -31,9 +31,9 @@ from .held_step import hold
 from .loop import Loop, Why
 from .rank_protocol import Ranks
 from .replay import Replay, cut_at, shape_of
-from .reports import RewindReport
 from .saving import Saving, no_way
-from .silence import Unheard
+from .silent_replay import Unheard
+from .step_reports import RewindReport
 
 _BLAMED = 3
 """How many steps back the cause of a hit may lie."""

@@ -11,7 +11,7 @@ import torch
 from ..checkpoint.recorder import Recorder
 from ..checkpoint.strategy import Strategy
 from ..cluster import Attached
-from ..data.share import Share
+from ..data.rank_share import Share
 from ..event import Sink, Split
 from ..metric import Loss
 from ..metric.base import AnyMetric, Metric, TextMetric

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..artifacts.reading import read_record
+from ..artifacts.read_record import read_record
 from ..checkpoint.folder import CheckpointFolder
 from ..checkpoint.info import CheckpointInfo, Kind, label_of
 from ..checkpoint.keeper import Keeper, Void

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from ..errors import StepError
-from .calls import clear, step
 from .gradients import assign
+from .optimizer_calls import clear, step
 from .output import Gradients, weight_of
 from .schedule import Schedule
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import ending
+from . import process_end
 from .workers import hand_over
 
 Job = Callable[[], None]
@@ -42,7 +42,7 @@ class Background:
         self._running: str | None = None
         self._failures: list[Failure] = []
         self._alive = False
-        self._begun: ending.Stand = _nothing
+        self._begun: process_end.Stand = _nothing
 
     def submit(self, name: str, job: Job) -> None:
         """Do this as soon as what is under way is done."""
@@ -50,7 +50,7 @@ class Background:
             self._waiting[name] = job
             if self._alive:
                 return
-            self._begun = ending.begin(_nothing)
+            self._begun = process_end.begin(_nothing)
             self._alive = True
         hand_over(self._work)
 
@@ -96,7 +96,7 @@ class Background:
             with self._changed:
                 self._running = None
                 self._changed.notify_all()
-        ending.finish(begun)
+        process_end.finish(begun)
 
 
 def _nothing() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..artifacts.page import Table
+from ..artifacts.tables import Table
 from ..errors import names_descriptors
 from ..event.position import Position
 from ..event.values import Floats

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..data.batch import move
+from ..data.rank_share import EMPTY
 from ..data.sampling import END
-from ..data.share import EMPTY
 from ..errors import DataError, StateError
 from ..inspection import Inspection, look
 from ..run.replica import Replica

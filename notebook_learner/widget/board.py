@@ -26,7 +26,7 @@ from ..event import (
     SplitStarted,
     StatusChanged,
 )
-from ..renderer.ending import evaluation, tour
+from ..renderer.end_summary import evaluation, tour
 from ..renderer.numbers import count, number, rate, remaining, size_text
 from ..renderer.tally import Tally
 from ..renderer.text import one_line, place

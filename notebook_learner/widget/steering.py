@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..event import Evaluated, Record, Sink, Status
-from ..renderer.source import StepSource
+from ..renderer.history_source import StepSource
 from .board import Rank, Saved
 
 

@@ -410,7 +410,7 @@ class Fed:
         if verb == "break":
             raise BrokenOff("rank 0 has given the block up")
         if verb == "empty":
-            from ..data.share import EMPTY
+            from ..data.rank_share import EMPTY
 
             return EMPTY
         return END if verb == "over" else arguments[0]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from notebook_learner.artifacts.live import LiveIndex
+from notebook_learner.artifacts.live_index import LiveIndex
 from notebook_learner.checkpoint.folder import CheckpointFolder
 from notebook_learner.checkpoint.hdf5 import Hdf5Recorder
 from notebook_learner.event import (

@@ -11,12 +11,12 @@ from artifacts_run import finished
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import notebook_learner.artifacts.reading as reading
+import notebook_learner.artifacts.read_record as reading
 import notebook_learner.artifacts.timeline as timeline
 from notebook_learner import Artifacts
-from notebook_learner.artifacts.reading import read_record
+from notebook_learner.artifacts.read_record import read_record
 from notebook_learner.artifacts.timeline import read_timeline
-from notebook_learner.artifacts.watching import watched
+from notebook_learner.artifacts.watch_panel import watched
 from notebook_learner.command import main
 from notebook_learner.errors import NotebookLearnerError
 from notebook_learner.event.join import text_runs

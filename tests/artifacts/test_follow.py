@@ -18,11 +18,11 @@ from artifacts_run import INFOS, Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notebook_learner.artifacts import Artifacts, Block, EpochValues, TakenBack, tail
+from notebook_learner.artifacts import Artifacts, Block, EpochValues, TakenBack, log_tail
 from notebook_learner.artifacts.follow import MOMENT, _Follower, follow
-from notebook_learner.artifacts.place import is_recent, is_run, logs_in, size_of
-from notebook_learner.artifacts.reading import read_record
-from notebook_learner.artifacts.tail import Tail
+from notebook_learner.artifacts.log_tail import Tail
+from notebook_learner.artifacts.read_record import read_record
+from notebook_learner.artifacts.run_status import is_recent, is_run, logs_in, size_of
 from notebook_learner.event import MetricInfo, Rewound, SplitEnded, SplitStarted, cut
 from notebook_learner.event.join import text_runs
 from notebook_learner.logger import FileMetricLogger
@@ -548,9 +548,9 @@ def test_a_log_that_is_made_but_still_empty_is_waited_for(tmp_path):
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_log_of_any_size_is_handed_out_in_pieces(tmp_path, monkeypatch, ended):
     """Also one that is rewritten meanwhile; of two logs, one is read to its end long before the other."""
-    monkeypatch.setattr(tail, "_AT_ONCE", 1 << 13)
-    monkeypatch.setattr(tail, "MOST_ROWS", 1000)
-    monkeypatch.setattr(tail, "MOST_BYTES", 1 << 14)
+    monkeypatch.setattr(log_tail, "_AT_ONCE", 1 << 13)
+    monkeypatch.setattr(log_tail, "MOST_ROWS", 1000)
+    monkeypatch.setattr(log_tail, "MOST_BYTES", 1 << 14)
     folder = tmp_path / "train" / "epoch-1"
     folder.mkdir(parents=True)
     losses = "".join(f"0.{number:016d},32\n" for number in range(1, 20_001))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from notebook_learner.artifacts import index
 from notebook_learner.artifacts.clock import Clock
 from notebook_learner.artifacts.index import MAGIC, encode_index, read_header
-from notebook_learner.artifacts.reading import read_record
+from notebook_learner.artifacts.read_record import read_record
 from notebook_learner.artifacts.run_info import RunInfo
 from notebook_learner.artifacts.timeline import Mark
 from notebook_learner.checkpoint.info import CheckpointInfo

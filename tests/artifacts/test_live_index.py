@@ -5,11 +5,11 @@ import h5py
 import numpy as np
 import pytest
 
-from notebook_learner.artifacts import live
+from notebook_learner.artifacts import live_index
 from notebook_learner.artifacts.clock import Clock
 from notebook_learner.artifacts.index import read_header
-from notebook_learner.artifacts.live import LiveIndex
-from notebook_learner.artifacts.reading import read_record
+from notebook_learner.artifacts.live_index import LiveIndex
+from notebook_learner.artifacts.read_record import read_record
 from notebook_learner.checkpoint.info import CheckpointInfo
 from notebook_learner.event import (
     Column,
@@ -136,7 +136,9 @@ def test_the_file_holds_what_the_logs_hold(process):
 
 
 @pytest.mark.parametrize("status", ["paused", "failed", "stopped", "finished"])
-def test_standing_still_writes_also_after_a_rewind(process, status):
+def test_standing_still_writes_also_after_a_rewind(process, status, monkeypatch):
+    # The file takes no time here: one that took long, on a busy machine, is a large one, and waits.
+    monkeypatch.setattr(live_index.time, "monotonic", lambda: 0.0)
     process.work()
     process.train(1)
     process.status("running")
@@ -151,14 +153,14 @@ def test_standing_still_writes_also_after_a_rewind(process, status):
 
 def test_a_large_file_is_not_made_for_a_rewind_before_its_time_has_passed(process, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(live_index.time, "monotonic", lambda: now[0])
 
     def slow(*arguments, **more):
-        now[0] += 2 * live.LARGE
+        now[0] += 2 * live_index.LARGE
         return live_encode(*arguments, **more)
 
-    live_encode = live.encode_index
-    monkeypatch.setattr(live, "encode_index", slow)
+    live_encode = live_index.encode_index
+    monkeypatch.setattr(live_index, "encode_index", slow)
     process.work()
     process.train(1)
     process.status("paused")
@@ -166,7 +168,7 @@ def test_a_large_file_is_not_made_for_a_rewind_before_its_time_has_passed(proces
     process.rewind(1, "train", 2)
     process.status("paused")
     assert process.work() == 0
-    now[0] += 2 * live.REST * live.LARGE
+    now[0] += 2 * live_index.REST * live_index.LARGE
     process.rewind(1, "train", 1)
     process.status("paused")
     assert process.work() == 1
@@ -188,14 +190,14 @@ def test_a_run_ends_and_goes_on(process):
 
 def test_epochs_are_left_out_while_a_file_waits_or_costs_too_much(process, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(live_index.time, "monotonic", lambda: now[0])
 
     def slow(*arguments, **more):
         now[0] += 2.0
         return live_encode(*arguments, **more)
 
-    live_encode = live.encode_index
-    monkeypatch.setattr(live, "encode_index", slow)
+    live_encode = live_index.encode_index
+    monkeypatch.setattr(live_index, "encode_index", slow)
     process.emit(EpochEnded(1, 3))
     assert process.work() == 1, "the epoch's file was already on its way since the run was opened"
     now[0] += 199.0
@@ -293,7 +295,7 @@ def test_a_failing_write_is_the_submitters_to_deal_with(process, monkeypatch):
     def full(descriptor, size):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(live.files, "allocate", full)
+    monkeypatch.setattr(live_index.files, "allocate", full)
     process.status("paused")
     with pytest.raises(OSError, match="No space left"):
         process.work()

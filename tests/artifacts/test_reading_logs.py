@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notebook_learner.artifacts.reading import read_record
+from notebook_learner.artifacts.read_record import read_record
 from notebook_learner.event import Column, MetricBlock, MetricInfo, SplitEnded, SplitStarted
 from notebook_learner.logger.blocks import same_pass
 from notebook_learner.logger.file import FileMetricLogger

@@ -9,7 +9,7 @@ import pytest
 from artifacts_run import Run, finished, net
 
 from notebook_learner.artifacts import Artifacts
-from notebook_learner.artifacts.care import Report
+from notebook_learner.artifacts.verification import Report
 from notebook_learner.errors import StoreError
 from notebook_learner.remote.owner import DirectoryLock
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from notebook_learner.artifacts.live import LiveIndex
+from notebook_learner.artifacts.live_index import LiveIndex
 from notebook_learner.event import (
     Column,
     EpochEnded,

@@ -133,7 +133,7 @@ def read(directory: str) -> None:
     import torch  # noqa: F401  # a notebook has it
 
     from notebook_learner import Artifacts
-    from notebook_learner.artifacts.watching import Watching
+    from notebook_learner.artifacts.watch_panel import Watching
     from notebook_learner.widget.panel import Panel
 
     size = sum(file.stat().st_size for file in Path(directory).rglob("*") if file.is_file())

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from notebook_learner import Learner, LearnerBuilder
 from notebook_learner.checkpoint import Hdf5Recorder
-from notebook_learner.store import ending
+from notebook_learner.store import process_end
 
 TRAINING = Training()
 SOON = 60.0
@@ -54,7 +54,7 @@ def told(seconds: float = SOON) -> None:
     """Ask for the signal, and wait until it has come."""
     say("signal")
     until = time.monotonic() + seconds
-    while not ending.why() and time.monotonic() < until:
+    while not process_end.why() and time.monotonic() < until:
         time.sleep(0.001)
 
 
@@ -124,7 +124,7 @@ def two_at_once(directory: Path) -> None:
     def slow() -> None:
         reached.set()
         until = time.monotonic() + SOON
-        while not ending.why() and time.monotonic() < until:
+        while not process_end.why() and time.monotonic() < until:
             time.sleep(0.001)
         time.sleep(0.3)
 

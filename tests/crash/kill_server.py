@@ -120,7 +120,7 @@ def life(directory: Path, at: AtCall | None) -> None:
 def inspect(directory: Path, needed: list[str]) -> None:
     """What a reader finds, before anybody cleans up."""
     from notebook_learner.artifacts import Artifacts
-    from notebook_learner.artifacts.place import is_run
+    from notebook_learner.artifacts.run_status import is_run
 
     for problem in wrong_with_checkpoints(directory, needed):
         say("wrong", problem)

@@ -17,7 +17,7 @@ from exactness import Setup, differences, everything, straight
 
 from notebook_learner import BusyError, ConfigurationError, DetachError, Learner, Paused, StateError
 from notebook_learner.checkpoint import CompactRecorder
-from notebook_learner.learner import handing_over as handing
+from notebook_learner.learner import hand_over as handing
 from notebook_learner.remote.detached import noted_in
 
 FULL = Setup(seed=None, window=2, scheduler="cycle", ema=True)

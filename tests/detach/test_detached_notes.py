@@ -16,7 +16,7 @@ from builder_support import batches, classifier, net, sgd
 from detach_support import until_it_ends, waits_for
 
 from notebook_learner import Artifacts
-from notebook_learner.artifacts.earlier import own_files
+from notebook_learner.artifacts.earlier_run import own_files
 from notebook_learner.remote import detached
 from notebook_learner.remote.detached import LOG, NOTE, detached_in, noted_in, process_of
 

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from notebook_learner import cluster
 from notebook_learner.errors import ConfigurationError, RankDied, StateError
 from notebook_learner.ranks import attached_engines as attached
-from notebook_learner.ranks import crew as crews
+from notebook_learner.ranks import rank_processes as crews
 
 ROOT = Path(__file__).parents[2]
 FOUND = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)])

@@ -32,7 +32,7 @@ from notebook_learner.artifacts import run_info
 from notebook_learner.artifacts.artifacts import Artifacts
 from notebook_learner.artifacts.clock import Clock
 from notebook_learner.artifacts.index import read_header
-from notebook_learner.artifacts.reading import read_record
+from notebook_learner.artifacts.read_record import read_record
 from notebook_learner.artifacts.run_info import RunInfo
 from notebook_learner.artifacts.timeline import Mark, read_timeline
 from notebook_learner.checkpoint.folder import CheckpointFolder

@@ -33,7 +33,7 @@ from notebook_learner import (
     StepError,
 )
 from notebook_learner.event import MetricBlock, RunOpened, SplitEnded
-from notebook_learner.learner.wiring.making import move_state
+from notebook_learner.learner.wiring.make_optimizer import move_state
 from notebook_learner.logger import InMemoryMetricLogger
 from notebook_learner.metric import Accuracy, CudaMetric, LearningRate, Loss, Metric, TextMetric
 

@@ -14,7 +14,7 @@ import torch
 from builder_support import assert_same_bits, batches, by_hand, classifier, net
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from notebook_learner.step import calls
+from notebook_learner.step import optimizer_calls
 
 STEPS = len(batches())
 OPTIMIZERS = {
@@ -156,7 +156,7 @@ def test_a_copied_optimizer_is_one_like_any_other():
     (parameter, *_) = optimizer.param_groups[0]["params"]
     parameter.grad = torch.ones_like(parameter)
     before = parameter.detach().clone()
-    calls.step(optimizer)
+    optimizer_calls.step(optimizer)
     assert torch.allclose(parameter.detach(), before - 0.1)
-    calls.clear(optimizer)
+    optimizer_calls.clear(optimizer)
     assert parameter.grad is None

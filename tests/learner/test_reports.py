@@ -10,7 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from notebook_learner import Position
-from notebook_learner.run.reports import RewindReport, StepReport
+from notebook_learner.run.step_reports import RewindReport, StepReport
 
 AT = Position(1, "train", 3, 3, 5)
 

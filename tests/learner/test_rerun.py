@@ -37,9 +37,9 @@ from notebook_learner import (
     StateError,
     StoreError,
 )
-from notebook_learner.artifacts import earlier
+from notebook_learner.artifacts import earlier_run
 from notebook_learner.event import Notice, RunOpened
-from notebook_learner.learner.wiring.tenancy import Tenancy
+from notebook_learner.learner.wiring.directory_tenancy import Tenancy
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_where_it_cannot_be_moved_nothing_was_changed_and_it_says_what_to_do(run
     def refuse(source, target):
         raise PermissionError(13, "Permission denied", str(target))
 
-    monkeypatch.setattr(earlier.files, "rename", refuse)
+    monkeypatch.setattr(earlier_run.files, "rename", refuse)
     learner = built(builder_in(run))
     with pytest.raises(StoreError, match=r"beside it \(Permission denied\).*\.resume\(\).*\.overwrite\(\)"):
         learner.fit()

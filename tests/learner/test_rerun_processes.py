@@ -11,7 +11,7 @@ import pytest
 from rerun_support import a_run_in, builder_in, built, names_in, tree, users_files_in, without_the_log
 
 from notebook_learner import BusyError
-from notebook_learner.artifacts import earlier
+from notebook_learner.artifacts import earlier_run
 
 
 @pytest.fixture
@@ -64,11 +64,11 @@ def test_another_process_that_has_the_run_open_keeps_it_until_it_is_gone(run):
 KILLED = """
     def killed_at(call, directory):
         '''Train anew in the directory, and die at that call to the file system of making room.'''
-        from notebook_learner.artifacts import earlier
-        from notebook_learner.learner.wiring import tenancy
-        room = tenancy.keep_beside
+        from notebook_learner.artifacts import earlier_run
+        from notebook_learner.learner.wiring import directory_tenancy
+        room = directory_tenancy.keep_beside
         def counted(name):
-            real = getattr(earlier.files, name)
+            real = getattr(earlier_run.files, name)
             def count(*given, **named):
                 global left
                 if left == 0:
@@ -78,13 +78,13 @@ KILLED = """
             return count
         def keep(directory):
             for name in ("rename", "make_directory", "remove_directory", "sync_directory", "unlink"):
-                setattr(earlier.files, name, counted(name))
+                setattr(earlier_run.files, name, counted(name))
             place = room(directory)
             if left == 0:  # between the rename and the new directory
                 os.kill(os.getpid(), signal.SIGKILL)
             os._exit(0)
         global left
-        left, tenancy.keep_beside = call, keep
+        left, directory_tenancy.keep_beside = call, keep
         built(builder_in(directory)).fit()
 
     root = Path({root!r})
@@ -129,4 +129,4 @@ def test_a_process_killed_while_it_makes_room_loses_nothing(then, beside, tmp_pa
             assert without_the_log({name: found[name] for name in own}) == without_the_log(own), call
             learner.fit()
         assert all(tree(directory)[name] == b"mine" for name in mine), call
-        assert not (directory / earlier.GATHERED).exists(), call
+        assert not (directory / earlier_run.GATHERED).exists(), call

@@ -33,7 +33,7 @@ from notebook_learner.checkpoint import (
     SafetensorsRecorder,
 )
 from notebook_learner.event import CheckpointSaved, Notice, SplitEnded
-from notebook_learner.learner.wiring import tenancy
+from notebook_learner.learner.wiring import directory_tenancy
 from notebook_learner.run import saving
 from notebook_learner.store import files
 
@@ -311,7 +311,7 @@ def test_half_precision_is_refused_for_going_on(tmp_path):
 
 def test_a_new_run_in_the_folder_of_an_old_one_judges_only_its_own(tmp_path, monkeypatch):
     """Two runs share a folder where an earlier version of this package wrote the second one."""
-    monkeypatch.setattr(tenancy, "holds_run", lambda directory: False)
+    monkeypatch.setattr(directory_tenancy, "holds_run", lambda directory: False)
     learner_in(tmp_path, epochs=6, configure=lambda b: b.with_checkpointing_strategy(KeepAll())).fit()
     learner = learner_in(
         tmp_path, epochs=2, seed=1, configure=lambda b: b.with_checkpointing_strategy(KeepLast(1))

@@ -21,7 +21,7 @@ from notebook_learner.metric import (
     Perplexity,
     TopKAccuracy,
 )
-from notebook_learner.metric.checks import OUTPUTS
+from notebook_learner.metric.output_checks import OUTPUTS
 
 LOGITS = torch.tensor([[9.0, 0.0, 1.0], [0.0, 9.0, 1.0], [1.0, 9.0, 0.0]])
 LABELS = torch.tensor([0, 1, 0])

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_learner import ClassificationOutput, Learner, LearnerBuilder
-from notebook_learner.remote.place import NAME
+from notebook_learner.remote.socket_place import NAME
 
 SOON = 60.0
 STEPS = 8

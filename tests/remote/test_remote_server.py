@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from remote_support import SOON, file_in, learner_in, log_of, other_process, socket_of, waits_for
 
 from notebook_learner import Artifacts, BusyError, LearnerBuilder, RemoteError
-from notebook_learner.artifacts.place import is_run
+from notebook_learner.artifacts.run_status import is_run
 from notebook_learner.logger import InMemoryMetricLogger
-from notebook_learner.remote import control, inherited, place, server
+from notebook_learner.remote import control, forked_child, server, socket_place
 from notebook_learner.remote.peer import Peer
-from notebook_learner.remote.place import Folder, connected
 from notebook_learner.remote.server import RemoteControl, _serving
+from notebook_learner.remote.socket_place import Folder, connected
 
 
 def in_charge(directory: Path) -> int:
@@ -194,7 +194,7 @@ def test_a_file_system_without_sockets_is_told_of_and_training_goes_on(tmp_path,
     def no_sockets(folder: Folder, name: str) -> None:
         raise OSError(refusal, os.strerror(refusal))
 
-    monkeypatch.setattr(place, "_listening", no_sockets)
+    monkeypatch.setattr(socket_place, "_listening", no_sockets)
     learner = learner_in(tmp_path)
     learner.fit()
     assert learner.status == "finished"
@@ -223,11 +223,11 @@ def test_a_process_without_a_thread_to_spare_trains_without_a_socket(tmp_path, m
         really(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    learner, before = learner_in(tmp_path), inherited._held.copy()
+    learner, before = learner_in(tmp_path), forked_child._held.copy()
     learner.step()
     told = f"no remote control (notebook-learner ctl) in {str(tmp_path)!r}: can\\'t start"
     assert told in "".join(log_of(tmp_path))
-    assert not file_in(tmp_path).exists() and len(inherited._held - before) == 1, "the lock"
+    assert not file_in(tmp_path).exists() and len(forked_child._held - before) == 1, "the lock"
 
 
 def test_what_is_no_socket_stays_where_it_is(tmp_path):
@@ -316,10 +316,10 @@ def numbers(things: set[Any]) -> list[int]:
 
 
 def test_a_forked_child_neither_keeps_nor_removes_the_socket(tmp_path):
-    before = inherited._held.copy()
+    before = forked_child._held.copy()
     learner = learner_in(tmp_path)
     learner.step()
-    kept = numbers(inherited._held - before)
+    kept = numbers(forked_child._held - before)
     assert len(kept) == 6, "the lock, both directories, the socket, both ends of what wakes the thread"
     reads, writes = os.pipe()
     child = os.fork()

@@ -28,7 +28,7 @@ from remote_support import (
 
 from notebook_learner import Artifacts, LearnerBuilder, RemoteError
 from notebook_learner.remote import control
-from notebook_learner.remote.listening import other_process_in
+from notebook_learner.remote.find_listener import other_process_in
 from notebook_learner.remote.protocol import Answer
 
 

@@ -12,7 +12,7 @@ import pytest
 from notebook_learner.event import Sink
 from notebook_learner.renderer import PlainRenderer, SilentRenderer, default_renderer, resolve
 from notebook_learner.renderer.terminal import TerminalRenderer
-from notebook_learner.widget.face import NotebookRenderer
+from notebook_learner.widget.notebook_renderer import NotebookRenderer
 
 
 class Terminal(io.StringIO):

@@ -57,7 +57,7 @@ def test_a_worker_that_is_forked_while_it_is_loaded_does_not_hold_the_loading_up
 WORKERS = """
 import sys
 import torch
-from notebook_learner.data.walk import walk_for
+from notebook_learner.data.loader_walk import walk_for
 
 class Loaded(torch.utils.data.Dataset):
     "A sample that says whether the worker process began with h5py loaded."

@@ -28,12 +28,12 @@ BY_LIBRARIES = {("torch", "save"), ("np", "save"), ("np", "savez"), ("np", "save
 ELSEWHERE = {
     ("command/__init__.py", "os.open"): "the null device, where a pipe was closed",
     ("ranks/channel.py", "shutil.rmtree"): "a temporary folder of the ranks, not in a run's directory",
-    ("remote/place.py", "os.open"): "the run's directory itself, wherever it is moved; then by dir_fd:",
+    ("remote/socket_place.py", "os.open"): "the run's directory itself, wherever it moves; then by dir_fd:",
     ("remote/owner.py", "open"): "/proc/locks, to read which process has locked a directory",
-    ("remote/place.py", "os.unlink"): "control.sock, a name without a path",
-    ("remote/place.py", "os.rename"): "the same name",
-    ("remote/place.py", "os.mkdir"): "the folder of the user's sockets, in the system's temporary one",
-    ("remote/place.py", "os.chmod"): "a name in it, where a socket has no mode before it is bound",
+    ("remote/socket_place.py", "os.unlink"): "control.sock, a name without a path",
+    ("remote/socket_place.py", "os.rename"): "the same name",
+    ("remote/socket_place.py", "os.mkdir"): "the folder of the user's sockets, in the system's temporary one",
+    ("remote/socket_place.py", "os.chmod"): "a name in it, where a socket has no mode before it is bound",
 }
 
 

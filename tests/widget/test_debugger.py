@@ -12,7 +12,7 @@ import torch
 from page_of_messages import SOON, Page, learner_in, page_of
 
 from notebook_learner import Artifacts, Learner, Paused
-from notebook_learner.artifacts.watching import Watching
+from notebook_learner.artifacts.watch_panel import Watching
 from notebook_learner.breakpoint import AtStep, NonFinite
 from notebook_learner.widget import panel as panels
 from notebook_learner.widget.panel import Panel

@@ -17,9 +17,9 @@ from page_of_messages import learner_in
 from torch.nn import functional as F
 
 from notebook_learner import Learner, LearnerBuilder
-from notebook_learner.widget import bundle, face, notebook, still
-from notebook_learner.widget.face import NotebookRenderer
-from notebook_learner.widget.view import MIME, View
+from notebook_learner.widget import bundle, notebook, notebook_renderer, still_panel
+from notebook_learner.widget.notebook_renderer import NotebookRenderer
+from notebook_learner.widget.panel_view import MIME, View
 
 ON_A_PAGE = {"cellId": "5e1a", "deletedCells": []}
 
@@ -69,7 +69,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> Cells:
     def keep(data: dict[str, Any], metadata: dict[str, Any], name: str, update: bool) -> None:
         here.stills.append((name, update, data))
 
-    monkeypatch.setattr(still, "display", keep)
+    monkeypatch.setattr(still_panel, "display", keep)
     return here
 
 
@@ -87,7 +87,7 @@ def test_outside_of_a_kernel_there_is_no_front_end_and_nothing_is_published(
 ) -> None:
     monkeypatch.setattr(IPython, "get_ipython", lambda: None)
     assert notebook.front_end() == "none"
-    assert face.display_of_page() is None
+    assert notebook_renderer.display_of_page() is None
     learner, _ = shown(tmp_path)
     learner.fit()
     assert cells.published == cells.stills == []
@@ -97,14 +97,14 @@ def test_outside_of_a_kernel_there_is_no_front_end_and_nothing_is_published(
 def test_a_front_end_that_names_its_cells_is_a_page(cells: Cells, told: dict[str, Any]) -> None:
     cells.metadata = told
     assert notebook.front_end() == "page"
-    assert isinstance(face.display_of_page(), NotebookRenderer)
+    assert isinstance(notebook_renderer.display_of_page(), NotebookRenderer)
 
 
 @pytest.mark.parametrize("told", [{}, {"trusted": True}, None])
 def test_a_program_that_only_runs_cells_is_none(cells: Cells, told: dict[str, Any]) -> None:
     cells.metadata = told
     assert notebook.front_end() == "lines"
-    assert face.display_of_page() is None
+    assert notebook_renderer.display_of_page() is None
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch, static: Path) -> None:
     monkeypatch.setattr(bundle, "STATIC", static)
     bundle.script.cache_clear()
     bundle.style.cache_clear()
-    monkeypatch.delitem(__import__("sys").modules, "notebook_learner.widget.view")
+    monkeypatch.delitem(__import__("sys").modules, "notebook_learner.widget.panel_view")
 
 
 @pytest.fixture(autouse=True)
@@ -321,7 +321,7 @@ def test_a_picture_that_is_drawn_while_it_runs_says_what_it_is_of(cells: Cells, 
 def test_a_run_that_a_button_began_ends_with_a_picture_of_its_end(
     cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(face, "LONG", 0.0)
+    monkeypatch.setattr(notebook_renderer, "LONG", 0.0)
     learner, _ = shown(tmp_path)
     learner.run_until((1, 3))
     learner.show()

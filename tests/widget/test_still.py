@@ -27,8 +27,8 @@ from nbformat import v4
 
 from notebook_learner.event import Column, MetricBlock, MetricInfo, RunOpened, SplitEnded, SplitStarted
 from notebook_learner.logger import History
-from notebook_learner.widget import still as module
-from notebook_learner.widget.still import MOST_BYTES, Still
+from notebook_learner.widget import still_panel as module
+from notebook_learner.widget.still_panel import MOST_BYTES, Still
 
 HERE = Path(__file__).parent
 WHITE, NIGHT = (1.0, 1.0, 1.0), (0x11 / 255,) * 3
@@ -201,7 +201,7 @@ def test_no_picture_is_larger_than_it_may_be(history, sharp):
 
 
 def test_a_sharpness_that_was_too_much_is_not_tried_again(figures, monkeypatch):
-    monkeypatch.setattr("notebook_learner.widget.still.MOST_BYTES", 1)
+    monkeypatch.setattr("notebook_learner.widget.still_panel.MOST_BYTES", 1)
     history, still = learnt(30, 300, tuple("abcdef")), Still(Page())
     still.update(history, None, "", "", final=True)
     first = len(figures.headlines)
@@ -385,7 +385,7 @@ sys.path.insert(0, {here!r})
 from test_still import learnt
 from notebook_learner.logger import History
 from notebook_learner.renderer import Summary, summary_rows
-from notebook_learner.widget.still import Still
+from notebook_learner.widget.still_panel import Still
 """
 TRAIN = """
 still, history = Still(), None

@@ -27,10 +27,10 @@ from test_still import Page, learnt
 
 from notebook_learner.event import Column, Evaluated, MetricBlock, MetricInfo, SplitRecord
 from notebook_learner.renderer.drawn_table import fitted
-from notebook_learner.renderer.sets import SetRow, set_table, sets_text
-from notebook_learner.widget import notebook, still
-from notebook_learner.widget.face import NotebookRenderer
-from notebook_learner.widget.still import MOST_BYTES, Still
+from notebook_learner.renderer.evaluated_sets import SetRow, set_table, sets_text
+from notebook_learner.widget import notebook, still_panel
+from notebook_learner.widget.notebook_renderer import NotebookRenderer
+from notebook_learner.widget.still_panel import MOST_BYTES, Still
 
 HERE = Path(__file__).parent
 
@@ -160,7 +160,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     here = Kernel()
     monkeypatch.delenv(notebook.CHOICE, raising=False)
     monkeypatch.setattr(IPython, "get_ipython", lambda: here)
-    monkeypatch.setattr(still, "display", lambda data, *_: here.stills.append(data))
+    monkeypatch.setattr(still_panel, "display", lambda data, *_: here.stills.append(data))
     yield here
 
 

@@ -16,7 +16,7 @@ import sys, types
 package = types.ModuleType("notebook_learner")
 package.__path__ = [{package!r}]
 sys.modules["notebook_learner"] = package
-from notebook_learner.widget.view import View
+from notebook_learner.widget.panel_view import View
 from notebook_learner.widget.wire import Message
 heard = []
 view = View(heard.append)

@@ -10,8 +10,8 @@ import pytest
 from page_of_messages import SOON, Page, learner_in, series_of
 
 from notebook_learner import Artifacts
-from notebook_learner.artifacts import watching
-from notebook_learner.artifacts.watching import Watching
+from notebook_learner.artifacts import watch_panel
+from notebook_learner.artifacts.watch_panel import Watching
 from notebook_learner.widget import panel as panels
 from notebook_learner.widget.panel import Panel
 
@@ -20,7 +20,7 @@ from notebook_learner.widget.panel import Panel
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(panels, "INTERVAL", 0.0)
     monkeypatch.setattr(panels, "IDLE_PER_COST", 0)
-    monkeypatch.setattr(watching, "POLL", 0.02)
+    monkeypatch.setattr(watch_panel, "POLL", 0.02)
 
 
 ALL: list[Watching] = []

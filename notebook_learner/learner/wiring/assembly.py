@@ -17,15 +17,15 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ...breakpoint import Condition
 from ...cluster import ClusterError, find_engines, is_cluster
+from ...data.rank_share import Share
 from ...data.rng import seeded_rng
-from ...data.share import Share
 from ...errors import ConfigurationError, StateError, StoreError
 from ...event import Display, FanOut, MetricInfo, Sink, Split
 from ...event.epoch_value import Source
 from ...logger import History
 from ...metric import DataWait, GradNorm, LearningRate, MetricGroup
 from ...metric.base import AnyMetric
-from ...metric.copies import own_copy
+from ...metric.metric_copies import own_copy
 from ...remote.detached import detached_in, end_detached
 from ...remote.server import RemoteControl
 from ...renderer import resolve
@@ -46,19 +46,19 @@ from ...step.graph_recorder import RECORDERS
 from ...step.graph_step import Log, RecordedStep
 from ...step.schedule import Schedule, Torch
 from ...step.step import TrainingStep, ValidationStep
-from ...step.supervised import supervised
+from ...step.supervised_step import supervised
 from ...step.update import Clip, ClipByNorm, ClipByValue, Update
 from ..learner import Learner
 from .checks import mistakes_in
-from .compiling import compile_forward
-from .dividing import optimizer_mistakes
-from .forking import Origin
+from .compile_model import compile_forward
+from .describe_run import opening
+from .directory_tenancy import Tenancy
+from .fork_run import Origin
 from .loaders import CANNOT_BEGIN, NO_STEP, Loaders, data_mistakes
-from .making import make_optimizer, make_schedule, move_state
-from .opening import opening
-from .storing import Storing
-from .tenancy import Tenancy
-from .undo import unchanged_if_it_fails
+from .make_optimizer import make_optimizer, make_schedule, move_state
+from .run_files import Storing
+from .sharding_checks import optimizer_mistakes
+from .undo_build import unchanged_if_it_fails
 
 Data = tuple[tuple[Split, Any], ...]
 

@@ -21,14 +21,14 @@ from ...checkpoint.strategy import Strategy, best_rule
 from ...errors import a_kind, wrong_arguments
 from ...event import Sink
 from ...metric.base import Metric, TextMetric
-from ...metric.rows import HOW_TO_MERGE, says_how_to_merge
+from ...metric.rank_rows import HOW_TO_MERGE, says_how_to_merge
 from ...run.settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
 from ...state.checkpointer import Checkpointer
 from ...step.graph_recorder import RECORDERS
 from ...store import check_metric_name, same_file
 from .autosave import seconds_of
 from .cells import cells_may_come
-from .dividing import dividing_mistakes
+from .sharding_checks import dividing_mistakes
 
 
 def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:

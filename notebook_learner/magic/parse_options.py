@@ -8,7 +8,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from .cell_step import KINDS
-from .declaring import Arguments, argument
+from .declare_magic import Arguments, argument
 
 RUNNING: Arguments = (
     argument("learner", nargs="?", help="the learner's name; by default the only one of the notebook"),

@@ -29,8 +29,8 @@ from ..store import durable, files
 from ..store.layout import RunLayout
 from .claims import Claims
 from .clock import Clock
-from .evaluated import evaluated_in
 from .index import encode_index, read_header
+from .read_evaluations import evaluated_in
 from .run_info import RunInfo
 from .timeline import Mark, mark_of, mark_of_checkpoint
 

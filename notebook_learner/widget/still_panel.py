@@ -23,9 +23,9 @@ import numpy as np
 from ..event import Evaluated, MetricInfo
 from ..renderer.chart import Chart
 from ..renderer.curves import Axis, training_axis
+from ..renderer.evaluated_sets import SetTable, set_row, set_table, sets_text
 from ..renderer.figure import chart_of
-from ..renderer.sets import SetTable, set_row, set_table, sets_text
-from ..renderer.source import SPLITS, StepSource, metric_infos, plotted_names
+from ..renderer.history_source import SPLITS, StepSource, metric_infos, plotted_names
 from ..renderer.text import one_line
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...artifacts.live import LiveIndex
+from ...artifacts.live_index import LiveIndex
 from ...checkpoint.folder import CheckpointFolder
 from ...checkpoint.hdf5 import Hdf5Recorder
 from ...checkpoint.info import CheckpointInfo

@@ -17,7 +17,7 @@ from . import notebook
 from .bundle import BundleError
 from .panel import Panel
 from .steering import Steering
-from .still import Still
+from .still_panel import Still
 
 _INSTEAD = "the panel of a learner, which needs its kernel"
 LONG = 1.0
@@ -71,7 +71,7 @@ class NotebookRenderer:
         from .shell import servicing
 
         try:
-            from .view import View
+            from .panel_view import View
         except BundleError as missing:
             self._lines = PlainRenderer()
             self._lines.handle(Notice(str(missing), "warning"))

@@ -13,8 +13,8 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ..errors import StepError
-from .source import Source
-from .targets import Targets, targets_in
+from .cell_source import Source
+from .find_targets import Targets, targets_in
 
 GIVEN = ("model", "batch", "learner", "epoch", "step")
 """What every body is given, under these names."""

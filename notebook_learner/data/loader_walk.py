@@ -23,10 +23,10 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..store import hdf5_library
-from .ends import collate_makes_no_end, next_of
+from .rank_share import Share
 from .rng import mix
 from .sampling import SeededDataset, SkippingSampler
-from .share import Share
+from .stop_iteration import collate_makes_no_end, next_of
 
 
 def walk_for(loader: Any, seeded: bool, share: Share | None = None) -> Walk:

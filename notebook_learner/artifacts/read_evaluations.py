@@ -10,9 +10,9 @@ from dataclasses import replace
 from itertools import accumulate
 
 from ..event.values import Evaluated, MetricInfo, Record
-from ..logger.harmless import unquoted
+from ..logger.escape_text import unquoted
 from ..store.layout import RunLayout
-from .reading import read_evaluations
+from .read_record import read_evaluations
 from .timeline import Mark, read_timeline
 
 

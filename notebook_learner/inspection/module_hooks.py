@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from .batch import shape_of
+from .find_tensors import floating_in
 from .finite import Questions
 from .statistics import Measurements
-from .walk import floating_in
 
 
 @dataclass(eq=False)

@@ -23,7 +23,7 @@ from ..event import (
 from ..store.layout import SPLITS
 from .evaluations import Evaluation
 from .follow import Block, EpochValues, News, TakenBack, follow
-from .place import Standing, last_lines
+from .run_status import Standing, last_lines
 
 if TYPE_CHECKING:
     from ..event.values import Record
@@ -168,7 +168,7 @@ class Watching:
 def watched(run: RecordedRun) -> Panel:
     """The panel of a run, which is told what comes for as long as somebody holds the run."""
     from ..widget.panel import Panel
-    from ..widget.view import View
+    from ..widget.panel_view import View
 
     panel = Panel(View)
     watching = Watching(type(run)(run.directory), panel)

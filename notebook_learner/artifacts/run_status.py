@@ -15,7 +15,7 @@ from ..errors import StoreError
 from ..store import durable
 from ..store.layout import RunLayout, is_inside, log_files, names_if_folder
 from ..store.run_folder import RunPath
-from .live import FILE
+from .live_index import FILE
 from .timeline import Mark, parse_timeline
 
 Standing = Literal["running", "paused", "failed", "stopped", "finished", "unfinished"]

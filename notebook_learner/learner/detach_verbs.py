@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ..errors import names_descriptors
 from ..run.control import Request
 from ..run.driver import Driver
-from ..run.reports import HandedOver, TakenBack
+from ..run.step_reports import HandedOver, TakenBack
 from .directory_access import Premises
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class OnDetach:
             DetachError: the process failed before it trained; with its traceback. The learner stands where
                 it stood, and can train on.
         """
-        from .handing_over import hand_over  # with what packs and starts: for whoever leaves
+        from .hand_over import hand_over  # with what packs and starts: for whoever leaves
 
         return hand_over(self, train, valid, epochs)
 
@@ -95,6 +95,6 @@ class OnDetach:
             StateError: the run was not handed over.
             Paused: somebody interrupted the wait. The process stops all the same; call it again.
         """
-        from .handing_over import take_back
+        from .hand_over import take_back
 
         return self._drive(lambda: take_back(self))

@@ -12,10 +12,10 @@ from IPython.core.error import UsageError
 
 from ..event import Split
 from ..learner.learner import Learner
-from .body import GIVEN
+from .cell_body import GIVEN
 from .cell_step import CellStep
-from .dry import DryReport
-from .options import Running
+from .dry_run import DryReport
+from .parse_options import Running
 
 Names = dict[str, Any]
 FIELDS = ("output", "logits", "targets", "loss")

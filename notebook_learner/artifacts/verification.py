@@ -18,11 +18,11 @@ from ..store.log_blocks import LogLines
 from ..store.run_folder import RunPath
 from .claims import Claims
 from .index import read_header
-from .live import FILE
-from .page import Table, plain
-from .place import logs_in
-from .reading import read_evaluations, read_record
+from .live_index import FILE
+from .read_record import read_evaluations, read_record
 from .run_info import RunInfo
+from .run_status import logs_in
+from .tables import Table, plain
 from .timeline import read_timeline
 
 _SUPERBLOCK = b"\x89HDF\r\n\x1a\n"

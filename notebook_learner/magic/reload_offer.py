@@ -6,7 +6,7 @@ from typing import Any
 from weakref import WeakSet
 
 from ..trial.reload_code import redefined
-from .finding import learners_in
+from .find_learner import learners_in
 
 
 class Offer:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .peer import peer_of
-from .place import Folder, connected, is_ours, supported
+from .socket_place import Folder, connected, is_ours, supported
 
 _PATIENCE = 1.0
 """Seconds that a learner may take to accept: it need not answer."""

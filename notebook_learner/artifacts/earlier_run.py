@@ -22,7 +22,7 @@ from ..remote import detached
 from ..store import files
 from ..store.layout import SPLITS, TEST, RunLayout, log_files, names_if_folder
 from ..store.run_folder import RunPath, below
-from .live import FILE
+from .live_index import FILE
 
 GATHERED = ".earlier-run"
 """The folder inside, while the files of a run are on their way out of a directory with other files."""

@@ -19,12 +19,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from ...artifacts.earlier import drop, holds_run, keep_beside, own_files, put_together
-from ...artifacts.traces import Traces, traces_in, went_on_since
+from ...artifacts.earlier_run import drop, holds_run, keep_beside, own_files, put_together
+from ...artifacts.writer_traces import Traces, traces_in, went_on_since
 from ...errors import BusyError, MovedError, NoDescriptorsError, StoreError, remedy
 from ...event import Event, FanOut, Notice, Sink
 from ...remote.detached import detached_in, noted_in
-from ...remote.listening import clear_socket, other_process_in
+from ...remote.find_listener import clear_socket, other_process_in
 from ...remote.owner import (
     DirectoryLock,
     Identity,
@@ -36,7 +36,7 @@ from ...remote.owner import (
 )
 from ...run.driver import Driver
 from ...store import files
-from .storing import Storing
+from .run_files import Storing
 
 What = Literal["keep", "go on", "overwrite"]
 """What becomes of a run that lies in the directory."""

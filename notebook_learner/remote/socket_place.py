@@ -29,7 +29,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from ..errors import enough_descriptors
-from .inherited import held, let_go
+from .forked_child import held, let_go
 
 NAME = "control.sock"
 OWNER_ONLY = 0o600

@@ -28,7 +28,7 @@ from ..event import Event, Notice, Rewound
 from ..ranks.detached_process import Process
 from ..ranks.ticket import CANNOT, packed, surroundings
 from ..remote.detached import LOG, Detached, forget_in, noted_in
-from ..run.reports import HandedOver, TakenBack, why_over
+from ..run.step_reports import HandedOver, TakenBack, why_over
 
 STEP = 10.0
 """Seconds that its first step is waited for: what fails mostly fails there. It may take an hour, too."""
@@ -181,7 +181,7 @@ def _lend(learner: Any, noted: Detached) -> int:
         f"it stands, and Artifacts({str(directory)!r}) shows it"
     )
     if learner._replica.ranks is not None:
-        from ..ranks.crew import release_spare  # loaded long ago, where there are ranks
+        from ..ranks.rank_processes import release_spare  # loaded long ago, where there are ranks
 
         learner._replica.ranks.shut()
         release_spare()
