@@ -148,7 +148,9 @@ class LoggerError(NotebookLearnerError):
 
 
 class RankDied(NotebookLearnerError):
-    """A process of a training on several devices died, or was stopped; `learner.restart()` starts it anew.
+    """A process of a training on several devices died, or was stopped.
+
+    `learner.devices.restart()` starts it anew.
 
     Attributes:
         rank: which one.
@@ -175,7 +177,7 @@ class RankDied(NotebookLearnerError):
         others = f"rank {alive} is" if len(self.survivors) == 1 else f"ranks {alive} are"
         super().__init__(
             f"rank {rank} (host {host}, process {pid}) {reason} in the step after {where}; {others} alive"
-            f"{kept}. learner.restart() starts the ranks anew, and fit() then goes on"
+            f"{kept}. learner.devices.restart() starts the ranks anew, and fit() then goes on"
         )
 
 

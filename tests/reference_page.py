@@ -17,6 +17,8 @@ from typing import Any, get_args, get_origin
 from notebook_learner import Artifacts, Learner, LearnerBuilder
 from notebook_learner.breakpoint import Moment
 from notebook_learner.command import _COMMANDS, _parser
+from notebook_learner.learner.devices import Devices
+from notebook_learner.learner.tools import Tools
 from notebook_learner.magic.magics import TrainingMagics
 
 PAGE = Path(__file__).parent.parent / "tutorials" / "concepts" / "reference.md"
@@ -42,10 +44,45 @@ PACKAGES = {
 CLASSES = {
     LearnerBuilder: "`LearnerBuilder`: say what a training consists of",
     Learner: "`Learner`: train, and handle the training",
+    Tools: "`learner.tools`: what is needed now and then",
+    Devices: "`learner.devices`: the processes that train, as a table",
     Artifacts: "`Artifacts`: a run's directory, past or running",
     Moment: "`Moment`: what a breakpoint's function is given",
 }
 
+TWELVE = """\
+## Twelve names that do nine tenths of the work
+
+```python
+import torch
+from torch.nn import functional as F
+
+from notebook_learner import Artifacts, LearnerBuilder
+from notebook_learner.metric import Accuracy, Loss
+
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.AdamW(model.parameters())
+batches = [(torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))] * 10
+
+learner = (
+    LearnerBuilder("runs/digits")  # 1: the folder of the run
+    .loss(F.cross_entropy)  # 2: what the training makes small
+    .metrics(Loss(), Accuracy())  # 3: what is measured
+    .num_epochs(5)  # 4: how long it trains
+    .with_file_checkpointer()  # 5: each epoch is saved
+    .resume()  # 6: it goes on from what is saved
+    .build(model, optimizer)
+)
+learner.fit(batches, batches[:2], epochs=1)  # 7: train; Pause stops between two steps
+learner.step()  # 8: one step
+learner.rewind()  # 9: take it back
+learner.inspect()  # 10: look into a step
+learner.evaluate(batches)  # 11: measure other data
+Artifacts("runs/digits")  # 12: read the run, now or next year
+```
+"""
+BASES_FIRST = {Artifacts}
+"""Whose own names are the rare ones."""
 ATTRIBUTES = {
     Learner: {
         "scheduler": "The scheduler as it was given to `build`, or as its factory made it.",
@@ -59,6 +96,7 @@ def page() -> str:
     """All of it."""
     sections = [
         HEAD,
+        TWELVE,
         *(section(title, members(cls)) for cls, title in CLASSES.items()),
         section("Magics, after `%load_ext notebook_learner`", magics()),
         *(section(f"{title}: `{name}`", exported(name)) for name, title in PACKAGES.items()),
@@ -82,7 +120,7 @@ def cell(text: str) -> str:
 def members(cls: type) -> Iterator[tuple[str, str]]:
     """Public methods and properties, also those of its bases in this package, in their order there."""
     seen: set[str] = set()
-    for base in cls.__mro__:
+    for base in reversed(cls.__mro__) if cls in BASES_FIRST else cls.__mro__:
         for name, member in vars(base).items() if base.__module__.startswith("notebook_learner") else ():
             member = getattr(member, "__func__", member)
             if name.startswith("_") or name in seen or not (is_verb(member) or isinstance(member, property)):

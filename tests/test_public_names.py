@@ -48,10 +48,16 @@ BUILDER_VERBS = """
 LEARNER_NAMES = """
     fit start wait pause resume stop paused
     step step_epoch run_until rewind capture restore save checkpoints artifacts
-    status position num_epochs history model ema_model optimizer scheduler batch output plot summary note
-    breakpoints hit inspect seen reach what_if lr_find fork note_fork try_step
-    log use_step step_in_use reload_code evaluate evaluations predict fleet restart detach take_back away
+    status position num_epochs history model ema_model optimizer scheduler batch output plot summary
+    breakpoints hit inspect what_if fork log locals evaluate evaluations predict detach take_back
+    devices tools
 """
+TOOLS = "freeze lr_find note reload_code try_step use_step"
+MOVED_NAMES = {
+    "fleet": "learner.devices",
+    "restart": "learner.devices.restart()",
+    **{name: f"learner.tools.{name}(" for name in TOOLS.split()},
+}
 
 PACKAGES = [
     "notebook_learner",
@@ -74,12 +80,18 @@ PACKAGES = [
 
 
 def public_members(cls):
-    """Methods and properties that `cls` itself defines and does not hide."""
+    """Methods and properties of `cls`, its bases' too, that it does not hide."""
+    members = {name: inspect.getattr_static(cls, name) for name in dir(cls) if not name.startswith("_")}
     return {
-        name: member
-        for name, member in vars(cls).items()
-        if not name.startswith("_") and (callable(member) or isinstance(member, property))
+        name: member for name, member in members.items() if callable(member) or isinstance(member, property)
     }
+
+
+@pytest.fixture
+def learner(tmp_path):
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    return LearnerBuilder(tmp_path).loss(nn.functional.mse_loss).build(model, optimizer)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +159,29 @@ def test_every_builder_verb_but_build_can_be_chained():
 
 
 @pytest.mark.parametrize("name", LEARNER_NAMES.split())
-def test_learner_has_the_name(tmp_path, name):
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters())
-    learner = LearnerBuilder(tmp_path).loss(nn.functional.mse_loss).build(model, optimizer)
+def test_learner_has_the_name(learner, name):
     assert hasattr(learner, name)
+
+
+def test_a_learner_shows_at_most_forty_names():
+    assert len([name for name in dir(Learner) if not name.startswith("_")]) <= 40
+
+
+def test_what_is_rare_lies_in_a_namespace_that_completes(learner):
+    assert [name for name in dir(learner.tools) if not name.startswith("_")] == TOOLS.split()
+    assert {"restart"} <= {name for name in dir(learner.devices) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", MOVED_NAMES)
+def test_a_name_that_a_learner_had_once_says_where_it_is(learner, name):
+    with pytest.raises(AttributeError) as caught:
+        getattr(learner, name)
+    assert MOVED_NAMES[name] in str(caught.value) and caught.value.name == name
+
+
+def test_the_builder_s_verb_for_devices_is_no_verb_of_a_learner(learner):
+    with pytest.raises(TypeError, match=r"devices\(\.\.\.\) is a verb of LearnerBuilder"):
+        learner.devices(["cpu"])
 
 
 def test_the_version_is_the_packages():

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from ..errors import names_descriptors
 from ..run.control import Request
-from ..run.driver import Driver
 from ..run.step_reports import HandedOver, TakenBack
-from .directory_access import Premises
+from .core import LearnerCore
 
 T = TypeVar("T")
 
 
-class OnDetach:
+class DetachVerbs(LearnerCore):
     """Verbs that every Learner has; a class of their own only because a file has one subject."""
 
     _away: Any = None
     """The process that the run was handed over to."""
-
-    _driver: Driver
-    _premises: Premises
-
-    def _drive(self, work: Callable[[], T]) -> T:
-        raise NotImplementedError
 
     def _ask(self, what: Request) -> bool:
         """Of whoever drives, if anybody does here: a process of the run's own is asked otherwise."""

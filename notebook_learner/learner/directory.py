@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from ..artifacts import Checkpoints
-from ..event import Notice, RunOpened, Status
-from ..run.replica import Replica
-from .directory_access import Premises
+from .core import LearnerCore
 
 T = TypeVar("T")
 
 
-class OnPremises:
+class DirectoryVerbs(LearnerCore):
     """What every Learner has; a class of its own only because a file has one subject."""
-
-    _premises: Premises
-    _replica: Replica
-    _opened: RunOpened
-    _status: Status
-    _untold: list[Notice]
 
     @property
     def checkpoints(self) -> Checkpoints:
-        raise NotImplementedError
-
-    def _announce(self) -> None:
-        raise NotImplementedError
-
-    def _settle(self) -> None:
-        raise NotImplementedError
+        """What is saved in the run's directory, in the order it was saved: shown as a table."""
+        self._driver.require_own()
+        return Checkpoints(self._replica.saving.checkpoints())
 
     @property
-    def away(self) -> str:
+    def _elsewhere(self) -> str:
         """Which other process, or learner, goes on with this run; nothing where this one has it."""
         return self._premises.away
 
-    def look_for_checkpoints(self) -> Checkpoints:
+    def _look_for_checkpoints(self) -> Checkpoints:
         """As `checkpoints`, before anything was trained; whoever writes there finishes first."""
         try:
             self._premises.look_in()
@@ -48,7 +35,7 @@ class OnPremises:
             self._premises.look_away()
             self._rest()
 
-    def moved_to(self, directory: os.PathLike[str]) -> None:
+    def _moved_to(self, directory: os.PathLike[str]) -> None:
         """The run's files lie elsewhere now, and it is over: a newer one has its directory."""
         self._opened = replace(self._opened, directory=os.fspath(directory))
 
@@ -63,21 +50,3 @@ class OnPremises:
     def _go_on(self) -> None:
         self._enter(goes_on=True)
         self._announce()
-
-    def _enter(self, *, goes_on: bool = False, saves: bool = False) -> None:
-        """Before anything is written: a run that lies in the directory has to go first, unless this one
-        goes on with it; and a learner whose directory is another's by now goes no further."""
-        __tracebackhide__ = True
-        self._untold += self._premises.enter(self, goes_on=goes_on, saves=saves)
-
-    def _resting(self, work: Callable[[], T]) -> T:
-        """Do it; where training is over then, others may go on in the directory."""
-        __tracebackhide__ = True
-        try:
-            return work()
-        finally:
-            self._rest()
-
-    def _rest(self) -> None:
-        if self._status in ("finished", "stopped"):
-            self._premises.rest()

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import names_descriptors
-from ..event import Display, Event, Notice, Rewound, RunOpened, Sink, StatusChanged
-from ..event.position import Position
-from ..logger import History
-from ..run.driver import Driver
-from ..run.replica import Replica
+from ..event import Display, Rewound, Sink, StatusChanged
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ..checkpoint.info import CheckpointInfo
-    from ..event import Status
     from ..renderer.summary import Summary
 
+from .core import LearnerCore
 
-class Shown:
+
+class DisplayVerbs(LearnerCore):
     """How a learner appears on a page. A class of its own only because a file has one subject."""
-
-    _replica: Replica
-    _driver: Driver
-    _opened: RunOpened
-    _status: Status
-    _display: Display | None
 
     _builder_verbs: ClassVar[frozenset[str]] = frozenset()
     """The verbs of LearnerBuilder, which tells them to this class: an error explains that they are over."""
@@ -40,29 +30,13 @@ class Shown:
         def __getattr__(self, name: str) -> Any:
             """Asked for what is not here: a verb of the builder, perhaps, which is over."""
             own = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name in type(self)._builder_verbs:
-                own += f"; {_why_built(name)}"
+            if name in MOVED:
+                own += f"; it is learner.{MOVED[name]}"
+            elif name in type(self)._builder_verbs:
+                own += f"; {why_built(name)}"
             raise AttributeError(own, name=name, obj=self)
 
-    @property
-    def position(self) -> Position:
-        raise NotImplementedError
-
-    @property
-    def history(self) -> History:
-        raise NotImplementedError
-
-    @property
-    def num_epochs(self) -> int:
-        raise NotImplementedError
-
-    def _emit(self, event: Event) -> None:
-        raise NotImplementedError
-
-    def _rest(self) -> None:
-        raise NotImplementedError
-
-    def shown_on(self, display: Display) -> None:
+    def _shown_on(self, display: Display) -> None:
         """Let a display show this learner where it trains, and where it is a cell's last line."""
         with self._driver.held():
             self._display = display
@@ -86,14 +60,14 @@ class Shown:
         rows = summary_rows(self.history, opened.metrics)
         return Summary(opened.model, opened.parameters, settings, rows)
 
-    def show(self) -> None:
+    def _show(self) -> None:
         """Show the panel below the cell that runs, where there is one. `fit` and `start` do so."""
         __tracebackhide__ = True
         self._driver.require_own()
         if self._display is not None:
             self._display.show()
 
-    def tell(self, newcomer: Sink) -> None:
+    def _tell(self, newcomer: Sink) -> None:
         """Tell somebody who comes later what happened so far."""
         at, record = self.position, self.history.snapshot()
         newcomer.handle(replace(self._opened, num_epochs=self._replica.loop.num_epochs))
@@ -103,26 +77,15 @@ class Shown:
             newcomer.handle(evaluated)
         newcomer.handle(StatusChanged(self._status, at.epoch, at.split, at.step, at.total))
 
-    def saved(self) -> tuple[Sequence[CheckpointInfo], str | None]:
+    def _saved(self) -> tuple[Sequence[CheckpointInfo], str | None]:
         """The checkpoints on the disk right now, and the label of the best: as `checkpoints`, but nothing
         is waited for."""
         return self._replica.saving.saved()
 
     @property
-    def lacks(self) -> str:
+    def _lacks(self) -> str:
         """What is missing before it can train; nothing where it can."""
         return "" if "train" in self._replica.loop.passes else "there is nothing to train on: give it loaders"
-
-    def note(self, text: str) -> None:
-        """Write a line into the log of what happened, at a step boundary; from any thread."""
-        with self._driver.held():
-            self._emit(Notice(text))
-            self._rest()
-
-    def freeze(self) -> None:
-        """Leave of the panel only what a saved notebook shows: curves and table, as they are now."""
-        if self._display is not None:
-            self._display.freeze()
 
     @names_descriptors
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
@@ -131,19 +94,9 @@ class Shown:
 
             display = display_of_page()
             if display is not None:
-                self.shown_on(display)
+                self._shown_on(display)
         more = {} if self._display is None else self._display.bundle()
         return {"text/plain": repr(self), **more}
-
-    def _blocking(self) -> AbstractContextManager[Callable[[], None]]:
-        """While a verb keeps this thread from everything else."""
-        __tracebackhide__ = True
-        self._driver.require_own()
-        return nullcontext(_nothing) if self._display is None else self._display.blocking()
-
-
-def _nothing() -> None:
-    pass
 
 
 class Epochs(int):
@@ -166,7 +119,7 @@ _HERE = {
     "checkpoint": "learner.restore(which) goes to one",
     "autosave": "learner.save() saves now",
     "with_file_checkpointer": "learner.save() saves now, where the learner keeps files",
-    "devices": "learner.fleet shows those in use",
+    "devices": "learner.devices shows those in use",
     "metrics": "learner.evaluate(loader, metrics=[...]) measures others",
     "train_step": "a %%train cell changes it",
     "valid_step": "a %%valid cell changes it",
@@ -176,7 +129,21 @@ _HERE = {
 """What a learner that is built can do instead."""
 
 
-def _why_built(verb: str) -> str:
+MOVED = {
+    "fleet": "devices",
+    "restart": "devices.restart()",
+    "freeze": "tools.freeze()",
+    "lr_find": "tools.lr_find(...)",
+    "note": "tools.note(text)",
+    "reload_code": "tools.reload_code()",
+    "try_step": "tools.try_step(...)",
+    "use_step": "tools.use_step(split, function)",
+}
+"""What a Learner had itself once, and where it is now."""
+
+
+def why_built(verb: str) -> str:
+    """Why a Learner has no such verb, and what to do instead."""
     said = (
         f"{verb}(...) is a verb of LearnerBuilder, called before build(model, optimizer): say it there, and "
         "build the learner again (with .resume() it goes on from its last checkpoint)"

@@ -3,54 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
-from ..artifacts import Artifacts, Checkpoints
-from ..errors import BusyError, CheckpointError, LoggerError, MovedError, Paused, StateError, a_kind
-from ..event import Display, Event, Notice, RunOpened, Split, StatusChanged
+from ..artifacts import Artifacts
+from ..errors import BusyError, Paused, StateError, a_kind
+from ..event import Notice, Split
 from ..event.position import Position
 from ..event.recorded_positions import after_training_step, steps_back
-from ..logger import History
 from ..run.bounds import At, End, EpochDone, Steps, Until, When, as_condition, as_position, counted
-from ..run.driver import Driver
-from ..run.early_stopping import why_ended
 from ..run.loop import Why
-from ..run.replica import Replica
 from ..run.step_reports import RewindReport, StepReport, ahead, nothing_left
 from ..state.state import State
 from ..store import process_end
-from .debugging import Debugging, Supplies
-from .detach_verbs import OnDetach
-from .directory import OnPremises
-from .directory_access import Premises
-from .display import Epochs, Shown
-from .finalizer import Parting, lets_go
-from .rank_verbs import OnRanks
-from .set_verbs import OnSets
+from .debugging import Debugging
+from .display import Epochs
+from .finalizer import lets_go
 
 if TYPE_CHECKING:
-    from ..event import Status  # Jedi, which completes `learner.`, fails on a property that is a Literal
+    pass  # Jedi, which completes `learner.`, fails on a property that is a Literal
+from .detach_verbs import DetachVerbs
+from .devices import Devices
+from .directory import DirectoryVerbs
+from .display import DisplayVerbs
+from .set_verbs import SetVerbs
+from .tools import Tools
 
 T = TypeVar("T")
 
-_STATUS: dict[Why, Status] = {
-    "budget": "paused",
-    "pause": "paused",
-    "breakpoint": "paused",
-    "stop": "stopped",
-    "finished": "finished",
-}
-_LAST_STEP = 10.0
-"""Seconds that the interpreter's end waits for a background step."""
 
-
-class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
+class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
     """A model in training: run it, stop it anywhere, look at it, go back, go on.
 
     Build one with `LearnerBuilder`. Whatever stops training (a pause, an error, the end of a cell),
@@ -85,31 +71,6 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
     Learner(finished, epoch 2, valid, step 1 of 1; Linear, 8 parameters, unused)
     """
 
-    def __init__(
-        self,
-        replica: Replica,
-        driver: Driver,
-        opened: RunOpened,
-        supplies: Supplies,
-        scheduler: Any,
-        premises: Premises,
-        opening: Callable[[Learner], str] = lambda learner: "",
-    ) -> None:
-        self._replica = replica
-        self._driver = driver
-        self._opened = opened
-        self._supplies = supplies
-        self._premises = premises
-        self._announced = False
-        self._untold: list[Notice] = []
-        self._opening = opening
-        self._display: Display | None = None
-        self._status: Status = "ready"
-        self.locals = {}
-        self.scheduler = scheduler
-        """The scheduler as it was given to `build`, or as its factory made it."""
-        self._parting = Parting(partial(_let_go, driver, replica, premises))
-
     # Train -------------------------------------------------------------------------------------------
 
     @lets_go
@@ -135,7 +96,7 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
             Paused: when Pause, the interrupt button or Ctrl-C was used.
         """
         __tracebackhide__ = True  # tracebacks show the user's code; IPython leaves these frames out
-        self.show()
+        self._show()
         paused = self._paused(self._drive(partial(self._fit, train, valid, epochs)))
         if paused is None:
             return self.model
@@ -153,7 +114,7 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         In a notebook, what the training prints stays with the cell that started it.
         """
         if not self._driver.busy:
-            self.show()
+            self._show()
         __tracebackhide__ = True
         prepare, work = partial(self._prepare, train, valid, epochs), partial(self._resting, self._train_on)
         if self._driver.behind(prepare, work, self._fail):
@@ -322,28 +283,11 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         return label
 
     @property
-    def checkpoints(self) -> Checkpoints:
-        """What is saved in the run's directory, in the order it was saved: shown as a table."""
-        self._driver.require_own()
-        return Checkpoints(self._replica.saving.checkpoints())
-
-    @property
     def artifacts(self) -> Artifacts:
         """The run's directory as anybody sees it, also once this process is gone; read-only."""
         self._driver.require_own()
         self._replica.saving.close()
         return Artifacts(self._opened.directory)
-
-    @property
-    def status(self) -> Status:
-        """ready, running, paused, failed, stopped or finished."""
-        self._driver.require_own()
-        return self._status
-
-    @property
-    def position(self) -> Position:
-        """Where training stands, between two steps."""
-        return self._replica.shown_position
 
     @property
     def num_epochs(self) -> int:
@@ -362,11 +306,6 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
             if self._status == "finished" and not loop.finished:
                 self._set_status("paused")
             self._rest()
-
-    @property
-    def history(self) -> History:
-        """What was measured, step by step and epoch by epoch."""
-        return self._replica.history
 
     # Look at -----------------------------------------------------------------------------------------
 
@@ -396,6 +335,18 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         """What the last step returned."""
         return self._replica.loop.output
 
+    # What is rare ------------------------------------------------------------------------------------
+
+    @property
+    def devices(self) -> Devices:
+        """The processes that train, shown as a table; `learner.devices.restart()` starts them anew."""
+        return Devices(self)
+
+    @property
+    def tools(self) -> Tools:
+        """What is needed now and then: `lr_find`, `reload_code`, `try_step`, `use_step`, `note`, `freeze`."""
+        return Tools(self)
+
     def __repr__(self) -> str:
         opened = self._opened
         stands = self._status if self._driver.own else f"belongs to process {self._driver.process}"
@@ -405,14 +356,6 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         )
 
     # Verbs, once nobody else drives ------------------------------------------------------------------
-
-    def _drive(self, work: Callable[[], T]) -> T:
-        __tracebackhide__ = True
-        with self._blocking():
-            value, interrupted = self._driver.here(partial(self._resting, work))
-        if interrupted:  # it came when the work was as good as done
-            raise Paused(str(self.position))
-        return value
 
     def _prepare(self, train: Any, valid: Any, epochs: int | None) -> None:
         """Take what `fit` was given, and begin. `start` returns after that: whoever asks then is told that it
@@ -473,15 +416,6 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
         self._replica.restore(state)
         self._settle()
 
-    def _settle(self) -> None:
-        """The status of wherever a jump led to, and metrics that only what is restored there has logged."""
-        self._tell_logged()
-        loop = self._replica.loop
-        if loop.output is None:  # no step was taken on the way: what is left is of one that never was
-            self.locals = {}
-        start = loop.position.key == Position().key
-        self._set_status("finished" if loop.finished else "ready" if start else "paused")
-
     # The one way into the loop, from whichever thread --------------------------------------------------
 
     def _fit(self, train: Any, valid: Any, epochs: int | None) -> Why:
@@ -497,85 +431,7 @@ class Learner(OnRanks, OnDetach, OnPremises, Shown, Debugging, OnSets):
             self._emit(Notice(nothing_left(loop.epoch, loop.num_epochs, loop.ended), answers=True))
         return why
 
-    def _begin(self) -> None:
-        __tracebackhide__ = True
-        self._enter()
-        if (before := self._replica.loop.before) is not None:
-            self._untold += before.told(self._replica.loop.iteration)
-        try:
-            self._announce()
-            if not self._replica.loop.finished:
-                self._set_status("running")
-        except BaseException as error:
-            self._fail(error)
-            raise
-
-    def _take(self, until: Until) -> Why:
-        __tracebackhide__ = True
-        try:
-            why = self._replica.run(until)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        if why == "breakpoint":
-            self._tell_hit()
-        elif self._status != _STATUS[why]:
-            self._set_status(_STATUS[why], self._why_over() if why == "finished" else process_end.why())
-        if why != "budget":  # between two steps taken by hand nobody waits for the disk
-            self._replica.keep_stop()
-            self._replica.saving.wait()
-        if why == "finished":
-            self._replica.saving.close()
-        return why
-
-    def _announce(self) -> None:
-        if not self._announced:
-            self._announced = True
-            self._replica.sinks.open(replace(self._opened, num_epochs=self._replica.loop.num_epochs))
-            if told := self._opening(self):
-                self._untold.append(Notice(told, "warning"))
-        while self._untold:
-            self._emit(self._untold.pop(0))
-
-    def _fail(self, error: BaseException) -> None:
-        with suppress(LoggerError):  # it keeps the line until its disk takes it; the error at hand tells more
-            paused = isinstance(error, (KeyboardInterrupt, MovedError))
-            self._set_status("paused" if paused else "failed", _reason(error))
-        if isinstance(error, (LoggerError, CheckpointError)):
-            return  # a disk that refuses has its cause removed first
-        with suppress(Exception):  # the state is safe in memory; a device that failed may not even give it
-            self._replica.keep_stop()
-
-    def _set_status(self, status: Status, reason: str = "") -> None:
-        self._status, at = status, self.position
-        self._premises.stands(status)
-        self._emit(StatusChanged(status, at.epoch, at.split, at.step, at.total, reason))
-
-    def _emit(self, event: Event) -> None:
-        """Hand on what happens between runs. A failing logger is told of here and now: left for the
-        loop to find, it would fail the next run, whose cause for it may be gone."""
-        self._premises.wake()
-        self._replica.sinks.emit(event)
-
     def _paused(self, why: Why | None) -> Paused | None:
         """What a blocking verb ends with, where it did not come to its end."""
         stopped = why in ("pause", "breakpoint")
         return Paused(str(self.position), str(self.hit or "")) if stopped else None
-
-    def _why_over(self) -> str:
-        loop = self._replica.loop
-        return why_ended(loop.policies, loop.finals) if loop.ended else ""
-
-
-def _let_go(driver: Driver, replica: Replica, premises: Premises) -> None:
-    """Nobody holds the learner any more, or the interpreter ends while it trains in the background."""
-    if driver.leave(_LAST_STEP):
-        try:
-            with suppress(MovedError):  # it was told of
-                replica.let_go()
-        finally:
-            premises.leave()
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -4,59 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from ..artifacts.evaluations import Evaluation, Evaluations
 from ..data.cursor import Cursor
 from ..evaluation.prediction import AfterBatch, Forward, as_batches, predict, require_functions
 from ..evaluation.set_pass import Tour, evaluate_set
 from ..evaluation.state_guard import beside
-from ..event import Event, Notice
-from ..metric.base import AnyMetric
-from ..run.driver import Driver
+from ..event import Notice
 from ..run.rank_protocol import Alone, Others, Task
-from ..run.replica import Replica
 from ..step.step import ValidationStep
 from ..store.layout import RunLayout
+from .core import LearnerCore
+from .supplies import Metrics
 
 T = TypeVar("T")
-Metrics = Iterable[AnyMetric] | None
 
 
-class SetSupplies(Protocol):
-    """What it takes to go through a set."""
-
-    def cursor_for(self, given: Any, what: str, /, way: Any = ...) -> Cursor:
-        """A way through a loader or dataset, for one rank or several."""
-
-    def validation_step(self, what: str, /) -> ValidationStep:
-        """The step that measures."""
-
-    def prediction_step(self, forward: Forward | None, /) -> ValidationStep:
-        """A step that gives the model's output."""
-
-    def metrics_for(self, given: Metrics, what: str, /) -> list[AnyMetric]:
-        """The metrics that were given, if they are any; by default those of the validation."""
-
-
-class OnSets:
+class SetVerbs(LearnerCore):
     """Verbs that every Learner has; a class of their own only because a file has one subject."""
-
-    _replica: Replica
-    _driver: Driver
-    _supplies: Any
-
-    def _leaving_locals(self, work: Callable[[], T]) -> T:
-        raise NotImplementedError
-
-    def _enter(self) -> None:
-        raise NotImplementedError
-
-    def _announce(self) -> None:
-        raise NotImplementedError
-
-    def _emit(self, event: Event) -> None:
-        raise NotImplementedError
 
     @overload
     def evaluate(self, loader: Mapping[str, Any], *, metrics: Metrics = ...) -> Evaluations: ...
@@ -103,7 +69,7 @@ class OnSets:
 
         Raises:
             Paused: somebody interrupted it. Nothing was recorded, nothing has changed.
-            RankDied: another rank's process is gone; `restart()` starts it anew.
+            RankDied: another rank's process is gone; `devices.restart()` starts it anew.
             BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
         """
         __tracebackhide__ = True
@@ -150,7 +116,7 @@ class OnSets:
 
         Raises:
             Paused: somebody interrupted it. Nothing has changed.
-            RankDied: another rank's process is gone; `restart()` starts it anew.
+            RankDied: another rank's process is gone; `devices.restart()` starts it anew.
             BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
         """
         __tracebackhide__ = True

@@ -25,11 +25,11 @@ FIELDS = ("output", "logits", "targets", "loss")
 def run(learner: Learner, options: Running, names: Names) -> Any:
     """Train as far as the options say; what the cell shows."""
     __tracebackhide__ = True  # as in `fit`: a traceback shows the cell, not what ran it
-    step = learner.step_in_use("train")
+    step = learner._step_in_use("train")
     cell = step if isinstance(step, CellStep) else None
     if options.background:
         return learner.start(epochs=options.epochs)
-    learner.show()  # a long way to go: there is something to look at, and a button to pause
+    learner._show()  # a long way to go: there is something to look at, and a button to pause
     with _exported(learner, names if options.export else None):
         if options.steps is not None:
             return learner.step(options.steps)
@@ -42,7 +42,7 @@ def run(learner: Learner, options: Running, names: Names) -> Any:
 def dry(learner: Learner, step: CellStep | None, options: Running, names: Names) -> DryReport:
     """One step of this cell (or of the step in use), taken back."""
     __tracebackhide__ = True
-    trial = learner.try_step(step)
+    trial = learner.tools.try_step(step)
     if options.export:
         names.update(trial.locals)
     return DryReport(trial.position, dict(trial.locals) or _fields(trial.output))
@@ -70,12 +70,12 @@ def put_in(learner: Learner, split: Split, step: CellStep) -> bool:
     """Make a cell the step of this split, also where training runs in the background: then it pauses for
     that, and the answer is True. A cell that says what the last one said is no edit."""
     paused = pause_background(learner)
-    present = learner.step_in_use(split)
+    present = learner._step_in_use(split)
     if isinstance(present, CellStep) and step.is_like(present):
         present.adopt(step)
     else:
         edited = isinstance(present, CellStep)
-        learner.use_step(split, step, "cell edited" if edited else f"a %%{split} cell takes over")
+        learner.tools.use_step(split, step, "cell edited" if edited else f"a %%{split} cell takes over")
     return paused
 
 

@@ -23,4 +23,7 @@ class Offer:
             if new:
                 self._told.update(new)
                 classes = " and ".join(sorted({each.__name__ for each in new}))
-                print(f"{classes} changed: {name}.reload_code() gives the model in training the new methods")
+                print(
+                    f"{classes} changed: {name}.tools.reload_code() gives the model in training the new "
+                    "methods"
+                )

@@ -112,7 +112,7 @@ class AttachedEngines(Engines):
             wanted = f"engines {found}" if where.chosen is not None else f"{where.count} of them"
             raise StateError(
                 f"{where.named}: the cluster has engines {there}, and the learner trains on {wanted}: "
-                "start more, cluster.start_engines_sync(n=...), and call learner.restart(); or build "
+                "start more, cluster.start_engines_sync(n=...), and call learner.devices.restart(); or build "
                 "the learner anew"
             )
         return found

@@ -1,4 +1,4 @@
-"""`learner.fleet`: which process trains on which device, and how it is."""
+"""`learner.devices`: which process trains on which device, and how it is."""
 
 from __future__ import annotations
 

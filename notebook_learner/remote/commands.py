@@ -126,7 +126,7 @@ class Commands:
     def _note(self, text: str) -> None:
         # The log keeps the line: a full disk must not keep anybody from `stop`. A run that ends has no log.
         with suppress(LoggerError, BusyError):
-            self.learner.note(f"remote control by {self.asker}: {text}")
+            self.learner.tools.note(f"remote control by {self.asker}: {text}")
 
 
 # Pieces ----------------------------------------------------------------------------------------------

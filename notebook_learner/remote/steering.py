@@ -31,6 +31,14 @@ class Measured(Protocol):
         ...
 
 
+class Notes(Protocol):
+    """Where a line about the run is written."""
+
+    def note(self, text: str) -> None:
+        """Write a line into the run's application log."""
+        ...
+
+
 class Steering(Protocol):
     """The verbs and facts behind the commands."""
 
@@ -60,6 +68,5 @@ class Steering(Protocol):
         """Stand at a step boundary meanwhile."""
         ...
 
-    def note(self, text: str) -> None:
-        """Write a line into the run's application log."""
-        ...
+    @property
+    def tools(self) -> Notes: ...

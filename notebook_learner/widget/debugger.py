@@ -48,13 +48,13 @@ class Debugger:
             "breakpoints": [_switch(each, self._hit) for each in breakpoints],
             "inspection": self._sections,
             "inspected": None if seen is None else seen.rank,
-            "reach": {"from": min(learner.reach.iteration, trained), "to": trained},
+            "reach": {"from": min(learner._reach.iteration, trained), "to": trained},
         }
 
 
 def _here(learner: Steering) -> tuple[Hit | None, Look | None]:
     """What belongs to the place where it stands: nothing of that holds once it sets out."""
-    return (None, None) if learner.status == "running" else (learner.hit, learner.seen)
+    return (None, None) if learner.status == "running" else (learner.hit, learner._last_seen)
 
 
 def switch(learner: Steering, name: str, on: bool) -> str:

@@ -104,7 +104,7 @@ class Panel:
     def attach(self, learner: Steering) -> None:
         """Show this learner; whoever makes the panel passes its events on. It is not kept alive."""
         self._learner = weakref.ref(learner)
-        learner.tell(self)
+        learner._tell(self)
 
     def show_files(self, saved: Sequence[Saved], lines: Iterable[str]) -> None:
         """What the files of a run tell beside its values, where no learner does."""
@@ -295,7 +295,7 @@ class Panel:
         if learner is not None:
             board.tally.num_epochs = learner.num_epochs  # set by a person, it is no event
             self._events_changed |= self._debugger.changed(learner)
-        told = board.moving() | {"ranks": [] if learner is None else boards.ranks(learner.ranks())}
+        told = board.moving() | {"ranks": [] if learner is None else boards.ranks(learner._ranks())}
         if self._fixed_changed:
             told |= board.fixed() | {"readonly": learner is None}
         if self._events_changed or self._fixed_changed:
@@ -314,12 +314,12 @@ class Panel:
             threading.Thread(target=self._read_files, name="notebook_learner panel", daemon=True).start()
         told = self._debugger.told(learner, self._board.trained)
         reach = told["reach"]
-        self._away = away = learner.away
+        self._away = away = learner._elsewhere
         controls = obstacles(
             learner.status,
             begun=bool(self._board.trained),
             saved=bool(self._files),
-            lacks=learner.lacks,
+            lacks=learner._lacks,
             kept=reach["from"] < reach["to"],
             away=away,
         )
@@ -332,10 +332,10 @@ class Panel:
 
     def _read_files(self) -> None:
         learner = self._learner()
-        if learner is None or learner.away:  # what is there is another's
+        if learner is None or learner._elsewhere:  # what is there is another's
             return
         try:
-            saved, best = learner.saved()
+            saved, best = learner._saved()
         except (NotebookLearnerError, OSError):  # the training itself tells of it, once it has to save
             return
         files = boards.checkpoints(saved, best)
@@ -383,7 +383,7 @@ class Panel:
         with self._lock:
             if learner is None or not self._current:
                 return
-            self._events_changed |= self._away != learner.away or self._debugger.changed(learner)
+            self._events_changed |= self._away != learner._elsewhere or self._debugger.changed(learner)
             if self._events_changed:
                 self._tell_soon()
 

@@ -97,34 +97,34 @@ class Steering(Protocol):
     @property
     def hit(self) -> Hit | None: ...
     @property
-    def seen(self) -> Look | None:
+    def _last_seen(self) -> Look | None:
         """What `inspect()` last gave, while the learner stands where it was asked."""
         ...
 
     def inspect(self, *, rank: int = 0) -> Look: ...
     @property
-    def reach(self) -> Place:
+    def _reach(self) -> Place:
         """The earliest place that it can be rewound to."""
         ...
 
     @property
-    def lacks(self) -> str:
+    def _lacks(self) -> str:
         """What it needs before it can train; nothing where it can."""
         ...
 
     @property
-    def away(self) -> str:
+    def _elsewhere(self) -> str:
         """Who else goes on with its run; nothing where it has that itself."""
         ...
 
-    def ranks(self) -> Sequence[Rank]:
+    def _ranks(self) -> Sequence[Rank]:
         """The processes that train, seen without waiting for them; none where there is one device."""
         ...
 
-    def saved(self) -> tuple[Sequence[Saved], str | None]:
+    def _saved(self) -> tuple[Sequence[Saved], str | None]:
         """The checkpoints on the disk right now, and the label of the best."""
         ...
 
-    def tell(self, newcomer: Sink) -> None:
+    def _tell(self, newcomer: Sink) -> None:
         """Tell somebody who comes later what happened so far."""
         ...

@@ -22,8 +22,8 @@ from typing import Any, BinaryIO, get_args
 from ..breakpoint import Breakpoints
 from ..errors import CheckpointError, DetachError, LoggerError, Paused
 from ..event import Rewound, Split
-from ..learner.debugging import OfOneLearner
 from ..learner.learner import Learner
+from ..learner.supplies import OfOneLearner
 from ..learner.wiring.assembly import assemble
 from ..logger import FileMetricLogger
 from ..ranks.detached_process import SIZE
@@ -133,14 +133,14 @@ class Serving:
         learner._premises.adopt(lock)
         _print_into(RunLayout(directory).directory / LOG)
         self._measured_before(directory)
-        found = learner.look_for_checkpoints()
+        found = learner._look_for_checkpoints()
         if not found or found[-1].label != label:
             raise DetachError(
                 f"the newest checkpoint in {directory!r} is not the one that the run was handed over at: "
                 "another process has gone on with it meanwhile"
             )
         learner.restore(label)
-        learner.note(f"detached: goes on in process {os.getpid()}, handed over by process {kernel}")
+        learner.tools.note(f"detached: goes on in process {os.getpid()}, handed over by process {kernel}")
         self._start = learner._replica.loop.position.key
         signal.signal(signal.SIGTERM, self._to_end)
 

@@ -22,8 +22,8 @@ from ..errors import StateError
 from ..evaluation.prediction import Asking
 from ..evaluation.set_pass import Measuring
 from ..evaluation.state_guard import beside
-from ..learner.debugging import OfOneLearner
 from ..learner.learner import Learner
+from ..learner.supplies import OfOneLearner
 from ..ranks.channel import Channel, Door, Gone, come_to
 from ..ranks.engines import Known, end_processes, family_of
 from ..ranks.failures import Failed

@@ -30,7 +30,7 @@ PARTS = {0: "float32 [4, 4]  0 … 0.3000", 1: "float32 [4, 4]  0.4000 … 0.700
 @pytest.fixture
 def panel(notebook):
     """Two steps into a training on two devices, which are processes."""
-    killed = "import os; os.kill(learner.fleet[1].pid, 9)"
+    killed = "import os; os.kill(learner.devices[1].pid, 9)"
     page = notebook([SETUP, TWO, "learner.inspect(rank=1).rank", killed])
     page.result(0)
     page.result(1)

@@ -62,7 +62,7 @@ def outputs_in(file: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def trained(module_notebook, lab):
     lab.add_kernel(KERNEL, [sys.executable])
-    page = module_notebook([*CELLS, "learner.freeze()"], KERNEL)
+    page = module_notebook([*CELLS, "learner.tools.freeze()"], KERNEL)
     file = lab.root / page.path
     before = file.stat().st_size
     page.run(0)

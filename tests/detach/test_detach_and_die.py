@@ -90,7 +90,7 @@ def test_so_does_one_with_two_ranks(tmp_path: Path) -> None:
         learner = on_ranks(Path({run}))
         learner.start(train_loader(), valid_loader())
         learner.pause()
-        engines = [each.pid for each in learner.fleet][1:]
+        engines = [each.pid for each in learner.devices][1:]
         report = learner.detach()
         import psutil
         assert not any(map(psutil.pid_exists, engines)), "they were let go"

@@ -139,8 +139,8 @@ def test_engines_change_no_number_however_they_are_named_and_live_on(engines, tm
     torch.manual_seed(5)
     learner.fit(train_loader())
     assert furthest(learner.model, by_hand(train_loader())) < 1e-6
-    assert [each.rank for each in learner.fleet] == [0, 1, 2]
-    assert [each.pid for each in learner.fleet] == [os.getpid(), *pids]
+    assert [each.rank for each in learner.devices] == [0, 1, 2]
+    assert [each.pid for each in learner.devices] == [os.getpid(), *pids]
     del learner
     let_go()
     assert engines.client[:].apply_sync(os.getpid) == pids
@@ -150,7 +150,7 @@ def test_a_part_of_the_engines_does_what_as_many_processes_of_our_own_do(engines
     learner = learner_on(engines.client[1:2], tmp_path / "engines")
     torch.manual_seed(5)
     learner.fit(train_loader())
-    assert [each.pid for each in learner.fleet][1:] == engines.client[1:2].apply_sync(os.getpid)
+    assert [each.pid for each in learner.devices][1:] == engines.client[1:2].apply_sync(os.getpid)
     ours = learner_on(TWO, tmp_path / "ours")
     torch.manual_seed(5)
     ours.fit(train_loader())
@@ -218,7 +218,7 @@ def test_a_lost_engine_is_one_error_and_restart_goes_on_with_another_to_the_same
     own_engine, tmp_path, how
 ):
     learner = running(own_engine.cluster, tmp_path / "lost", epochs=12)
-    pid = learner.fleet[1].pid
+    pid = learner.devices[1].pid
     os.kill(pid, how)
     took, died = seconds_until_it_fails(learner)
     assert (died.rank, died.pid, died.survivors) == (1, pid, (0,))
@@ -227,9 +227,9 @@ def test_a_lost_engine_is_one_error_and_restart_goes_on_with_another_to_the_same
     while own_engine.client.ids:
         time.sleep(0.1)
     with pytest.raises(StateError, match=r"has engines \[\], and the learner trains on 1 of them"):
-        learner.restart()
+        learner.devices.restart()
     own_engine.start(1)
-    learner.restart()
+    learner.devices.restart()
     learner.fit()
     straight = running(TWO, tmp_path / "straight", epochs=12)
     straight.wait()
@@ -238,17 +238,17 @@ def test_a_lost_engine_is_one_error_and_restart_goes_on_with_another_to_the_same
 
 def test_two_machines_train_together_and_the_loss_of_one_is_one_clear_error(apart, two_networks, tmp_path):
     learner = running(two_networks.cluster, tmp_path / "lost", epochs=12)
-    assert [each.host for each in learner.fleet][2] == "host-b"
+    assert [each.host for each in learner.devices][2] == "host-b"
     apart.pull()
     took, died = seconds_until_it_fails(learner)
     assert (died.rank, died.host, died.survivors) == (2, "host-b", (0, 1))
     assert took < 20
     apart.plug_in()
     try:
-        learner.restart()  # the engine has left the lost training, and is there again
+        learner.devices.restart()  # the engine has left the lost training, and is there again
     except StateError:  # or it could not leave a sum, and has ended itself
         two_networks.start(1, apart.inside)
-        learner.restart()
+        learner.devices.restart()
     learner.fit()
     # On the same machines: a rank that has one for itself computes with more threads, which round otherwise.
     straight = running(two_networks.cluster, tmp_path / "straight", epochs=12)
@@ -268,8 +268,8 @@ def test_pausing_stepping_and_rewinding_across_two_networks(two_networks, tmp_pa
     learner.rewind(2)
     learner.fit()
     assert bits(learner) == bits(straight)
-    assert learner.fleet[2].memory > 50e6
-    assert "host-b" in repr(learner.fleet)
+    assert learner.devices[2].memory > 50e6
+    assert "host-b" in repr(learner.devices)
 
 
 def test_an_engine_of_a_kernel_that_was_killed_serves_the_next_one(own_engine, tmp_path):
@@ -289,7 +289,7 @@ time.sleep(600)
     torch.manual_seed(5)
     learner.fit(train_loader())
     assert furthest(learner.model, by_hand(train_loader())) < 1e-6
-    assert learner.fleet[1].pid == pid
+    assert learner.devices[1].pid == pid
     threads = psutil.Process(pid).num_threads()
     assert threads < 40, "nothing of the dead kernel's training goes on in it"
 
@@ -372,8 +372,8 @@ def test_engines_that_have_yet_to_come_are_waited_for_and_missing_ones_are_told(
         torch.manual_seed(5)
         learner.fit(train_loader())
         assert furthest(learner.model, by_hand(train_loader())) < 1e-6
-        assert len(learner.fleet) == 3
-        os.kill(learner.fleet[2].pid, signal.SIGKILL)
+        assert len(learner.devices) == 3
+        os.kill(learner.devices[2].pid, signal.SIGKILL)
         del learner
         let_go()
         client = theirs.connect_client_sync()

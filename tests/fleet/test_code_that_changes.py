@@ -87,7 +87,7 @@ def trained(defined: Callable[[int], Any], devices: list[str] | None, directory:
     learner = learner_of(kind(), devices, directory)
     learner.step(3)
     defined(4)
-    assert "Edited (train_step)" in repr(learner.reload_code())
+    assert "Edited (train_step)" in repr(learner.tools.reload_code())
     learner.fit()
     return learner
 
@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_refused_and_training_goes_on(defined, devices, tmp
         SOURCE = before.replace("self.tanh = Tanh()", "self.tanh = Tanh(); self.more = nn.Linear(3, 3)")
         defined(2)
         with pytest.raises(StateError, match="more"):
-            learner.reload_code()
+            learner.tools.reload_code()
     finally:
         SOURCE = before
     assert type(learner.model) is old

@@ -78,7 +78,7 @@ def test_values_are_those_of_one_device_whatever_the_set(tmp_path):
             np.testing.assert_array_equal(
                 two.history.weights(metric, step), one.history.weights(metric, step)
             )
-    assert two.fleet[1].alive, "the other rank was there"
+    assert two.devices[1].alive, "the other rank was there"
     assert told.said == []
 
 
@@ -215,7 +215,7 @@ def test_whoever_fails_is_named_and_the_training_goes_on_as_if_nothing_had_been(
         assert f"evaluate {name}: this happened" in notes
         learner.step(2)
         assert name not in learner.evaluations
-        assert [each.alive for each in learner.fleet] == [True, True]
+        assert [each.alive for each in learner.devices] == [True, True]
     with pytest.raises(ZeroDivisionError):
         learner.predict(poisoned(), step=lambda model, batch: step(model, batch).output)
     learner.evaluate(valid_loader())
@@ -275,7 +275,7 @@ def test_a_rank_that_dies_meanwhile_is_told_and_restart_goes_on_to_the_same_bits
     assert died.value.rank == 1
     with pytest.raises(RankDied):
         learner.evaluate(valid_loader())
-    learner.restart()
+    learner.devices.restart()
     assert learner.evaluate(valid_loader()).batches == 4
     learner.fit()
     assert bits(learner) == straight
@@ -312,7 +312,7 @@ def test_a_metric_that_cannot_be_merged_is_measured_on_rank_0_alone_and_that_is_
         "evaluate test: on rank 0 alone, since Spread keeps a state of its own: define merge(self, state), "
         "which adds another one's state_dict() to its own"
     ]
-    assert [each.rank for each in learner.fleet] == [0], "no process was started for it"
+    assert [each.rank for each in learner.devices] == [0], "no process was started for it"
 
 
 def test_batches_that_nobody_can_cut_are_measured_on_rank_0_alone(tmp_path):
@@ -335,7 +335,7 @@ def test_batches_that_nobody_can_cut_are_measured_on_rank_0_alone(tmp_path):
     with pytest.raises(DataError, match="of type Whole cannot be cut"):
         learner.evaluate(iter(data))
     learner.step(3)
-    assert [each.step for each in learner.fleet] == [3, 3]
+    assert [each.step for each in learner.devices] == [3, 3]
 
 
 def test_data_that_cannot_be_sent_are_handed_out_by_rank_0(tmp_path):

@@ -34,7 +34,7 @@ def test_each_rank_is_seen_with_its_own_part_of_the_batch_and_stays_as_it_was(tm
     assert own.loss != other.loss
     assert other.place == f"{own.place}, rank 1"
     assert [each.name for each in other.layers] == [each.name for each in own.layers]
-    assert learner.seen is other, "the panel shows what was asked for last"
+    assert learner._last_seen is other, "the panel shows what was asked for last"
     learner.fit()
     assert bits(learner) == straight
 
@@ -58,7 +58,7 @@ def test_a_batch_of_ones_own_is_looked_at_there_as_it_is(tmp_path):
     learner._supplies.use(learner, "train", train_loader())
     x, y = torch.randn(5, 10), torch.zeros(5, dtype=torch.int64)
     assert learner.inspect((x, y), rank=1).batch[0].shape == (5, 10)
-    assert learner.fleet[1].step == 0
+    assert learner.devices[1].step == 0
 
 
 class Trap(torch.utils.data.TensorDataset):

@@ -44,7 +44,7 @@ def test_rewinding_and_going_on_gives_the_same_bits(tmp_path, straight):
     assert learner.rewind(4).exact
     learner.step(2)
     assert learner.rewind(to=(1, 3)).exact
-    assert [each.step for each in learner.fleet] == [3, 3]
+    assert [each.step for each in learner.devices] == [3, 3]
     learner.fit()
     assert bits(learner) == straight
 
@@ -55,10 +55,10 @@ def test_what_is_only_looked_at_leaves_all_ranks_as_they_were(tmp_path, straight
     x, _ = valid_loader().dataset.tensors
     assert learner.model(x).shape == (101, 3), "the model is whole while the learner stands still"
     learner.inspect("next")
-    learner.try_step()
+    learner.tools.try_step()
     comparison = learner.what_if(5, lr=0.5)
     assert comparison.baseline["loss"][0] == comparison.changed["loss"][0]
-    learner.lr_find(1e-4, 1.0, steps=12)
+    learner.tools.lr_find(1e-4, 1.0, steps=12)
     learner.evaluate(valid_loader(), name="test")
     learner.predict(valid_loader())
     learner.fork(tmp_path / "forked").step(1)
@@ -99,7 +99,7 @@ def test_a_pause_lands_all_ranks_on_one_step_and_is_not_to_be_seen(tmp_path):
         for _ in range(pauses):
             time.sleep(0.3)
             learner.pause()
-            assert {each.step for each in learner.fleet} == {learner.position.iteration}
+            assert {each.step for each in learner.devices} == {learner.position.iteration}
             learner.resume()
             with learner.paused():
                 weights = learner.model.first.weight
@@ -128,7 +128,7 @@ def test_what_a_person_changes_between_steps_holds_on_all_ranks(tmp_path):
 def test_a_breakpoint_stops_all_ranks_before_its_step_and_shows_it(tmp_path, straight):
     learner = supplied(tmp_path, configure=lambda b: b.break_on(AtStep(5), LossSpike()))
     assert learner.step_epoch().why == "breakpoint"
-    assert [each.step for each in learner.fleet] == [4, 4]
+    assert [each.step for each in learner.devices] == [4, 4]
     assert learner.model.first.weight.grad.shape == (32, 10)
     assert learner.output.loss.requires_grad
     learner.fit()

@@ -77,7 +77,7 @@ def test_a_pause_lands_all_ranks_on_one_step_and_is_not_to_be_seen(tmp_path):
         for _ in range(pauses):
             time.sleep(0.2)
             learner.pause()
-            assert {each.step for each in learner.fleet} == {learner.position.iteration}
+            assert {each.step for each in learner.devices} == {learner.position.iteration}
             learner.resume()
         learner.wait()
         return bits(learner)
@@ -157,13 +157,13 @@ def test_who_holds_the_others_up_is_told_by_the_pace_that_is_its_own(tmp_path, c
     model = SlowElsewhere()
     builder = LearnerBuilder(tmp_path).loss(F.cross_entropy).devices(TWO).num_epochs(2).renderer("silent")
     learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert [each.rate for each in learner.fleet] == [None]
+    assert [each.rate for each in learner.devices] == [None]
     batches = train_loader()
     learner._supplies.use(learner, "train", batches if cut else (batch for batch in list(batches)))
     learner.step(6)
-    first, other = learner.fleet
+    first, other = learner.devices
     assert other.rate < 20 < 2 * 20 < first.rate
-    assert "steps/s" in repr(learner.fleet) and f"{other.rate:.3g}" in repr(learner.fleet)
+    assert "steps/s" in repr(learner.devices) and f"{other.rate:.3g}" in repr(learner.devices)
 
 
 def test_a_breakpoint_stops_all_ranks_before_its_step(tmp_path):
@@ -171,9 +171,9 @@ def test_a_breakpoint_stops_all_ranks_before_its_step(tmp_path):
     learner._supplies.use(learner, "train", train_loader())
     report = learner.step_epoch()
     assert (report.why, learner.position.step) == ("breakpoint", 4)
-    assert [each.step for each in learner.fleet] == [4, 4]
+    assert [each.step for each in learner.devices] == [4, 4]
     learner.step(1)
-    assert [each.step for each in learner.fleet] == [5, 5]
+    assert [each.step for each in learner.devices] == [5, 5]
 
 
 def test_a_look_at_a_step_leaves_all_ranks_as_they_were(tmp_path, straight):
@@ -211,6 +211,6 @@ def test_packages_that_are_missing_are_named_with_the_line_that_installs_them(tm
 def test_one_device_is_this_process_alone(tmp_path):
     learner = learner_on(["cpu"], tmp_path)
     learner.fit(train_loader())
-    assert [each.rank for each in learner.fleet] == [0]
+    assert [each.rank for each in learner.devices] == [0]
     with pytest.raises(StateError, match="this learner has one device"):
-        learner.restart()
+        learner.devices.restart()

@@ -64,7 +64,7 @@ def test_code_that_is_reloaded_runs_on_all_ranks(tmp_path):
         learner._supplies.use(learner, "train", train_loader())
         learner.step(3)
         of_a_cell(-2)
-        learner.reload_code()
+        learner.tools.reload_code()
         learner.step(4)
         return learner.model
 
@@ -79,7 +79,7 @@ def test_a_second_interrupt_ends_the_rank_that_hangs_and_restart_goes_on(tmp_pat
     with pytest.raises(RankDied, match=r"for 1 s .*after the step was broken off, and was killed"):
         learner.fit(train_loader())
     person.join()
-    learner.restart()
+    learner.devices.restart()
     learner.fit()
     straight = learner_that_hangs(tmp_path / "straight", "train", seconds=0.0, strategy="fsdp")
     straight.fit(train_loader())

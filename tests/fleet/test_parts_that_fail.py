@@ -40,7 +40,7 @@ def running(directory, epochs=12, memory=None, **more):
 
 
 def killed(learner):
-    os.kill(learner.fleet[1].pid, signal.SIGKILL)
+    os.kill(learner.devices[1].pid, signal.SIGKILL)
     with pytest.raises(RankDied):
         learner.wait()
     return learner
@@ -51,8 +51,8 @@ def test_after_a_rank_was_killed_the_last_keyframe_is_whole_and_restart_goes_on_
     learner = killed(running(tmp_path / "killed"))
     assert all(bool(p.isfinite().all()) for p in learner.model.parameters())
     assert learner.position.iteration % 5 == 0 or learner.position.step == 0, "an epoch's start has one, too"
-    learner.restart()
-    assert [each.alive for each in learner.fleet] == [True, True]
+    learner.devices.restart()
+    assert [each.alive for each in learner.devices] == [True, True]
     learner.fit()
     straight = running(tmp_path / "straight")
     straight.wait()
@@ -70,7 +70,7 @@ def test_without_a_keyframe_the_last_checkpoint_is_what_is_left(tmp_path):
     killed(learner)
     assert learner.position.step == 0
     assert learner.position.epoch >= 2
-    learner.restart()
+    learner.devices.restart()
     learner.num_epochs = learner.position.epoch + 1
     learner.fit()
     straight = running(tmp_path / "straight", epochs=learner.num_epochs)
@@ -86,11 +86,11 @@ def test_where_nothing_whole_is_left_the_learner_says_so_until_a_state_is_restor
     while learner.position.iteration < state.position.iteration + 3:
         time.sleep(0.01)
     killed(learner)
-    for verb in (learner.capture, learner.save, learner.restart):
+    for verb in (learner.capture, learner.save, learner.devices.restart):
         with pytest.raises(StateError, match="not all parts are left"):
             verb()
     learner.restore(state)
-    learner.restart()
+    learner.devices.restart()
     learner.step(1)
     assert learner.position.iteration == state.position.iteration + 1
     assert all(bool(p.isfinite().all()) for p in learner.model.parameters())

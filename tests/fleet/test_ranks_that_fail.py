@@ -46,19 +46,19 @@ def running(directory, epochs=200):
 @posix
 def test_a_killed_rank_ends_the_run_at_once_and_restart_goes_on_to_the_same_bits(tmp_path):
     learner = running(tmp_path / "killed", epochs=12)
-    pid = learner.fleet[1].pid
+    pid = learner.devices[1].pid
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RankDied) as caught:
         learner.wait()
     died = caught.value
     assert (died.rank, died.pid, died.survivors) == (1, pid, (0,))
-    assert "learner.restart()" in str(died)
+    assert "learner.devices.restart()" in str(died)
     assert learner.status == "failed"
-    assert [each.alive for each in learner.fleet] == [True, False]
+    assert [each.alive for each in learner.devices] == [True, False]
     with pytest.raises(RankDied):
         learner.fit()
-    learner.restart()
-    assert [each.alive for each in learner.fleet] == [True, True]
+    learner.devices.restart()
+    assert [each.alive for each in learner.devices] == [True, True]
     learner.fit()
     straight = running(tmp_path / "straight", epochs=12)
     straight.wait()
@@ -68,7 +68,7 @@ def test_a_killed_rank_ends_the_run_at_once_and_restart_goes_on_to_the_same_bits
 @posix
 def test_a_training_goes_on_without_the_controller_and_the_next_one_has_another(tmp_path):
     learner = running(tmp_path / "killed", epochs=12)
-    first = learner.fleet[1].pid
+    first = learner.devices[1].pid
     os.kill(learner._replica.loop.ranks.crew.engines._helpers[0].pid, signal.SIGKILL)
     learner.wait()
     assert learner.status == "finished"
@@ -92,7 +92,7 @@ def controller_of(kernel: int) -> psutil.Process:
 @posix
 def test_a_stopped_rank_is_given_up_after_some_seconds(tmp_path):
     learner = running(tmp_path)
-    os.kill(learner.fleet[1].pid, signal.SIGSTOP)
+    os.kill(learner.devices[1].pid, signal.SIGSTOP)
     with pytest.raises(RankDied, match="was stopped for 5 s"):
         learner.wait()
 
@@ -121,7 +121,7 @@ def test_an_exception_on_one_rank_is_raised_here_with_its_own_traceback(tmp_path
     assert "raised on rank 1" in notes
     assert "in __getitem__" in notes
     assert learner.position.step == 3
-    assert [each.step for each in learner.fleet] == [3, 3]
+    assert [each.step for each in learner.devices] == [3, 3]
     data.broken = False
     learner.fit(torch.utils.data.DataLoader(data, batch_size=8))
     assert learner.status == "finished"
@@ -201,7 +201,7 @@ from test_ranks_that_fail import running
 from pathlib import Path
 import tempfile
 learner = running(tempfile.mkdtemp())
-print(*(each.pid for each in learner.fleet), flush=True)
+print(*(each.pid for each in learner.devices), flush=True)
 time.sleep(600)
 """
 

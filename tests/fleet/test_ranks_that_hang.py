@@ -74,7 +74,7 @@ def test_a_second_interrupt_ends_the_rank_that_hangs_and_restart_goes_on(where, 
     with pytest.raises(RankDied, match=r"for 1 s .*after the step was broken off, and was killed"):
         learner.fit(train_loader(), valid_loader())
     person.join()
-    learner.restart()
+    learner.devices.restart()
     learner.fit()
     straight = learner_that_hangs(tmp_path / "straight", where, seconds=0.0)
     straight.fit(train_loader(), valid_loader())
@@ -88,7 +88,7 @@ def test_a_rank_that_was_merely_slow_stays(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         learner.fit(train_loader(), valid_loader())
     person.join()
-    assert [each.alive for each in learner.fleet] == [True, True]
+    assert [each.alive for each in learner.devices] == [True, True]
     learner.fit()
     straight = learner_that_hangs(tmp_path / "straight", "train", seconds=0.0)
     straight.fit(train_loader(), valid_loader())

@@ -69,7 +69,8 @@ def test_both_courses_are_those_of_one_device(change, handed_out, tmp_path):
 
 def test_the_losses_of_growing_rates_are_those_of_one_device(tmp_path):
     one, two = (
-        learner_with(devices, tmp_path / str(devices)).lr_find(1e-4, 1.0, steps=30) for devices in (None, TWO)
+        learner_with(devices, tmp_path / str(devices)).tools.lr_find(1e-4, 1.0, steps=30)
+        for devices in (None, TWO)
     )
     assert len(two.losses) == len(one.losses)
     np.testing.assert_allclose(two.losses, one.losses, rtol=1e-4)
@@ -78,8 +79,8 @@ def test_the_losses_of_growing_rates_are_those_of_one_device(tmp_path):
 
 TRIALS = {
     "what_if": lambda learner: learner.what_if(9, lr=0.5, weight_decay=0.3),
-    "lr_find": lambda learner: learner.lr_find(1e-5, 50.0, steps=40),
-    "a dry step": lambda learner: learner.try_step(twice_the_loss),
+    "lr_find": lambda learner: learner.tools.lr_find(1e-5, 50.0, steps=40),
+    "a dry step": lambda learner: learner.tools.try_step(twice_the_loss),
 }
 
 
@@ -100,9 +101,9 @@ def test_a_trial_leaves_nothing_behind_on_any_rank(trial, window, tmp_path):
 def test_a_dry_step_gives_the_output_of_rank_0_and_moves_nobody(tmp_path):
     learner = learner_with(TWO, tmp_path)
     learner.step(2)
-    trial = learner.try_step()
+    trial = learner.tools.try_step()
     assert (trial.position.step, len(trial.output.output)) == (3, 8)
-    assert [each.step for each in learner.fleet] == [2, 2]
+    assert [each.step for each in learner.devices] == [2, 2]
 
 
 def test_a_change_that_fails_on_another_rank_is_taken_back(tmp_path):
@@ -119,7 +120,7 @@ def test_a_change_that_fails_on_another_rank_is_taken_back(tmp_path):
 
     with pytest.raises(ZeroDivisionError, match="of another rank"):
         learner.what_if(3, train_step=raised_elsewhere)
-    assert learner.position.step == 3 and [each.alive for each in learner.fleet] == [True, True]
+    assert learner.position.step == 3 and [each.alive for each in learner.devices] == [True, True]
     learner.what_if(3, lr=1.0)
     learner.fit(epochs=3)
     assert bits(learner) == bits(straight)
@@ -132,7 +133,7 @@ def test_an_interrupt_takes_it_back_on_all_ranks(tmp_path):
     learner.step(3)
     learner._driver.control.interrupt()
     with pytest.raises(Paused):
-        learner.lr_find()
+        learner.tools.lr_find()
     assert learner.position.step == 3
     learner.fit()
     assert bits(learner) == bits(straight)
@@ -150,4 +151,4 @@ def test_a_change_that_cannot_be_sent_is_said_and_nothing_has_happened(tmp_path)
     with pytest.raises(StateError, match=r"a change \(train_step\) cannot be sent to the other devices'"):
         learner.what_if(2, train_step=step)
     learner.step(1)
-    assert [each.step for each in learner.fleet] == [2, 2]
+    assert [each.step for each in learner.devices] == [2, 2]

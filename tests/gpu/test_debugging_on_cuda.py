@@ -94,7 +94,7 @@ def walk(learner: Learner, root: Path) -> Learner:
     learner.inspect()
     learner.step(3)
     learner.rewind(4)
-    learner.lr_find(1e-4, 1.0, steps=15)
+    learner.tools.lr_find(1e-4, 1.0, steps=15)
     learner.inspect("next")
     return learner.fork(root / "sibling")
 

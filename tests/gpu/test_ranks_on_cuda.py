@@ -44,7 +44,7 @@ def trained(learner: Learner, moves: Callable[[Learner], object] = lambda learne
 def test_one_gpu_is_the_plain_path_without_other_processes(tmp_path: Path) -> None:
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     learner = trained(begun(tmp_path, ONE))
-    assert learner._replica.ranks is None and len(learner.fleet) == 1
+    assert learner._replica.ranks is None and len(learner.devices) == 1
     assert {each.pid for each in psutil.Process().children(recursive=True)} <= before
     assert next(learner.model.parameters()).device == torch.device("cuda:0")
 

@@ -295,10 +295,10 @@ def test_a_step_that_writes_where_it_should_not_is_undone(tmp_path: Path) -> Non
     setup = SETUPS["inside a window, with an average"]
     learner = setup.learner(tmp_path)
     learner.step(5)
-    good = learner.step_in_use("valid")
+    good = learner._step_in_use("valid")
     assert good is None
     before = everything(learner)
-    learner.use_step("valid", spoiling)
+    learner.tools.use_step("valid", spoiling)
     learner.evaluate(TEST)
     assert list(differences({**everything(learner), "rng": 0}, {**before, "rng": 0})) == []
     assert list(differences(everything(learner), before)) == []
@@ -376,7 +376,7 @@ def test_an_interrupt_breaks_it_off_and_says_that_nothing_changed(tmp_path: Path
     learner.step(2)
     learner.evaluate(TEST)
     before, logged, said = everything(learner), logs(tmp_path / "test"), learner.status
-    learner.use_step("valid", at_batch(2, interrupt))
+    learner.tools.use_step("valid", at_batch(2, interrupt))
 
     with pytest.raises(Paused, match="evaluate test: broken off after batch 2 of 3; nothing was recorded"):
         learner.evaluate(TEST[:2] + TEST[:1])
@@ -389,7 +389,7 @@ def test_an_interrupt_breaks_it_off_and_says_that_nothing_changed(tmp_path: Path
 
 def test_pause_and_stop_of_another_thread_break_it_off(tmp_path: Path) -> None:
     learner = a_learner(tmp_path)
-    learner.use_step("valid", at_batch(1, learner.pause))
+    learner.tools.use_step("valid", at_batch(1, learner.pause))
     with pytest.raises(Paused, match="after batch 1 of 3"):
         learner.evaluate(TEST)
     assert "test/test" not in [str(path) for path in tmp_path.iterdir()]
@@ -405,7 +405,7 @@ def test_a_second_interrupt_in_a_step_that_hangs_ends_it_there(tmp_path: Path) -
         interrupt()
         interrupt()
 
-    learner.use_step("valid", at_batch(2, twice))
+    learner.tools.use_step("valid", at_batch(2, twice))
     with pytest.raises(KeyboardInterrupt) as stopped:
         learner.evaluate(TEST)
     assert "evaluate test: this happened after batch 1 of 3" in " ".join(stopped.value.__notes__)
@@ -417,7 +417,7 @@ def test_an_error_tells_where_it_happened_and_nothing_has_changed(tmp_path: Path
     learner.step(2)
     learner.evaluate(TEST)
     before, logged = everything(learner), logs(tmp_path / "test")
-    learner.use_step("valid", at_batch(2, fail))
+    learner.tools.use_step("valid", at_batch(2, fail))
     with pytest.raises(RuntimeError, match="no such word") as failed:
         learner.evaluate(TEST)
     (note,) = failed.value.__notes__
@@ -491,7 +491,7 @@ def test_without_a_step_that_measures_it_says_what_to_give(tmp_path: Path) -> No
     with pytest.raises(ConfigurationError, match=r"valid_step\(fn\)"):
         learner.evaluate(TEST)
     with pytest.raises(StepError):
-        learner.use_step("valid", lambda model, batch: SimpleNamespace())
+        learner.tools.use_step("valid", lambda model, batch: SimpleNamespace())
         learner.evaluate(TEST)
 
 

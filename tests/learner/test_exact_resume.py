@@ -145,7 +145,7 @@ class Walk:
         if verb == "what if":
             self.learner.what_if(number, lr=0.5, clip_norm=0.1)
         elif verb == "lr find":
-            self.learner.lr_find(1e-4, 1.0, steps=number)
+            self.learner.tools.lr_find(1e-4, 1.0, steps=number)
         else:
             self.count += 1
             self.directory = self.root / str(self.count)

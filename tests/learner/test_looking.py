@@ -196,11 +196,11 @@ def test_all_that_a_look_changes_is_copied_once(tmp_path, monkeypatch):
 def test_it_is_remembered_until_the_learner_moves(tmp_path):
     learner = learner_of("tied", tmp_path)
     learner.step()
-    assert learner.seen is None
+    assert learner._last_seen is None
     seen = learner.inspect()
-    assert learner.seen is seen
+    assert learner._last_seen is seen
     learner.step()
-    assert learner.seen is None
+    assert learner._last_seen is None
 
 
 def test_values_that_the_step_logs_are_not_counted_twice(tmp_path):

@@ -110,7 +110,7 @@ def test_a_run_that_was_taken_back_to_its_start_leaves_fresh_weights(tmp_path: P
 def test_steps_that_were_only_tried_are_no_training(tmp_path: Path) -> None:
     model = net()
     learner, _ = build(tmp_path, model)
-    learner.try_step()
+    learner.tools.try_step()
     learner.what_if(2, lr=0.1)
     learner, tape = build(tmp_path, model)
     learner.fit()

@@ -57,7 +57,7 @@ verbs = {{
     # Each needs a module that nothing has loaded so far.
     "inspect": learner.inspect,
     "what_if": lambda: learner.what_if(steps=1, lr=0.1),
-    "try_step": learner.try_step,
+    "try_step": learner.tools.try_step,
     "detach": learner.detach,
     "load_model": lambda: run.load_model(net()),
     "state_dict": run.state_dict,

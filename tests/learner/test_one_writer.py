@@ -182,13 +182,13 @@ def test_a_training_that_is_over_lets_others_go_on_while_its_kernel_lives(how, r
             first("learner.restore('latest')")
     at = first("_ = (learner.status, str(learner.position))")
     assert at[0] in ("finished", "stopped")
-    assert first("_ = learner.away") == ""
+    assert first("_ = learner._elsewhere") == ""
     second(
         "other = built(builder_in(Path(run), epochs=4, files=True).resume())\nother.step(); other.save()",
         run=str(run),
     )
 
-    away = first("_ = learner.away")
+    away = first("_ = learner._elsewhere")
     assert f"process {second.pid} (notebook '/home/ada/second.ipynb') goes on with this run" == away
     written = without_the_log(tree(run))
     refused = first(
@@ -199,7 +199,7 @@ _ = {name: told(call) for name, call in {
     "evaluate": lambda: learner.evaluate(batches()), "epochs": lambda: setattr(learner, "num_epochs", 9),
     "detach": lambda: learner.detach(epochs=1),
 }.items()}
-learner.note("not into the other's log")
+learner.tools.note("not into the other's log")
 """
     )
     for name, text in refused.items():
@@ -211,7 +211,7 @@ learner.note("not into the other's log")
 
     second("other.fit()")
     written = without_the_log(tree(run))
-    assert first("_ = learner.away") == "another process has gone on with this run"
+    assert first("_ = learner._elsewhere") == "another process has gone on with this run"
     text = first("_ = told(lambda: learner.fit(epochs=1))")
     assert text.startswith(
         "StoreError: this learner cannot go on here: another process has gone on with the run"
@@ -225,7 +225,7 @@ VERBS_OF_ONE_THAT_IS_OVER = """
 learner.fit(epochs=1)
 assert learner.status == "finished"
 learner.save()
-learner.note("a line")
+learner.tools.note("a line")
 learner.evaluate(batches(), name="clean")
 learner.rewind(2)
 learner.step(); learner.stop()
@@ -261,7 +261,7 @@ learner.fit()
         batches(), "mine"
     )
     (run / "notes.txt").write_text("a user's file")
-    assert first("_ = learner.away") == ""
+    assert first("_ = learner._elsewhere") == ""
     assert first(VERBS_OF_ONE_THAT_IS_OVER) == ()
     assert first("_ = [text for text in tape.texts if 'nothing was left' not in text]") == ["a line"]
     assert "a line" in (run / "experiment.log").read_text()
@@ -338,12 +338,12 @@ CALLS = {
     "predict": lambda: learner.predict(batches()), "inspect": learner.inspect,
     "step_epoch": learner.step_epoch,
     "run_until": lambda: learner.run_until((3, 1)), "what_if": learner.what_if,
-    "lr_find": learner.lr_find,
+    "lr_find": learner.tools.lr_find,
     "fork": lambda: learner.fork(run + "-fork"), "detach": learner.detach, "take_back": learner.take_back,
-    "note": lambda: learner.note("a line"), "paused": lambda: learner.paused().__enter__(),
+    "note": lambda: learner.tools.note("a line"), "paused": lambda: learner.paused().__enter__(),
     "epochs": lambda: setattr(learner, "num_epochs", 9), "checkpoints": lambda: learner.checkpoints,
-    "artifacts": lambda: learner.artifacts, "try_step": learner.try_step,
-    "look": learner.look_for_checkpoints,
+    "artifacts": lambda: learner.artifacts, "try_step": learner.tools.try_step,
+    "look": learner._look_for_checkpoints,
 }
 reads, writes = os.pipe()
 child = os.fork()

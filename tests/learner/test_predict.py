@@ -97,7 +97,7 @@ def test_what_cannot_be_told_is_said_and_a_step_helps(tmp_path: Path) -> None:
         learner.predict(batches)
     found = learner.predict(batches, step=lambda model, batch: model(batch["x"]))
     assert torch.equal(found, by_hand(learner.model))
-    learner.use_step("valid", lambda model, batch: model(batch["x"]).sum())
+    learner.tools.use_step("valid", lambda model, batch: model(batch["x"]).sum())
     with pytest.raises(StepError, match="without `output` or `logits`"):
         learner.predict(batches)
     with pytest.raises(ConfigurationError, match="give an iterable of batches"):

@@ -153,7 +153,7 @@ def test_pausing_stepping_rewinding_and_trying_out_change_nothing(
     learner.step(1)
     learner.step(20)
     learner.restore(state)
-    learner.lr_find(steps=12)
+    learner.tools.lr_find(steps=12)
     learner.fit()
     assert recorders[0].recorded > 3, "dropped at every stop, since a person may have changed anything"
     assert recorders[0].played > 60

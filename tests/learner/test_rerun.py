@@ -379,7 +379,7 @@ def test_a_learner_whose_directory_was_taken_cannot_go_on_there(verb, run):
         VERBS[verb](old)
     assert f"this one's files are in {str(run) + '-1'!r} now" in str(told.value)
     assert "learner.fork('another directory')" in str(told.value)
-    old.note("a line")
+    old.tools.note("a line")
     old.stop()
     del old
     assert tree(run) == new

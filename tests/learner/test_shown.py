@@ -70,7 +70,7 @@ def test_a_renderer_that_is_a_display_is_given_the_learner_and_told_when_a_cell_
     b.learner.fit()
     assert page.calls[3:] == ["show", "blocking", "over"]
     assert [type(event) for event in page.events].count(RunOpened) == 1
-    b.learner.freeze()
+    b.learner.tools.freeze()
     assert page.calls[-1] == "freeze"
 
 
@@ -116,7 +116,7 @@ def test_one_who_comes_later_is_told_all_that_was_measured(tmp_path: Path) -> No
     b = bench(tmp_path)
     b.learner.step(5)
     late, early = Tape(), b.tape
-    b.learner.tell(late)
+    b.learner._tell(late)
     kinds = [type(event) for event in late.events]
     assert kinds == [RunOpened, Rewound, StatusChanged]
     rewound = late.events[1]

@@ -27,11 +27,11 @@ SETUPS = [
 def test_trying_steps_all_along_leaves_the_straight_run(setup, tmp_path):
     expected = straight(setup, tmp_path / "straight")
     learner = setup.learner(tmp_path / "tried")
-    learner.try_step()
+    learner.tools.try_step()
     for steps in (2, 4, 3):  # before the first step, in the epoch, before its end, in the validation
         learner.step(steps)
         before, files = everything(learner), logs(tmp_path / "tried")
-        learner.try_step()
+        learner.tools.try_step()
         assert list(differences(everything(learner), before)) == []
         assert logs(tmp_path / "tried") == files
     learner.fit()
@@ -51,7 +51,7 @@ def learner_in(directory, **given):
 
 def test_it_gives_what_the_next_step_gives(tmp_path):
     learner, _ = learner_in(tmp_path)
-    trial = learner.try_step()
+    trial = learner.tools.try_step()
     assert (trial.position.epoch, trial.position.step) == (1, 1)
     learner.step()
     assert torch.equal(trial.output.loss, learner.output.loss)
@@ -59,16 +59,16 @@ def test_it_gives_what_the_next_step_gives(tmp_path):
 
 def test_another_function_is_tried_once(tmp_path):
     learner, _ = learner_in(tmp_path)
-    trial = learner.try_step(lambda model, batch: model(batch[0]).sum() * 0)
-    assert trial.output.loss == 0 and learner.step_in_use("train") is None
+    trial = learner.tools.try_step(lambda model, batch: model(batch[0]).sum() * 0)
+    assert trial.output.loss == 0 and learner._step_in_use("train") is None
     assert learner.step().values["Loss"] > 0
 
 
 def test_what_is_no_function_does_not_become_the_step(tmp_path):
     learner, _ = learner_in(tmp_path)
     with pytest.raises(TypeError, match=r"use_step\('train', 3\): give a function fn\(model, batch\)"):
-        learner.use_step("train", 3)
-    assert learner.step_in_use("train") is None
+        learner.tools.use_step("train", 3)
+    assert learner._step_in_use("train") is None
     assert learner.step().steps == 1
 
 
@@ -77,7 +77,7 @@ def test_nobody_hears_of_it(tmp_path):
     learner.step(2)
     heard = len(tape.events)
     keyframes = list(learner._replica.timeline.keyframes)
-    learner.try_step()
+    learner.tools.try_step()
     assert len(tape.events) == heard and learner.status == "paused"
     assert learner._replica.timeline.keyframes == keyframes
 
@@ -92,7 +92,7 @@ def test_the_user_s_own_generators_and_what_the_last_step_left_are_untouched(tmp
         grads = [parameter.grad for parameter in learner.model.parameters()]
         values = [None if grad is None else grad.clone() for grad in grads]
         drawn = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-        learner.try_step()
+        learner.tools.try_step()
         assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == drawn
         assert learner.batch is batch and learner.output is output and not learner.model.training
         for parameter, grad, value in zip(learner.model.parameters(), grads, values, strict=True):
@@ -111,7 +111,7 @@ def test_an_error_in_it_changes_nothing(tmp_path):
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
-        learner.try_step(broken)
+        learner.tools.try_step(broken)
     assert list(differences(everything(learner), before)) == []
     assert learner.status == "paused" and not learner._replica.loop.quiet
 
@@ -120,13 +120,13 @@ def test_where_there_is_no_step_to_try_it_says_so(tmp_path):
     learner, _ = learner_in(tmp_path / "a")
     learner.fit()
     with pytest.raises(StateError, match=r"training is finished.*fit\(epochs=n\)"):
-        learner.try_step()
+        learner.tools.try_step()
     learner, _ = learner_in(tmp_path / "b", data=iter(batches()))
     with pytest.raises(StateError, match="can be walked only once"):
-        learner.try_step()
+        learner.tools.try_step()
     learner, _ = learner_in(tmp_path / "c", data=None)
     with pytest.raises(ConfigurationError, match="nothing to train on"):
-        learner.try_step(lambda model, batch: None)
+        learner.tools.try_step(lambda model, batch: None)
 
 
 def test_after_the_last_training_step_there_is_none_to_try(tmp_path):
@@ -135,5 +135,5 @@ def test_after_the_last_training_step_there_is_none_to_try(tmp_path):
     learner.run_until((1, "valid", 1))
     before = everything(learner)
     with pytest.raises(StateError, match="the last training step has been taken"):
-        learner.try_step()
+        learner.tools.try_step()
     assert list(differences(everything(learner), before)) == []

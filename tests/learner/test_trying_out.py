@@ -54,7 +54,7 @@ def same(learner, before):
 
 TRIALS = {
     "what_if": lambda learner: learner.what_if(6, lr=0.5, weight_decay=0.3),
-    "lr_find": lambda learner: learner.lr_find(1e-5, 50.0, steps=40),
+    "lr_find": lambda learner: learner.tools.lr_find(1e-5, 50.0, steps=40),
 }
 
 
@@ -237,7 +237,7 @@ def test_where_no_step_can_be_taken_back_nothing_is_tried(tmp_path):
     learner = learner_of(tmp_path / "b", epochs=1)
     learner.fit()
     with pytest.raises(StateError, match=r"fit\(epochs=n\)"):
-        learner.lr_find()
+        learner.tools.lr_find()
 
 
 # lr_find -----------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_the_losses_are_those_of_a_loop_with_these_rates(tmp_path):
     data = batches((8,) * 12)
     model = net(seed=1)
     learner = classifier(tmp_path).metrics().build(model, sgd(model), None, data)
-    found = learner.lr_find(1e-4, 1.0, steps=20, growth=1e9)
+    found = learner.tools.lr_find(1e-4, 1.0, steps=20, growth=1e9)
     rates = np.geomspace(1e-4, 1.0, 20)
     assert found.rates.tolist() == rates.tolist()
     hand, losses = net(seed=1), []
@@ -274,7 +274,7 @@ def learnable(directory, loss=F.cross_entropy):
 
 def test_it_suggests_a_rate_that_learns_and_ends_where_the_loss_explodes(tmp_path):
     learner = learnable(tmp_path)
-    found = learner.lr_find(1e-5, 1e5, steps=100)
+    found = learner.tools.lr_find(1e-5, 1e5, steps=100)
     assert found.diverged and len(found.rates) < 100
     assert found.suggestion is not None and 1e-3 < found.suggestion < found.lowest < 1e3
     learner.optimizer.param_groups[0]["lr"] = found.suggestion
@@ -300,7 +300,7 @@ def test_a_rate_that_makes_the_loss_nan_is_not_the_lowest(tmp_path):
         found = F.cross_entropy(output, targets)
         return found * math.nan if len(steps) == 30 else found
 
-    found = learnable(tmp_path, loss).lr_find(1e-3, 1.0, steps=40)
+    found = learnable(tmp_path, loss).tools.lr_find(1e-3, 1.0, steps=40)
     assert found.diverged and len(found.rates) == 30 and math.isnan(found.smoothed[-1])
     before = RateSearch(None, found.rates[:-1], found.losses[:-1], found.smoothed[:-1], False)
     assert found.lowest == before.lowest and found.suggestion == before.suggestion is not None
@@ -326,7 +326,7 @@ def test_it_is_taken_back_when_interrupted(tmp_path):
 
     hook = learner.optimizer.register_step_pre_hook(interrupting)
     with pytest.raises(Paused):
-        learner.lr_find(steps=50)
+        learner.tools.lr_find(steps=50)
     hook.remove()
     assert len(calls) == 4 and same(learner, before)
 
@@ -345,7 +345,7 @@ def test_it_is_taken_back_when_interrupted(tmp_path):
 )
 def test_rates_that_make_no_sense_are_refused(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        learner_of(tmp_path).lr_find(**options)
+        learner_of(tmp_path).tools.lr_find(**options)
 
 
 # fork --------------------------------------------------------------------------------------------------
@@ -546,7 +546,7 @@ def test_an_edited_class_takes_over_at_the_boundary_with_its_steps(tmp_path, mai
     learner.step(2)
     kept = [p.detach().clone() for p in model.parameters()]
     class_of(INIT + STEP.format(change=" * 3"))
-    report = learner.reload_code()
+    report = learner.tools.reload_code()
     assert "Edited" in repr(report)
     assert all(torch.equal(a, b) for a, b in zip(kept, model.parameters(), strict=True))
     x, y = batches()[2]
@@ -566,7 +566,7 @@ def test_a_class_that_needs_other_parameters_is_refused_by_name(tmp_path, main_m
     old = type(model)
     class_of(INIT + "        self.more = nn.Linear(3, 3)\n" + STEP.format(change=""))
     with pytest.raises(StateError, match="more"):
-        learner.reload_code()
+        learner.tools.reload_code()
     assert type(model) is old and learner.history.marks[-1].kind != "edited"
     learner.fit()
 

@@ -69,7 +69,7 @@ def test_where_memory_holds_no_keyframe_a_checkpoint_is_one(there, back, tmp_pat
     learner = learner_of(tmp_path / "run", strategy=KeepAll(), memory=FEW)
     learner.run_until(there)
     assert learner._replica.timeline.nearest(Position(*back)) is None, "the premise"
-    assert learner.reach.key <= Position(*back).key
+    assert learner._reach.key <= Position(*back).key
     assert learner.rewind(to=back).exact
     assert_ends_like_the_straight_run(learner, tmp_path / "run", tmp_path, strategy=KeepAll(), memory=FEW)
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_that_was_deleted_is_not_gone_back_to(tmp_path):
     learner.run_until((4, "train", 2))
     assert [info.label for info in learner.checkpoints if info.ends_epoch] == ["3"]
     before = learner.position
-    assert learner.reach.key == (4, 0, 0), "the places of those that are gone are none to go back to"
+    assert learner._reach.key == (4, 0, 0), "the places of those that are gone are none to go back to"
     with pytest.raises(StateError, match="no keyframe and no checkpoint at or before epoch 2, train, step 1"):
         learner.rewind(to=(2, 1))
     assert learner.position == before

@@ -57,7 +57,7 @@ def test_after_a_resume_it_goes_back_over_the_files_to_the_same_bits(
     left_at(tmp_path / "run", (1, 1), (3, 2))
     learner = learner_of(tmp_path / "run", resume=True)
     assert learner.position.key == (3, 0, 2)
-    assert learner.reach.key <= Position(1, "train", 1).key
+    assert learner._reach.key <= Position(1, "train", 1).key
     report = learner.rewind(to=back)
     assert report.exact
     assert list(differences({**learner.capture().parts}, {**there.parts})) == []

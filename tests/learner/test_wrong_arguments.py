@@ -135,7 +135,7 @@ def test_an_evaluator_refuses_a_loss_of_another_arity(tmp_path):
 def test_every_verb_of_the_builder_that_a_learner_lacks_says_where_it_is(tmp_path):
     learner = built(tmp_path)
     verbs = [name for name in vars(LearnerBuilder) if not name.startswith("_") and not hasattr(Learner, name)]
-    assert {"metrics", "loss", "devices", "train_step", "build"} <= set(verbs)
+    assert {"metrics", "loss", "strategy", "train_step", "build"} <= set(verbs)
     for verb in verbs:
         with pytest.raises(AttributeError, match=rf"{verb}\(...\) is a verb of LearnerBuilder, called"):
             getattr(learner, verb)
@@ -310,14 +310,14 @@ def test_what_a_listener_is_called_with_is_asked_for_by_build(tmp_path, verb):
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda learner: learner.lr_find(start="x"),
-        lambda learner: learner.lr_find(growth=None),
+        lambda learner: learner.tools.lr_find(start="x"),
+        lambda learner: learner.tools.lr_find(growth=None),
         lambda learner: learner.what_if(lr="x"),
         lambda learner: learner.what_if(betas=0.9),
         lambda learner: learner.what_if(clip_norm="x"),
         lambda learner: learner.what_if(train_step=lambda: 0),
-        lambda learner: learner.try_step(5),
-        lambda learner: learner.try_step(lambda batch: 0),
+        lambda learner: learner.tools.try_step(5),
+        lambda learner: learner.tools.try_step(lambda batch: 0),
         lambda learner: learner.inspect(rank=None),
         lambda learner: learner.evaluate(batches(), metrics=5),
         lambda learner: learner.evaluate({"a": batches()}, metrics=Loss),

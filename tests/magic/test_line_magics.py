@@ -113,17 +113,17 @@ def test_inspecting_and_trying_leave_the_values_of_the_last_step(notebook):
     notebook.run(STEP)
     values = notebook.learner.locals
     assert notebook.run("%inspect").loss is not None
-    notebook.run("learner.what_if(2, lr=0.5); learner.lr_find(steps=10);")
+    notebook.run("learner.what_if(2, lr=0.5); learner.tools.lr_find(steps=10);")
     assert notebook.learner.locals is values
 
 
 def test_a_fork_has_the_cell_for_itself(notebook):
     notebook.run(f"%%valid\n{BODY}\nwho = learner")
     notebook.run(f"%%train --steps 4\n{BODY}\nwho = learner")
-    mine = notebook.learner.step_in_use("train")
+    mine = notebook.learner._step_in_use("train")
     notebook.run(f"other = %fork '{notebook.names['folder']}/b'")
     other = notebook.names["other"]
-    assert other.step_in_use("train").body is mine.body
+    assert other._step_in_use("train").body is mine.body
     notebook.run("%step other")
     assert other.locals["who"] is other and other.locals["loss"] is other.output.loss
     notebook.run("%train other")

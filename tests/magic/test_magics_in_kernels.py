@@ -13,6 +13,7 @@ import pytest
 from kernels import INSTALLED, PATIENCE, Page, python_of
 
 HERE = Path(__file__).parent
+OFFER = "Net changed: learner.tools.reload_code() gives the model in training the new methods\n"
 RELEASES = [INSTALLED, "6.17.1"]
 """The one that these tests run with, and the oldest: IPython 7.34, as Colab has it."""
 
@@ -174,19 +175,14 @@ def test_a_model_whose_class_changed_is_told_in_one_line(page: Page, tmp_path: P
     page.run("model = Net(); learner = quiet('unused').build(model, adam(model), None, batches())")
     assert page.run(define) == ""
     changed = define.replace("self.fc(x)", "self.fc(x) * 2")
-    assert (
-        page.run(changed)
-        == "Net changed: learner.reload_code() gives the model in training the new methods\n"
-    )
+    assert page.run(changed) == OFFER
     assert page.run("1") == ""
     reload = (
         "from notebook_learner.trial.reload_code import reload_code\nprint(reload_code(model, globals()))"
     )
     assert page.run(reload) == "reloaded Net (forward); the weights are as they were\n"
     assert page.run("print(type(model) is Net)") == "True\n"
-    assert (
-        page.run(define) == "Net changed: learner.reload_code() gives the model in training the new methods\n"
-    )
+    assert page.run(define) == OFFER
 
 
 # -------------------------------------------------------------------------------- the visual debugger

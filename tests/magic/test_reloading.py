@@ -175,7 +175,7 @@ def test_a_changed_class_of_a_live_model_is_offered_once_and_in_one_line(defined
     defined.run("learner = quiet(folder / 'r').build(model, adam(model), None, batches())")
     assert defined.try_(NET).shown == ""
     changed = NET.replace("factor = 1", "factor = 2")
-    offer = "Net changed: learner.reload_code() gives the model in training the new methods\n"
+    offer = "Net changed: learner.tools.reload_code() gives the model in training the new methods\n"
     assert defined.try_(changed).shown == offer
     assert defined.try_("1;").shown == ""
     assert defined.try_(changed.replace("return self.fc(x)", "return x")).shown == offer.replace(

@@ -125,12 +125,12 @@ def test_an_edited_cell_goes_on_from_the_same_step(notebook, tmp_path):
 
 def test_a_cell_that_was_merely_run_again_is_no_edit_and_neither_is_a_comment(notebook):
     notebook.run(TRAIN.replace("%%train", "%%train --steps 1"))
-    step = notebook.learner.step_in_use("train")
+    step = notebook.learner._step_in_use("train")
     found = marks(notebook)
     notebook.run(TRAIN.replace("%%train", "%%train --steps 1"))
     notebook.run(f"%%train --steps 1\n\n# with a comment\n{BODY}")
     assert found == []
-    assert notebook.learner.step_in_use("train") is step
+    assert notebook.learner._step_in_use("train") is step
     assert notebook.learner.position.iteration == 3
 
 
@@ -157,7 +157,7 @@ def test_a_cell_takes_over_from_a_function(notebook, tmp_path):
     found = marks(notebook)
     notebook.run(f"%%train --steps 1\n{BODY}")
     assert [text for *_, text in found] == ["a %%train cell takes over"]
-    notebook.learner.use_step("train", lambda model, batch: model(batch[0]).sum())
+    notebook.learner.tools.use_step("train", lambda model, batch: model(batch[0]).sum())
     notebook.run(f"%%train --steps 1\n{BODY}")
     assert notebook.learner.locals["loss"] is notebook.learner.output.loss
 

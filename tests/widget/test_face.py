@@ -75,7 +75,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> Cells:
 
 def shown(directory: Path) -> tuple[Learner, NotebookRenderer]:
     learner, renderer = learner_in(directory), NotebookRenderer()
-    learner.shown_on(renderer)
+    learner._shown_on(renderer)
     return learner, renderer
 
 
@@ -217,12 +217,12 @@ def test_a_frozen_learner_leaves_its_picture_and_shows_no_panel_any_more(
     learner, renderer = shown(tmp_path)
     learner.fit(epochs=2)
     drawn = len(cells.stills)
-    learner.freeze()
+    learner.tools.freeze()
     assert len(cells.stills) == drawn + 1
     assert cells.replaced == [(cells.names[0], {"text/plain": ""})]
     assert renderer.bundle() == {}
     assert MIME not in learner._repr_mimebundle_()
-    learner.freeze()
+    learner.tools.freeze()
     cells.begin("2")
     learner.fit()
     assert cells.panels() == 1 and len(cells.stills) == drawn + 1
@@ -232,8 +232,8 @@ def test_a_frozen_learner_leaves_its_picture_and_shows_no_panel_any_more(
 def test_freezing_what_was_trained_in_no_cell_draws_it_there(tmp_path: Path, cells: Cells) -> None:
     learner = learner_in(tmp_path)
     learner.step(3)
-    learner.shown_on(NotebookRenderer())
-    learner.freeze()
+    learner._shown_on(NotebookRenderer())
+    learner.tools.freeze()
     ((_, update, data),) = cells.stills
     assert not update and data["image/png"].startswith(b"\x89PNG")
 
@@ -310,7 +310,7 @@ def test_a_model_that_has_trained_before_is_told_of_below_the_cell(
 def test_a_picture_that_is_drawn_while_it_runs_says_what_it_is_of(cells: Cells, tmp_path: Path) -> None:
     """It may stay for long: nothing draws it at each step."""
     learner, _ = shown(tmp_path)
-    learner.show()
+    learner._show()
     learner.run_until((2, 1))
     texts = [data["text/plain"].splitlines()[0] for *_, data in cells.stills]
     assert texts[0].endswith("· as of epoch 2, train, step 0 of 10"), texts
@@ -324,7 +324,7 @@ def test_a_run_that_a_button_began_ends_with_a_picture_of_its_end(
     monkeypatch.setattr(notebook_renderer, "LONG", 0.0)
     learner, _ = shown(tmp_path)
     learner.run_until((1, 3))
-    learner.show()
+    learner._show()
     learner.step()
     cells.end()
     learner.start()  # as the panel does it: no cell runs

@@ -74,14 +74,16 @@ def test_the_table_follows_the_ranks_until_one_dies(tmp_path: Path) -> None:
     table = page.board["ranks"]
     assert [each["rank"] for each in table] == [0, 1]
     assert [each["step"] for each in table] == ["3", "3"]
-    assert [each["where"] for each in table] == [f"{each.host}, process {each.pid}" for each in learner.fleet]
+    assert [each["where"] for each in table] == [
+        f"{each.host}, process {each.pid}" for each in learner.devices
+    ]
     assert all(each["alive"] and each["memory"].endswith(("MB", "GB")) for each in table)
 
     learner.rewind(2)
     page.ask("resync")
     assert [each["step"] for each in page.board["ranks"]] == ["1", "1"]
 
-    os.kill(learner.fleet[1].pid, signal.SIGKILL)
+    os.kill(learner.devices[1].pid, signal.SIGKILL)
     with pytest.raises(RankDied):
         learner.step(2)
     page.ask("resync")
@@ -109,7 +111,9 @@ def test_a_page_looks_at_the_step_of_the_rank_it_chose(tmp_path: Path) -> None:
         page.until(lambda rank=rank: page.board["inspected"] == rank)
         page.until(lambda place=place: page.board["log"][-1].endswith(f"inspected at {place}"))
         seen.append(batch_on(page))
-        assert seen[-1] == dict((each["title"], each) for each in learner.seen.sections())["Batch"]["rows"]
+        assert (
+            seen[-1] == dict((each["title"], each) for each in learner._last_seen.sections())["Batch"]["rows"]
+        )
     assert seen[0] != seen[1], "each has its own part"
     learner.step(1)
     page.until(lambda: page.board["inspected"] is None and page.board["inspection"] == [])
@@ -134,7 +138,7 @@ def test_a_rank_that_died_is_told_of_where_it_is_chosen(tmp_path: Path) -> None:
     page = page_of(learner)
     page.ask("hello")
     learner.step(2)
-    os.kill(learner.fleet[1].pid, signal.SIGKILL)
+    os.kill(learner.devices[1].pid, signal.SIGKILL)
     ok, text = page.answer("inspect", rank=1)
     assert not ok and text.startswith("rank 1 ")
     page.until(lambda: [each["alive"] for each in page.board["ranks"]] == [True, False])
@@ -148,7 +152,7 @@ def test_a_rank_that_answers_nobody_does_not_make_the_panel_wait(tmp_path: Path)
     page = page_of(learner)
     page.ask("hello")
     learner.step()
-    process = learner.fleet[1].pid
+    process = learner.devices[1].pid
     os.kill(process, signal.SIGSTOP)
     try:
         page.ask("resync")  # one that asked the rank would wait for ever

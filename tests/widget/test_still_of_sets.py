@@ -170,7 +170,7 @@ def a_set() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def test_a_cell_that_evaluates_many_sets_draws_once_when_it_is_over(tmp_path: Path, kernel: Kernel) -> None:
     learner = learner_in(tmp_path)
-    learner.shown_on(NotebookRenderer())
+    learner._shown_on(NotebookRenderer())
     learner.fit(epochs=1)
     kernel.end_cell()
     before = len(kernel.stills)
@@ -186,7 +186,7 @@ def test_a_cell_that_evaluates_many_sets_draws_once_when_it_is_over(tmp_path: Pa
 
 def test_what_no_cell_evaluates_is_drawn_at_once(tmp_path: Path, kernel: Kernel) -> None:
     learner = learner_in(tmp_path)
-    learner.shown_on(NotebookRenderer())
+    learner._shown_on(NotebookRenderer())
     learner.fit(epochs=1)
     before = len(kernel.stills)
     kernel.header["msg_type"] = "comm_msg"
@@ -199,7 +199,7 @@ def test_what_no_cell_evaluates_is_drawn_at_once(tmp_path: Path, kernel: Kernel)
 CELLS = (
     f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
     "from page_of_messages import learner_in\nfrom test_still_of_sets import NotebookRenderer, a_set\n"
-    "learner = learner_in('run')\nlearner.shown_on(NotebookRenderer())\nlearner.fit(epochs=2)",
+    "learner = learner_in('run')\nlearner._shown_on(NotebookRenderer())\nlearner.fit(epochs=2)",
     "found = learner.evaluate({'clean': a_set(), 'noisy': a_set()})",
     "print(found)",
 )

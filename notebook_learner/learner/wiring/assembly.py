@@ -115,7 +115,7 @@ def _note_engines(found: list[str], settings: Settings) -> None:
 def _resume(learner: Learner, settings: Settings) -> None:
     if settings.takes_back:  # now that nothing else stands in the way of going on here
         end_detached(settings.directory)
-    if found := learner.look_for_checkpoints():
+    if found := learner._look_for_checkpoints():
         _go_on(learner, "latest" if settings.files_asked else found[-1].label, "resume()")
 
 
@@ -241,7 +241,7 @@ class _Wiring:
         for split, loader in data:
             loaders.use(learner, split, loader)
         if isinstance(self.renderer, Display):
-            learner.shown_on(self.renderer)
+            learner._shown_on(self.renderer)
         return learner
 
     def _found_fleet(self, learner: Learner, replica: Replica, scheduler: Any, loaders: Loaders) -> None:

@@ -459,7 +459,7 @@ class Tenancy:
             self._lock.forget()
         learner = self._learner()
         if learner is not None and place is not None:
-            learner.moved_to(place)
+            learner._moved_to(place)
 
     # Whose it is -------------------------------------------------------------------------------------
 

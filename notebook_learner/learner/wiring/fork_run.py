@@ -51,7 +51,7 @@ class Origin:
             loaders.get("valid"),
         )
         sibling.restore(state)
-        sibling.note_fork(self._told(state))
+        sibling._note_fork(self._told(state))
         return sibling
 
     def _copies(self) -> tuple[nn.Module, Optimizer, Any]:

@@ -1,0 +1,277 @@
+"""What every verb of a Learner stands on: its parts, and the one way into the loop, from whichever thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ..errors import CheckpointError, LoggerError, MovedError, Paused, StateError
+from ..event import Display, Event, Marked, MetricAdded, MetricInfo, Notice, RunOpened, StatusChanged
+from ..event.position import Position
+from ..logger import History
+from ..run.bounds import Until
+from ..run.breakpoint_watch import Hit
+from ..run.driver import Driver
+from ..run.early_stopping import why_ended
+from ..run.loop import Why
+from ..run.replica import Replica
+from ..step.update import Update
+from ..store import process_end
+from .directory_access import Premises
+from .finalizer import Parting
+from .supplies import Supplies
+
+if TYPE_CHECKING:
+    from ..event import Status  # Jedi, which completes `learner.`, fails on a property that is a Literal
+
+T = TypeVar("T")
+MarkKind = Literal["breakpoint", "edited", "forked"]
+
+_STATUS: dict[Why, Status] = {
+    "budget": "paused",
+    "pause": "paused",
+    "breakpoint": "paused",
+    "stop": "stopped",
+    "finished": "finished",
+}
+_LAST_STEP = 10.0
+"""Seconds that the interpreter's end waits for a background step."""
+
+
+class LearnerCore:
+    """The parts of a Learner, and how its verbs run: each of them drives, and no two drive at once."""
+
+    locals: dict[str, Any]
+    """After a step of a `%%train` or `%%valid` cell: the values that the cell's body left. They are those
+    of one step, and gone when the next one begins."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        driver: Driver,
+        opened: RunOpened,
+        supplies: Supplies,
+        scheduler: Any,
+        premises: Premises,
+        opening: Callable[[Any], str] = lambda learner: "",
+    ) -> None:
+        self._replica = replica
+        self._driver = driver
+        self._opened = opened
+        self._supplies = supplies
+        self._premises = premises
+        self._announced = False
+        self._untold: list[Notice] = []
+        self._opening = opening
+        self._display: Display | None = None
+        self._status: Status = "ready"
+        self.locals = {}
+        self.scheduler = scheduler
+        """The scheduler as it was given to `build`, or as its factory made it."""
+        self._parting = Parting(partial(_let_go, driver, replica, premises))
+
+    @property
+    def status(self) -> Status:
+        """ready, running, paused, failed, stopped or finished."""
+        self._driver.require_own()
+        return self._status
+
+    @property
+    def position(self) -> Position:
+        """Where training stands, between two steps."""
+        return self._replica.shown_position
+
+    @property
+    def history(self) -> History:
+        """What was measured, step by step and epoch by epoch."""
+        return self._replica.history
+
+    # A verb, once no other thread drives --------------------------------------------------------------
+
+    def _drive(self, work: Callable[[], T]) -> T:
+        __tracebackhide__ = True
+        with self._blocking():
+            value, interrupted = self._driver.here(partial(self._resting, work))
+        if interrupted:  # it came when the work was as good as done
+            raise Paused(str(self.position))
+        return value
+
+    def _leaving_locals(self, work: Callable[[], T]) -> T:
+        """What a step of a cell leaves is not what one that was only tried left."""
+        __tracebackhide__ = True
+        values = self.locals
+        try:
+            return self._drive(work)
+        finally:
+            self.locals = values
+
+    def _blocking(self) -> AbstractContextManager[Callable[[], None]]:
+        """While a verb keeps this thread from everything else."""
+        __tracebackhide__ = True
+        self._driver.require_own()
+        return nullcontext(_nothing) if self._display is None else self._display.blocking()
+
+    def _enter(self, *, goes_on: bool = False, saves: bool = False) -> None:
+        """Before anything is written: a run that lies in the directory has to go first, unless this one
+        goes on with it; and a learner whose directory is another's by now goes no further."""
+        __tracebackhide__ = True
+        self._untold += self._premises.enter(self, goes_on=goes_on, saves=saves)
+
+    def _resting(self, work: Callable[[], T]) -> T:
+        """Do it; where training is over then, others may go on in the directory."""
+        __tracebackhide__ = True
+        try:
+            return work()
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._status in ("finished", "stopped"):
+            self._premises.rest()
+
+    # What happens in it -------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        __tracebackhide__ = True
+        self._enter()
+        if (before := self._replica.loop.before) is not None:
+            self._untold += before.told(self._replica.loop.iteration)
+        try:
+            self._announce()
+            if not self._replica.loop.finished:
+                self._set_status("running")
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _take(self, until: Until) -> Why:
+        __tracebackhide__ = True
+        try:
+            why = self._replica.run(until)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if why == "breakpoint":
+            self._tell_hit()
+        elif self._status != _STATUS[why]:
+            self._set_status(_STATUS[why], self._why_over() if why == "finished" else process_end.why())
+        if why != "budget":  # between two steps taken by hand nobody waits for the disk
+            self._replica.keep_stop()
+            self._replica.saving.wait()
+        if why == "finished":
+            self._replica.saving.close()
+        return why
+
+    def _announce(self) -> None:
+        if not self._announced:
+            self._announced = True
+            self._replica.sinks.open(replace(self._opened, num_epochs=self._replica.loop.num_epochs))
+            if told := self._opening(self):
+                self._untold.append(Notice(told, "warning"))
+        while self._untold:
+            self._emit(self._untold.pop(0))
+
+    def _fail(self, error: BaseException) -> None:
+        with suppress(LoggerError):  # it keeps the line until its disk takes it; the error at hand tells more
+            paused = isinstance(error, (KeyboardInterrupt, MovedError))
+            self._set_status("paused" if paused else "failed", _reason(error))
+        if isinstance(error, (LoggerError, CheckpointError)):
+            return  # a disk that refuses has its cause removed first
+        with suppress(Exception):  # the state is safe in memory; a device that failed may not even give it
+            self._replica.keep_stop()
+
+    def _set_status(self, status: Status, reason: str = "") -> None:
+        self._status, at = status, self.position
+        self._premises.stands(status)
+        self._emit(StatusChanged(status, at.epoch, at.split, at.step, at.total, reason))
+
+    def _emit(self, event: Event) -> None:
+        """Hand on what happens between runs. A failing logger is told of here and now: left for the
+        loop to find, it would fail the next run, whose cause for it may be gone."""
+        self._premises.wake()
+        self._replica.sinks.emit(event)
+
+    def _settle(self) -> None:
+        """The status of wherever a jump led to, and metrics that only what is restored there has logged."""
+        self._tell_logged()
+        loop = self._replica.loop
+        if loop.output is None:  # no step was taken on the way: what is left is of one that never was
+            self.locals = {}
+        start = loop.position.key == Position().key
+        self._set_status("finished" if loop.finished else "ready" if start else "paused")
+
+    # What is told of it -------------------------------------------------------------------------------
+
+    @property
+    def hit(self) -> Hit | None:
+        """The breakpoint that stopped the learner here, and what it found; None otherwise."""
+        stands = self._replica.watch.stood == self._replica.loop.position.key
+        return self._replica.hit if stands else None
+
+    def _tell_hit(self) -> None:
+        hit = self._replica.hit
+        assert hit is not None
+        self._mark("breakpoint", str(hit))
+        self._set_status("paused", str(hit))
+
+    def _mark(self, kind: MarkKind, text: str) -> None:
+        at = self._replica.loop.position
+        self._emit(Marked(kind, at.epoch, at.split, at.step, text))
+
+    def _tell_logged(self) -> None:
+        """Let everybody who shows metrics know of the logged ones."""
+        known = {(info.name, info.split) for info in self._opened.metrics}
+        for split, each in self._replica.loop.passes.items():
+            for name in each.metrics.logged:
+                if (name, split) not in known:
+                    info = MetricInfo(name, split)
+                    self._opened = replace(self._opened, metrics=(*self._opened.metrics, info))
+                    self._emit(MetricAdded(info))
+
+    def _why_over(self) -> str:
+        loop = self._replica.loop
+        return why_ended(loop.policies, loop.finals) if loop.ended else ""
+
+    # Its devices --------------------------------------------------------------------------------------
+
+    def _at_hand(self) -> Update:
+        """Model and optimizer for somebody who looks: whole, where a run stands between two steps."""
+        ranks = self._replica.ranks
+        if ranks is not None and self._driver.inside:
+            ranks.look()
+        return self._replica.loop.update
+
+    def _ranks(self) -> Any:
+        """The other processes as a panel shows them: seen from outside, without waiting for any of them."""
+        ranks = self._replica.ranks
+        return () if ranks is None else ranks.seen()
+
+    def _on_rank(self, rank: int) -> Any:
+        """Where another rank is asked."""
+        ranks = self._replica.ranks
+        world = 1 if ranks is None else ranks.world
+        if not isinstance(rank, int) or not 0 < rank < world:
+            known = "there is one device, rank 0" if ranks is None else f"the last one is {world - 1}"
+            raise StateError(f"there is no rank {rank!r:.60}; {known}")
+        return ranks
+
+
+def _let_go(driver: Driver, replica: Replica, premises: Premises) -> None:
+    """Nobody holds the learner any more, or the interpreter ends while it trains in the background."""
+    if driver.leave(_LAST_STEP):
+        try:
+            with suppress(MovedError):  # it was told of
+                replica.let_go()
+        finally:
+            premises.leave()
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,152 @@
+"""`learner.tools`: what is needed now and then."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..errors import names_descriptors
+from ..event import Notice, Split
+from ..step.step import StepFunction
+from .core import LearnerCore
+
+if TYPE_CHECKING:
+    from ..trial.lr_find import RateSearch
+    from ..trial.reload_code import Reloaded
+    from ..trial.try_step import Trial
+
+
+class Tools:
+    """The rare verbs of a Learner, as `learner.tools`.
+
+    >>> [name for name in dir(Tools) if not name.startswith("_")]
+    ['freeze', 'lr_find', 'note', 'reload_code', 'try_step', 'use_step']
+    """
+
+    def __init__(self, learner: LearnerCore) -> None:
+        self._learner = learner
+
+    # Try -----------------------------------------------------------------------------------------------
+
+    def try_step(self, function: StepFunction | None = None) -> Trial:
+        """Take the next training step, and take it back: nothing has happened, to the bit.
+
+        >>> import torch
+        >>> from torch.nn import functional as F
+        >>> from notebook_learner import LearnerBuilder
+        >>> model = torch.nn.Linear(3, 2)
+        >>> builder = LearnerBuilder("tried").loss(F.mse_loss).renderer("silent")
+        >>> batches = [(torch.ones(4, 3), torch.zeros(4, 2))] * 5
+        >>> learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, batches)
+        >>> trial = learner.tools.try_step()
+        >>> print(trial.position, "with an output of shape", tuple(trial.output.output.shape))
+        epoch 1, train, step 1 of 5 with an output of shape (4, 2)
+        >>> print(learner.position, learner.status)
+        epoch 1, train, step 0 of 5 ready
+
+        Args:
+            function: `fn(model, batch)` to try in place of the step in use.
+
+        Raises:
+            StateError: there is no step to take, or the loader cannot give the batch a second time.
+        """
+        __tracebackhide__ = True
+        return self._learner._leaving_locals(partial(self._try_step, function))
+
+    def _try_step(self, function: StepFunction | None) -> Trial:
+        from ..trial.try_step import try_step
+
+        __tracebackhide__ = True
+        if function is None or "train" not in self._learner._replica.loop.passes:
+            self._learner._supplies.require()
+        self._learner.locals = {}
+        return replace(try_step(self._learner._replica, function), locals=self._learner.locals)
+
+    @names_descriptors
+    def lr_find(
+        self,
+        start: float = 1e-7,
+        end: float = 10.0,
+        *,
+        steps: int = 100,
+        growth: float = 4.0,
+        smoothing: float = 0.9,
+    ) -> RateSearch:
+        """Train with a growing learning rate and see where the loss falls fastest, then take it all back:
+        afterwards everything is as it was to the bit, also where it was interrupted.
+
+        Args:
+            start: the first rate.
+            end: the last one.
+            steps: how many rates, one a training step; epochs begin again as needed.
+            growth: end where the smoothed loss is so many times its least value.
+            smoothing: how much of the mean each loss leaves in place, from 0 to below 1.
+        """
+        from ..trial.lr_find import lr_find
+
+        learner = self._learner
+        learner._supplies.require()
+        return learner._leaving_locals(
+            lambda: lr_find(learner._replica, start, end, steps, growth, smoothing)
+        )
+
+    # Change the code of the step -----------------------------------------------------------------------
+
+    def use_step(self, split: Split, function: StepFunction, note: str = "") -> None:
+        """Train (or validate) with another step, from the very place where the learner stands.
+
+        Args:
+            split: "train" or "valid".
+            function: `fn(model, batch)`, as the builder's `train_step` takes.
+            note: what the history says of it.
+        """
+        if split not in ("train", "valid"):
+            raise ValueError(f'use_step({split!r}, ...): the split is "train" or "valid"')
+        if not callable(function):
+            raise TypeError(f"use_step({split!r}, {function!r}): give a function fn(model, batch)")
+        self._learner._drive(lambda: self._use_step(split, function, note))
+
+    def _use_step(self, split: Split, function: StepFunction, note: str) -> None:
+        self._learner._supplies.use_step(split, function)
+        at = self._learner._replica.loop.position
+        if at.iteration:
+            self._learner._replica.timeline.wanted = True
+            self._learner._mark("edited", note or f"another {split} step")
+
+    def reload_code(self) -> Reloaded:
+        """Give the live model the methods of classes that a cell has defined anew; the weights stay.
+
+        A class's `__init__` is not run: what a new one would make is missed at once, and named.
+
+        Raises:
+            StateError: the new code needs parts that the live model does not have. Nothing has changed.
+        """
+        return self._learner._drive(self._reloaded)
+
+    def _reloaded(self) -> Reloaded:
+        from ..trial.reload_code import reload_code  # reads source code: only for whoever edits it
+
+        average = self._learner._replica.loop.update.average
+        also = () if average is None else (average.module,)
+        namespace = vars(sys.modules["__main__"])  # a notebook's cells, or a script
+        report = reload_code(self._learner._replica.loop.update.model, namespace, also)
+        if report.classes:
+            self._learner._supplies.renew()
+            self._learner._replica.timeline.wanted = True
+            self._learner._mark("edited", f"code reloaded: {', '.join(report.classes)}")
+        return report
+
+    # The log and the page ------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """Write a line into the log of what happened, at a step boundary; from any thread."""
+        with self._learner._driver.held():
+            self._learner._emit(Notice(text))
+            self._learner._rest()
+
+    def freeze(self) -> None:
+        """Leave of the panel only what a saved notebook shows: curves and table, as they are now."""
+        if self._learner._display is not None:
+            self._learner._display.freeze()
