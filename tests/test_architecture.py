@@ -34,6 +34,7 @@ ROOMS = (
     "inspection",
     "metric",
     "breakpoint",
+    "steering",
     "widget",
     "remote",
     "artifacts",

@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_ctl(verbs: Any) -> None:
     ctl = verbs.add_parser(
         "ctl",
-        help="steer the run that trains in a directory: pause, resume, step, stop, save, set",
+        help="steer the run that trains in a directory: pause, resume, step, rewind, stop, save, set",
         description="Steer the run that trains in a directory, from any terminal of the same user.",
         epilog=_COMMANDS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -95,6 +95,10 @@ commands:
   pause                  at the next step boundary; returns once the run stands there
   resume                 go on, in the background of the run's process
   step [N]               take N steps of a run that is paused; returns when they are taken
+  step_epoch             go on to the end of the epoch
+  rewind [N]             take N steps back; rewind_to N goes back to after so many training steps
+  restore LABEL          stand where a checkpoint was saved: an epoch's number, 3-117, latest, best
+  breakpoint NAME on     switch a breakpoint on, or off
   stop                   end the running fit() at the next step boundary
   save                   save a checkpoint of this very step; prints its label
   set lr=0.01            the learning rate of all parameter groups, from the next step on

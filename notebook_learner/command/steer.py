@@ -8,22 +8,22 @@ import sys
 
 from ..errors import RemoteError
 from ..remote.client import ask, is_there
-from ..remote.protocol import RequestError, request_of
+from ..steering.command import CommandError, typed
 from . import one_line
 
 
 def ctl(given: argparse.Namespace) -> int:
     """Send one request, and print the answer."""
     try:
-        request = request_of(given.words)
-    except RequestError as wrong:
+        command = typed(given.words)
+    except CommandError as wrong:
         given.parser.error(str(wrong))
     if not is_there(given.directory):
         _require_run(given.directory)
     try:
-        answer = ask(given.directory, request)
+        answer = ask(given.directory, command)
     except KeyboardInterrupt:
-        raise RemoteError(f"not waiting any more; the run goes on with `{request}`") from None
+        raise RemoteError(f"not waiting any more; the run goes on with `{command}`") from None
     if given.json:
         print(json.dumps({"ok": answer.ok, "text": answer.text, **answer.facts}))
     elif answer:

@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import RemoteError
+from ..steering.command import Answer, Command, CommandError, typed
 from .peer import peer_of
-from .protocol import Answer, Request, RequestError, read_answer, request_of
+from .protocol import line_of, read_answer
 from .socket_place import NAME, Folder, UntrustedError, connected, supported, trusted_by
 
 PATIENCE = 10.0
@@ -22,8 +23,9 @@ _LONGEST_ANSWER = 1 << 20
 def control(directory: str | os.PathLike[str], *words: str) -> Answer:
     """Steer the learner that trains in a directory, from another process of the same user.
 
-    The words are those of `notebook-learner ctl`: "status", "pause", "resume", "step" and a number, "stop",
-    "save", "set" and name=value (lr, lr[1] for one parameter group, num_epochs).
+    The words are those of `notebook-learner ctl`: "status", "pause", "resume", "stop", "save", "step_epoch",
+    "step" or "rewind" and a number, "restore" and a label, "set" and name=value (lr, lr[1] for one parameter
+    group, num_epochs), and so on.
 
     >>> import torch
     >>> from notebook_learner import LearnerBuilder
@@ -48,10 +50,10 @@ def control(directory: str | os.PathLike[str], *words: str) -> Answer:
         RemoteError: no run is alive there, or it belongs to somebody else.
         ValueError: there is no such command.
     """
-    return ask(directory, request_of(words))
+    return ask(directory, typed(words))
 
 
-def ask(directory: str | os.PathLike[str], request: Request) -> Answer:
+def ask(directory: str | os.PathLike[str], command: Command) -> Answer:
     """The same for a request that is made already."""
     if not supported():
         raise RemoteError(
@@ -62,7 +64,7 @@ def ask(directory: str | os.PathLike[str], request: Request) -> Answer:
     try:
         with _connection(folder, directory) as connection:
             _require_trusted(connection, folder, directory)
-            return _exchange(connection, request, directory)
+            return _exchange(connection, command, directory)
     finally:
         folder.close()
 
@@ -111,28 +113,28 @@ def _require_trusted(connection: socket.socket, folder: Folder, directory: str |
         raise RemoteError(_untrusted(f"{peer} listens at {NAME} in {where}, and not you"))
 
 
-def _exchange(connection: socket.socket, request: Request, directory: str | os.PathLike[str]) -> Answer:
+def _exchange(connection: socket.socket, command: Command, directory: str | os.PathLike[str]) -> Answer:
     until = time.monotonic() + PATIENCE
     connection.settimeout(PATIENCE)
     data = b""
     with suppress(BrokenPipeError):  # it hung up on us, and what it said before is still to be read
-        connection.sendall(request.line())
+        connection.sendall(line_of(command))
     try:
         while b"\n" not in data and len(data) < _LONGEST_ANSWER:
-            if request.cmd != "status" and not data:
+            if command.cmd != "status" and not data:
                 connection.settimeout(None)
             else:
                 connection.settimeout(max(until - time.monotonic(), 0.001))
             more = connection.recv(1 << 16)
             if not more:
                 break
-            if request.cmd != "status" and not data:
+            if command.cmd != "status" and not data:
                 until = time.monotonic() + PATIENCE
             data += more
         return read_answer(data.partition(b"\n")[0])
     except TimeoutError:
         reason = f"gave no answer within {PATIENCE:g} s; its process may be stopped"
-    except (ConnectionError, RequestError):
+    except (ConnectionError, CommandError):
         reason = "ended before it answered"
     raise RemoteError(f"the run in {os.fspath(directory)!r} {reason}")
 

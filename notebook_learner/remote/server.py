@@ -15,15 +15,18 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 
+from ..errors import BusyError, LoggerError
+from ..steering.carry_out import Steering
+from ..steering.command import Answer, Command, CommandError
+from ..steering.steered import Steered
 from ..store.run_folder import RunFolder
-from .commands import Commands
 from .forked_child import held, let_go
 from .peer import peer_of
-from .protocol import LONGEST, Answer, Request, RequestError, read_request
+from .protocol import LONGEST, line_of, read_command
 from .socket_place import Door, Folder, OccupiedError, supported
-from .steering import Steering
 
 PATIENCE = 5.0
 """Seconds that a connection may take to say what it wants, and to take the answer."""
@@ -47,7 +50,7 @@ class RemoteControl:
     def __init__(self, directory: str | os.PathLike[str], changed: Callable[[], None] = lambda: None) -> None:
         self.directory = Path(directory)
         self._changed = changed
-        self._learner: Callable[[], Steering | None] = _nobody
+        self._learner: Callable[[], Steered | None] = _nobody
         self._door: Door | None = None
         self._identity = (0, 0)
         self._talks: set[socket.socket] = set()
@@ -56,7 +59,7 @@ class RemoteControl:
         """Connections that have yet to say what they want, the oldest first."""
         self._wakes: socket.socket | None = None
 
-    def __call__(self, learner: Steering) -> str:
+    def __call__(self, learner: Steered) -> str:
         """Serve this learner from now on, for as long as it lives.
 
         Returns:
@@ -169,20 +172,27 @@ class RemoteControl:
             return Answer(False, f"{MOST_TALKS} requests are under way already; try again"), _nothing
         self._talks.add(connection)
         try:
-            request = read_request(line)
-        except RequestError as refused:
+            command = read_command(line)
+        except CommandError as refused:
             return Answer(False, str(refused)), _nothing
         learner = self._learner()
         if learner is None:
             return Answer(False, "the learner was let go just now"), _nothing
         asker = str(peer or "somebody")
-        return Commands(learner, asker, self._changed).carry_out(request), lambda: self._note(request, asker)
+        answer = Steering(learner, partial(_note, learner, asker), self._changed).carry_out(command)
+        return answer, partial(self._note_question, command, asker)
 
-    def _note(self, request: Request, asker: str) -> None:
-        """What has been answered already; a learner that was let go since needs no note of it."""
+    def _note_question(self, command: Command, asker: str) -> None:
+        """A question is answered first. A learner that was let go since then needs no note of it."""
         learner = self._learner()
-        if learner is not None:
-            Commands(learner, asker, self._changed).note_question(request)
+        if learner is not None and command.cmd == "status":
+            _note(learner, asker, str(command))
+
+
+def _note(learner: Steered, asker: str, text: str) -> None:
+    # The log keeps the line: a full disk must not keep a user from `stop`. A run that ends has no log.
+    with suppress(LoggerError, BusyError):
+        learner.tools.note(f"remote control by {asker}: {text}")
 
 
 def _nobody() -> None:
@@ -237,4 +247,4 @@ def _line_from(connection: socket.socket) -> bytes | None:
 
 def _reply(connection: socket.socket, answer: Answer) -> None:
     with suppress(OSError):  # nobody waits for it any more
-        connection.sendall(answer.line())
+        connection.sendall(line_of(answer))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from ..renderer.numbers import count
 from ..renderer.text import one_line
-from .steering import Hit, Look, Steering, Switch
+from ..steering.steered import Switch
+from .shown_learner import Report, ShownLearner, Stop
 from .wire import Json
 
 NOTHING: Json = {"breakpoints": [], "inspection": [], "inspected": None, "reach": None}
@@ -22,17 +23,17 @@ class Debugger:
     """Remembers what was told, to tell when that has changed."""
 
     _changes: int = -1
-    _hit: Hit | None = None
-    _seen: Look | None = None
+    _hit: Stop | None = None
+    _seen: Report | None = None
     _sections: list[Json] | None = None
 
-    def changed(self, learner: Steering) -> bool:
+    def changed(self, learner: ShownLearner) -> bool:
         """Whether the pages show something that does not hold any more."""
         hit, seen = _here(learner)
         changes = learner.breakpoints.changes
         return changes != self._changes or hit is not self._hit or seen is not self._seen
 
-    def told(self, learner: Steering, trained: int) -> Json:
+    def told(self, learner: ShownLearner, trained: int) -> Json:
         """All of it, which is then known.
 
         Args:
@@ -52,21 +53,12 @@ class Debugger:
         }
 
 
-def _here(learner: Steering) -> tuple[Hit | None, Look | None]:
+def _here(learner: ShownLearner) -> tuple[Stop | None, Report | None]:
     """What belongs to the place where it stands: nothing of that holds once it sets out."""
     return (None, None) if learner.status == "running" else (learner.hit, learner._last_seen)
 
 
-def switch(learner: Steering, name: str, on: bool) -> str:
-    """Switch the breakpoint of that name; what was done, in words."""
-    for each in learner.breakpoints:
-        if each.name == name:
-            each.on = on
-            return f"{one_line(name)} is {'on' if on else 'off'}"
-    raise ValueError(f"there is no breakpoint {name!r} any more")
-
-
-def _switch(each: Switch, hit: Hit | None) -> Json:
+def _switch(each: Switch, hit: Stop | None) -> Json:
     here = hit is not None and hit.name == each.name
     parts = [one_line(hit.text)] if here and hit is not None and hit.text else []
     if each.hits:
@@ -76,5 +68,5 @@ def _switch(each: Switch, hit: Hit | None) -> Json:
     return {"name": each.name, "text": "; ".join(parts), "on": each.on, "hit": here}
 
 
-def _sections(seen: Look | None) -> list[Json]:
+def _sections(seen: Report | None) -> list[Json]:
     return [] if seen is None else [dict(section) for section in seen.sections()]

@@ -16,7 +16,7 @@ from ..renderer.plain import PlainRenderer
 from . import notebook
 from .bundle import BundleError
 from .panel import Panel
-from .steering import Steering
+from .shown_learner import ShownLearner
 from .still_panel import Still
 
 _INSTEAD = "the panel of a learner, which needs its kernel"
@@ -42,7 +42,7 @@ class NotebookRenderer:
         self._panel: Panel | None = None
         self._lines: Sink | None = None
         self._still: Still | None = None
-        self._learner: weakref.ref[Steering] | None = None
+        self._learner: weakref.ref[ShownLearner] | None = None
         self._opened: RunOpened | None = None
         self._name = f"notebook-learner-{uuid4().hex}"
         self._cell = ""
@@ -59,7 +59,7 @@ class NotebookRenderer:
     def __repr__(self) -> str:
         return "NotebookRenderer()"
 
-    def attach(self, learner: Steering, /) -> None:
+    def attach(self, learner: ShownLearner, /) -> None:
         """Show this learner. It is not kept alive, and the panel goes with it."""
         self._learner = weakref.ref(learner)
         if notebook.front_end() == "page":
@@ -67,7 +67,7 @@ class NotebookRenderer:
         if self._panel is None:
             self._lines = self._lines or PlainRenderer()
 
-    def _opened_panel(self, learner: Steering) -> Panel | None:
+    def _opened_panel(self, learner: ShownLearner) -> Panel | None:
         from .shell import servicing
 
         try:

@@ -12,6 +12,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Protocol
 
 from ..errors import NotebookLearnerError
@@ -27,14 +29,15 @@ from ..event import (
     SplitEnded,
 )
 from ..event.join import joined
+from ..steering.carry_out import Steering
+from ..steering.command import CommandError
 from . import board as boards
 from .board import Board, Saved
-from .commands import Commands
 from .controls import obstacles
 from .curves import Curves
 from .debugger import NOTHING, Debugger
-from .steering import Steering
-from .wire import Json, Message, Request, WireError, parse
+from .shown_learner import ShownLearner
+from .wire import Json, Message, Request, parse
 
 INTERVAL = 0.3
 """Seconds between two messages, at least."""
@@ -83,7 +86,7 @@ class Panel:
         self._board, self._curves = Board(), Curves()
         self._blocks: list[MetricBlock] = []
         """Steps that neither of the two knows of yet: nobody is told of them before the interval is over."""
-        self._learner: Callable[[], Steering | None] = lambda: None
+        self._learner: Callable[[], ShownLearner | None] = lambda: None
         self._servant = servant
         self._seq = 0
         self._sent = 0.0
@@ -101,7 +104,7 @@ class Panel:
         self._blocking = False
         self.wire = wire(_weakly(self))
 
-    def attach(self, learner: Steering) -> None:
+    def attach(self, learner: ShownLearner) -> None:
         """Show this learner; whoever makes the panel passes its events on. It is not kept alive."""
         self._learner = weakref.ref(learner)
         learner._tell(self)
@@ -304,7 +307,7 @@ class Panel:
         self._fixed_changed = self._events_changed = False
         return told
 
-    def _state_of(self, learner: Steering | None) -> Json:
+    def _state_of(self, learner: ShownLearner | None) -> Json:
         if learner is None:
             nobody = {"mode": "none", "text": ""}
             return {"controls": {}, "checkpoints": self._files, "connection": nobody, **NOTHING}
@@ -354,10 +357,10 @@ class Panel:
         """Take a message of a page, in whichever thread the kernel gives it."""
         try:
             request = parse(content)
-        except WireError as refused:
+        except CommandError as refused:
             self._answer(0, False, str(refused))
             return
-        match request.cmd:
+        match request.command.cmd:
             case "hello" | "resync":
                 self._looks(request.client, True)
                 self._repeat()
@@ -367,7 +370,7 @@ class Panel:
                 self._obey(request)
 
     def _look(self, request: Request) -> None:
-        visible = bool(request.args["visible"])
+        visible = bool(request.command.args["visible"])
         with self._lock:
             behind = visible and not self._looked_at and not self._current
         self._looks(request.client, visible)
@@ -407,9 +410,15 @@ class Panel:
         if learner is None:
             self._answer(request.seq, False, "the learner is gone; this is what it had done")
             return
-        Commands(learner, self._failed).carry_out(
-            request, lambda ok, text: self._answer(request.seq, ok, text)
-        )
+        steering = Steering(learner, failed=self._failed)
+        # On a thread of its own: neither the kernel's main thread, which a cell may hold and which takes the
+        # requests, nor the training waits for the verb. What a step prints belongs below the cell of now.
+        work = partial(copy_context().run, self._do, steering, request)
+        threading.Thread(target=work, name="notebook_learner panel", daemon=True).start()
+
+    def _do(self, steering: Steering, request: Request) -> None:
+        answer = steering.carry_out(request.command)
+        self._answer(request.seq, answer.ok, answer.text)
 
     def _failed(self, title: str, text: str) -> None:
         with self._lock:

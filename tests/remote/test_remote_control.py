@@ -21,6 +21,7 @@ from remote_support import (
 )
 
 from notebook_learner import Paused
+from notebook_learner.breakpoint import NonFinite
 from notebook_learner.remote import control
 from notebook_learner.remote.server import RemoteControl
 
@@ -220,6 +221,35 @@ def test_one_group_is_set_alone_and_a_tensor_stays_the_same(tmp_path):
 
 
 # Refused, and the log ------------------------------------------------------------------------------------
+
+
+def test_steps_taken_back_and_a_checkpoint_restored_from_elsewhere_end_in_the_straight_run_s_bits(
+    tmp_path, other
+):
+    straight = straight_weights(tmp_path / "straight")
+    run = tmp_path / "steered"
+    learner = learner_in(run)
+    learner.step(2)
+    assert other.asks(run, "save").text == "saved as 1-2"
+    assert other.asks(run, "step", "4").ok and learner.position.step == 6
+    assert "exact" in other.asks(run, "rewind", "3").text and learner.position.step == 3
+    assert "exact" in other.asks(run, "rewind_to", "1").text and learner.position.step == 1
+    assert other.asks(run, "restore", "1-2").text == "restored 1-2" and learner.position.step == 2
+    assert other.asks(run, "step_epoch").ok and learner.position.epoch == 2
+    learner.fit()
+    assert same_bits(weights(learner.model), straight)
+
+
+def test_a_breakpoint_is_switched_and_a_step_inspected_from_elsewhere(tmp_path, other):
+    learner = learner_in(tmp_path, configure=lambda builder: builder.break_on(NonFinite()))
+    learner.step(1)
+    name = str(next(iter(learner.breakpoints)).name)
+    assert other.asks(tmp_path, "breakpoint", name, "off").text.endswith("is off")
+    assert [each.on for each in learner.breakpoints] == [False]
+    assert other.asks(tmp_path, "breakpoint", "none.of.that.name", "on").text.startswith(
+        "there is no breakpoint"
+    )
+    assert other.asks(tmp_path, "inspect", "0").text.startswith("inspected at epoch 1, train")
 
 
 def test_a_run_that_trains_takes_no_steps_by_hand_and_resumes_no_second_time(tmp_path, other):

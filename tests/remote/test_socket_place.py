@@ -29,7 +29,8 @@ from remote_support import (
 from notebook_learner import Artifacts, LearnerBuilder, RemoteError
 from notebook_learner.remote import control
 from notebook_learner.remote.find_listener import other_process_in
-from notebook_learner.remote.protocol import Answer
+from notebook_learner.remote.protocol import line_of
+from notebook_learner.steering.command import Answer
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_a_run_of_an_earlier_release_is_steered_and_what_it_left_is_replaced(tmp
     def answer(listener: socket.socket) -> None:
         with listener.accept()[0] as guest:
             guest.recv(4096)
-            guest.sendall(Answer(True, "paused at its first step").line())
+            guest.sendall(line_of(Answer(True, "paused at its first step")))
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.path.relpath(file_in(tmp_path)))

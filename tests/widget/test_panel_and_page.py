@@ -179,7 +179,7 @@ def test_the_buttons_do_what_they_say(tmp_path: Path) -> None:
     assert learner.position.step == 1
     assert page.answer("run") == (True, "finished")
     assert learner.status == "finished"
-    assert page.answer("epochs", n=4) == (True, "trains up to epoch 4")
+    assert page.answer("set", num_epochs=4) == (True, "trains up to epoch 4")
     page.until(lambda: page.board["num_epochs"] == 4 and page.board["controls"]["run"] == "")
     assert page.answer("run") == (True, "finished")
     assert learner.position.epoch == 4
@@ -264,7 +264,8 @@ def test_what_cannot_be_is_answered_with_the_reason(tmp_path: Path) -> None:
     ok, text = page.answer("restore", label="99")
     assert not ok and "99" in text
     page.receive({"cmd": "explode", "args": {}, "seq": 5, "client": "page"})
-    assert page.answers[0] == (False, "there is no request 'explode'")
+    ok, text = page.answers[0]
+    assert not ok and text.startswith("there is no command 'explode'; there are status, run")
 
 
 def test_an_error_in_a_step_is_shown_with_its_traceback(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ export class Controls {
       if (this.epochs.readOnly) return this.#refuse(this.epochs.title);
       if (wanted === this.known) return;
       this.known = wanted;
-      this.#ask("epochs", { n: wanted });
+      this.#ask("set", { num_epochs: wanted });
     };
     this.epochs.addEventListener("change", send, { signal: this.#signal });
   }

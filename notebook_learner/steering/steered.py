@@ -1,7 +1,8 @@
-"""What control from elsewhere needs of a learner: a learner is one, and knows nothing of sockets."""
+"""What can be steered: a learner can, and knows nothing of pages and sockets."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -23,12 +24,42 @@ class Place(Protocol):
     def total(self) -> int | None: ...
 
 
-class Measured(Protocol):
+class Recorded(Protocol):
     """What was measured so far."""
 
     def snapshot(self) -> Record:
         """All of it, as it is now."""
         ...
+
+
+class Switch(Protocol):
+    """A breakpoint that is switched on or off."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def on(self) -> bool: ...
+    @on.setter
+    def on(self, on: bool) -> None: ...
+    @property
+    def hits(self) -> int: ...
+    @property
+    def once(self) -> bool: ...
+
+
+class Switches(Protocol):
+    """All breakpoints."""
+
+    @property
+    def changes(self) -> int: ...
+    def __iter__(self) -> Iterator[Switch]: ...
+
+
+class Inspected(Protocol):
+    """What a step looks like."""
+
+    @property
+    def place(self) -> str: ...
 
 
 class Notes(Protocol):
@@ -39,7 +70,7 @@ class Notes(Protocol):
         ...
 
 
-class Steering(Protocol):
+class Steered(Protocol):
     """The verbs and facts behind the commands."""
 
     @property
@@ -47,7 +78,7 @@ class Steering(Protocol):
     @property
     def position(self) -> Place: ...
     @property
-    def history(self) -> Measured: ...
+    def history(self) -> Recorded: ...
     @property
     def optimizer(self) -> Any: ...
     @property
@@ -59,10 +90,17 @@ class Steering(Protocol):
     """None or a number where the learning rate stays as it is."""
 
     def start(self) -> None: ...
+    def wait(self) -> Any: ...
     def pause(self) -> None: ...
     def stop(self) -> None: ...
     def step(self, n: int = 1) -> Any: ...
+    def step_epoch(self) -> Any: ...
+    def rewind(self, n: int = 1, *, to: int | None = None) -> Any: ...
     def save(self) -> str: ...
+    def restore(self, state: str) -> None: ...
+    def inspect(self, *, rank: int = 0) -> Inspected: ...
+    @property
+    def breakpoints(self) -> Switches: ...
 
     def paused(self) -> AbstractContextManager[Any]:
         """Stand at a step boundary meanwhile."""

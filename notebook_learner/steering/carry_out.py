@@ -1,0 +1,243 @@
+"""From a command to the learner's verb, and what came of it in one line."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import BusyError, NotebookLearnerError
+from ..renderer.text import one_line
+from .command import Answer, Command, group_of
+from .steered import Steered
+
+PATIENCE = 2.0
+"""Seconds that a command waits for a learner that stands, and still has something to finish."""
+_STANDS = ("ready", "paused", "stopped", "finished")
+
+
+class CannotError(ValueError):
+    """What cannot be done as the learner stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """Carries commands out on what it steers."""
+
+    learner: Steered
+    note: Callable[[str], None] | None = None
+    """Writes to the run's log what is done, and who asked. What acts is noted at a step boundary, before it
+    is done. A question (`status`) is not noted, so that it holds nothing up. None: nothing is noted."""
+    changed: Callable[[], None] = lambda: None
+    """Called where a command changed something that a step reads, while the learner stands still."""
+    failed: Callable[[str, str], None] = lambda title, text: None
+    """Called with an exception of the user's code: its last line, and the traceback."""
+
+    def carry_out(self, command: Command) -> Answer:
+        """Do it; returns once it is done, whatever becomes of it."""
+        try:
+            return self._once_it_stands(command)
+        except KeyboardInterrupt:  # Paused, as the user asked
+            return Answer(True, f"paused at {self.learner.position}")
+        except (NotebookLearnerError, ValueError) as refused:
+            return self._not_done(command, "refused: ", _in_one_line(refused))
+        except BaseException as error:  # of the user's code; the run's status and log tell of it as well
+            self.failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+            return self._not_done(command, "", f"{type(error).__name__}: {_in_one_line(error)}")
+
+    def _not_done(self, command: Command, how: str, text: str) -> Answer:
+        if command.cmd != "status":
+            self._say(f"{command} {how}{text}")
+        return Answer(False, text)
+
+    def _once_it_stands(self, command: Command) -> Answer:
+        """A learner tells that it stands a moment before it can be moved: it may save a checkpoint first. A
+        user who clicks in that moment means what the page shows."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self._do(command)
+            except BusyError:
+                if self.learner.status not in _STANDS or time.monotonic() > until:
+                    raise
+            time.sleep(0.02)
+
+    def _do(self, command: Command) -> Answer:
+        learner, args = self.learner, command.args
+        match command.cmd:
+            case "status":
+                return _status(learner)
+            case "pause":
+                return self._ask(command, learner.pause)
+            case "stop":
+                return self._ask(command, learner.stop)
+            case "set":
+                return Answer(True, self._set(command))
+        self._say(str(command))
+        match command.cmd:
+            case "run":
+                learner.start()
+                learner.wait()
+                return Answer(True, learner.status)
+            case "resume":
+                return Answer(True, self._resume())
+            case "step":
+                return Answer(True, str(learner.step(args["n"])))
+            case "step_epoch":
+                return Answer(True, str(learner.step_epoch()))
+            case "rewind":
+                return Answer(True, str(learner.rewind(args["n"])))
+            case "rewind_to":
+                return Answer(True, str(learner.rewind(to=args["step"])))
+            case "save":
+                return Answer(True, f"saved as {learner.save()}")
+            case "restore":
+                learner.restore(args["label"])
+                return Answer(True, f"restored {args['label']}")
+            case "breakpoint":
+                return Answer(True, _switch(learner, args["name"], args["on"]))
+            case "inspect":
+                return Answer(True, f"inspected at {learner.inspect(rank=args['rank']).place}")
+            case other:
+                raise CannotError(f"this learner cannot {other}")
+
+    # Each of them ------------------------------------------------------------------------------------
+
+    def _ask(self, command: Command, verb: Callable[[], None]) -> Answer:
+        """A request to the loop. It is noted while the loop is held, and answered at that very boundary."""
+        if self.note is None:
+            verb()
+        else:
+            with self.learner.paused():
+                self._say(str(command))
+                verb()
+            with suppress(BusyError):  # it is over by now
+                verb()  # again, as inside the block it could not wait until the learner stands
+        return Answer(True, f"{self.learner.status} at {self.learner.position}")
+
+    def _resume(self) -> str:
+        match self.learner.status:
+            case "running":
+                raise CannotError("it is running already")
+            case "finished":
+                raise CannotError("training is finished; `set num_epochs=...` to more epochs first")
+        self.learner.start()
+        return f"goes on from {self.learner.position}"
+
+    def _set(self, command: Command) -> str:
+        """All of it at one boundary, or nothing."""
+        rates = {name: value for name, value in command.args.items() if name != "num_epochs"}
+        learner, done = self.learner, []
+        with learner.paused():
+            self._say(str(command))
+            groups = learner.optimizer.param_groups if rates else []
+            for name in rates:
+                _check_group(name, len(groups))
+            if "num_epochs" in command.args:
+                learner.num_epochs = command.args["num_epochs"]
+                done.append(f"trains up to epoch {learner.num_epochs}")
+            if rates:
+                _set_rates(groups, rates)
+                self.changed()
+                done.append(f"{_rates(groups)} from {learner.position} on{_hint(learner.scheduler)}")
+        return "; ".join(done)
+
+    def _say(self, text: str) -> None:
+        if self.note is not None:
+            self.note(text)
+
+
+# Pieces ----------------------------------------------------------------------------------------------
+
+
+def _switch(learner: Steered, name: str, on: bool) -> str:
+    for each in learner.breakpoints:
+        if each.name == name:
+            each.on = on
+            return f"{one_line(name)} is {'on' if on else 'off'}"
+    raise CannotError(f"there is no breakpoint {name!r} any more")
+
+
+def _check_group(name: str, count: int) -> None:
+    group = group_of(name)
+    if group is not None and group >= count:
+        have = "one parameter group, lr[0]" if count == 1 else f"{count} parameter groups, lr[0] to "
+        last = "" if count == 1 else f"lr[{count - 1}]"
+        raise CannotError(f"there is no {name}: the optimizer has {have}{last}")
+
+
+def _set_rates(groups: list[dict[str, Any]], rates: Mapping[str, float]) -> None:
+    """First what is meant for all groups, then what is meant for one."""
+    for name, rate in sorted(rates.items()):
+        chosen = group_of(name)
+        for number, group in enumerate(groups):
+            if chosen in (None, number):
+                if hasattr(group["lr"], "fill_"):  # a tensor must stay the same one (capturable)
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = float(rate)
+
+
+def _rates(groups: list[dict[str, Any]]) -> str:
+    rates = [f"{float(group['lr']):g}" for group in groups]
+    return f"lr is {', '.join(rates)}"
+
+
+def _hint(scheduler: Any) -> str:
+    if scheduler is None or isinstance(scheduler, (int, float)):
+        return ""
+    name = getattr(scheduler, "__name__", type(scheduler).__name__)
+    return f"; the schedule ({name}) may set it anew when it moves"
+
+
+def _status(learner: Steered) -> Answer:
+    at = learner.position
+    facts: dict[str, Any] = {
+        "status": learner.status,
+        "epoch": at.epoch,
+        "split": at.split,
+        "step": at.step,
+        "total": at.total,
+        "iteration": at.iteration,
+        "num_epochs": learner.num_epochs,
+        **_measured(learner),
+        "pid": os.getpid(),
+    }
+    words = [f"{facts['status']} at {at} ({_of(learner.num_epochs)})"]
+    if facts["rate"]:
+        words.append(f"{facts['rate']:.3g} steps/s")
+    words += [
+        f"{split} {name} {math.nan if value is None else value:.4g}"
+        for split, values in facts["metrics"].items()
+        for name, value in values.items()
+    ]
+    return Answer(True, "; ".join([*words, f"pid {facts['pid']}"]), facts)
+
+
+def _of(epochs: int) -> str:
+    return "of one epoch" if epochs == 1 else f"of {epochs} epochs"
+
+
+def _measured(learner: Steered) -> dict[str, Any]:
+    """The rate, and the values of the last step that was measured: they are a tenth of a second old."""
+    record = learner.history.snapshot()
+    if not record or not record[-1].blocks:
+        return {"rate": None, "metrics": {}}
+    block = record[-1].blocks[-1]
+    values = {name: _finite(column.values[-1]) for name, column in block.columns.items()}
+    moves = learner.status == "running" and block.seconds > 0
+    return {"rate": block.count / block.seconds if moves else None, "metrics": {block.split: values}}
+
+
+def _finite(value: Any) -> float | None:
+    """JSON has no NaN."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
