@@ -235,3 +235,19 @@ def test_test_files_and_their_helpers_have_names_of_their_own():
         path.name for path in TESTS.rglob("*.py") if path.name not in ("conftest.py", "__init__.py")
     )
     assert [name for name, count in names.items() if count > 1] == []
+
+
+# Names that DESIGN gives to users: `metric.GradNorm` measures what `breakpoint.GradNorm` watches.
+NAMED_TWICE_ON_PURPOSE = {"GradNorm"}
+
+
+def test_no_class_name_stands_for_two_things():
+    places: dict[str, list[str]] = {}
+    for module, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    twice = {
+        name: where for name, where in places.items() if len(where) > 1 and "widget.js" not in str(where)
+    }
+    assert twice.keys() == NAMED_TWICE_ON_PURPOSE, twice

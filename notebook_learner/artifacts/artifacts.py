@@ -19,7 +19,7 @@ from .timeline import mark_of_checkpoint
 
 if TYPE_CHECKING:
     from ..widget.panel import Panel
-    from .compare import Comparison
+    from .compare import RunComparison
     from .verification import Report
 
 
@@ -96,11 +96,11 @@ class Artifacts(RecordedRun):
 
     @staticmethod
     @names_descriptors
-    def compare(runs: Iterable[Artifacts | str | os.PathLike[str]]) -> Comparison:
+    def compare(runs: Iterable[Artifacts | str | os.PathLike[str]]) -> RunComparison:
         """Several runs side by side: `Artifacts.compare(["runs/a", "runs/b"])`."""
-        from .compare import Comparison
+        from .compare import RunComparison
 
-        return Comparison([run if isinstance(run, Artifacts) else Artifacts(run) for run in runs])
+        return RunComparison([run if isinstance(run, Artifacts) else Artifacts(run) for run in runs])
 
     def _encoded(self, checkpoints: Sequence[CheckpointInfo]) -> bytes:
         run = self._described(self.run)

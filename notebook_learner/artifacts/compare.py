@@ -35,7 +35,7 @@ class Fork(NamedTuple):
 _SPLITS: tuple[Split, ...] = ("train", "valid")
 
 
-class Comparison:
+class RunComparison:
     """What several runs reached, and what they did differently. Prints as a table.
 
     `table` has a row (a dict) a run: run, epochs, "valid Loss best", "valid Loss last", ..., "test/clean

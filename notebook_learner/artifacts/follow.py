@@ -20,7 +20,7 @@ from .live_index import FILE
 from .log_tail import Tail
 from .run_info import RunInfo
 from .run_status import RECENT, last_marks
-from .timeline import Mark
+from .timeline import TimelineMark
 
 PATIENCE = 1.0
 """Seconds to wait for the log of a metric that the run has announced and that does not come."""
@@ -207,7 +207,7 @@ class _Follower:
         self.layout = RunLayout(directory)
         self._passes: list[_Pass] = []
         self._infos: dict[Split, dict[str, MetricInfo]] = {"train": {}, "valid": {}}
-        self._marks: list[Mark] = []
+        self._marks: list[TimelineMark] = []
         self._header_seen: tuple[int, int] | None = None
         self._sets = FollowedSets(self.layout)
 
@@ -284,7 +284,7 @@ class _Follower:
                 return
             header = Claims(read_header(path), "an artifacts.h5")
             run = RunInfo.from_json(header.member("run"))
-            self._marks = [Mark.from_json(mark) for mark in header.items("timeline")]
+            self._marks = [TimelineMark.from_json(mark) for mark in header.items("timeline")]
         except (OSError, DamagedError):
             return
         self._header_seen = seen

@@ -11,7 +11,7 @@ from ..store.run_folder import RunPath
 from .evaluations import Evaluation
 from .read_evaluations import evaluated_in, marks_of
 from .run_status import last_marks
-from .timeline import Mark
+from .timeline import TimelineMark
 
 PATIENCE = 1.0
 """Seconds to wait for what the application log says of a set, and for logs that are being put in place."""
@@ -29,7 +29,9 @@ class FollowedSets:
         self._told: dict[str, _Files] = {}
         self._waiting: dict[str, tuple[_Files, float]] = {}
 
-    def look(self, infos: Iterable[MetricInfo], marks: Sequence[Mark], hurried: bool) -> Iterator[Evaluation]:
+    def look(
+        self, infos: Iterable[MetricInfo], marks: Sequence[TimelineMark], hurried: bool
+    ) -> Iterator[Evaluation]:
         """What is new since the last look, in the order in which it was measured.
 
         Args:
@@ -70,7 +72,7 @@ class FollowedSets:
             return False
         return time.monotonic() - since >= PATIENCE
 
-    def _whole(self, name: str, files: _Files, noted: Mark | None) -> bool:
+    def _whole(self, name: str, files: _Files, noted: TimelineMark | None) -> bool:
         """Whether the last log is in its place, and what follows it was noted: of which weights it is."""
         folder = self._layout.test_dir(name)
         if noted is None or folder.with_name(f".{folder.name}.tmp").exists():

@@ -19,13 +19,13 @@ _LEAST_USER_BLOCK = 512
 _SHORTEST_TEXT = 64
 
 
-def file_bytes(user_block: bytes, fill: Callable[[Group], None]) -> bytes:
+def file_bytes(user_block: bytes, fill: Callable[[IndexGroup], None]) -> bytes:
     """A file with these bytes in front, and what `fill` writes into its root group."""
     h5py = hdf5_library.load()
     room = max(_LEAST_USER_BLOCK, 1 << (len(user_block) - 1).bit_length())
     target = io.BytesIO()
     with h5py.File(target, "w", libver=("v110", "v110"), userblock_size=room) as file:
-        fill(Group(_Library(h5py), h5py.h5g.open(file.id, b"/")))
+        fill(IndexGroup(_Library(h5py), h5py.h5g.open(file.id, b"/")))
     with target.getbuffer() as view:
         view[: len(user_block)] = user_block
     return target.getvalue()
@@ -88,17 +88,17 @@ class Node:
             made.write(array, library.in_memory(array.dtype))
 
 
-class Group(Node):
+class IndexGroup(Node):
     """A group that is being filled."""
 
-    def group(self, name: str, kind: str | None = None) -> Group:
+    def group(self, name: str, kind: str | None = None) -> IndexGroup:
         """A group in this one, of a NeXus class."""
-        made = Group(self._library, self._library.h5py.h5g.create(self.handle, escaped(name)))
+        made = IndexGroup(self._library, self._library.h5py.h5g.create(self.handle, escaped(name)))
         if kind is not None:
             made.attributes({"NX_class": kind})
         return made
 
-    def plot(self, name: str, signal: str, axes: str) -> Group:
+    def plot(self, name: str, signal: str, axes: str) -> IndexGroup:
         """A group that a viewer draws as a curve."""
         made = self.group(name, "NXdata")
         made.attributes({"signal": signal, "axes": axes})

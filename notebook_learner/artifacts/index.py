@@ -66,9 +66,9 @@ from ..store.digest import digest_of
 from ..store.json_text import parse, to_text
 from ..store.layout import SPLITS, TEST
 from .clock import Clock
-from .hdf5 import Group, file_bytes
+from .hdf5 import IndexGroup, file_bytes
 from .run_info import RunInfo
-from .timeline import Mark
+from .timeline import TimelineMark
 
 SCHEMA = 1
 MAGIC = b"NBLINDEX"
@@ -85,7 +85,7 @@ def encode_index(
     run: RunInfo,
     record: Record,
     clock: Clock,
-    timeline: Sequence[Mark],
+    timeline: Sequence[TimelineMark],
     checkpoints: Sequence[CheckpointInfo],
     written_at: float | None = None,
     evaluated: Sequence[Evaluated] = (),
@@ -93,7 +93,7 @@ def encode_index(
     """The whole file, made in memory: HDF5 never touches the disk of a training process."""
     header = _header(run, clock, timeline, time.time() if written_at is None else written_at)
 
-    def fill(root: Group) -> None:
+    def fill(root: IndexGroup) -> None:
         root.attributes(
             {
                 "NX_class": "NXroot",
@@ -157,7 +157,7 @@ def _read_text(place: Path) -> tuple[bytearray, bytes, int]:
         return file.read(_FIXED.size, length), digest, file.size - length
 
 
-def _header(run: RunInfo, clock: Clock, timeline: Sequence[Mark], written_at: float) -> bytes:
+def _header(run: RunInfo, clock: Clock, timeline: Sequence[TimelineMark], written_at: float) -> bytes:
     told = {
         "schema": SCHEMA,
         "run": run.to_json(),
@@ -172,7 +172,7 @@ def _header(run: RunInfo, clock: Clock, timeline: Sequence[Mark], written_at: fl
 # Run, checkpoints, timeline --------------------------------------------------------------------------
 
 
-def _write_run(group: Group, run: RunInfo) -> None:
+def _write_run(group: IndexGroup, run: RunInfo) -> None:
     told = run.to_json()
     nested = {name: told.pop(name) for name in ("settings", "versions")}
     told["metrics"] = json.dumps(told["metrics"])
@@ -181,7 +181,7 @@ def _write_run(group: Group, run: RunInfo) -> None:
         group.group(name).attributes(values)
 
 
-def _write_checkpoints(group: Group, checkpoints: Sequence[CheckpointInfo]) -> None:
+def _write_checkpoints(group: IndexGroup, checkpoints: Sequence[CheckpointInfo]) -> None:
     for info in checkpoints:
         each = group.group(info.label)
         each.attributes(
@@ -203,7 +203,7 @@ def _write_checkpoints(group: Group, checkpoints: Sequence[CheckpointInfo]) -> N
                 each.attributes({part: name})
 
 
-def _write_timeline(group: Group, timeline: Sequence[Mark]) -> None:
+def _write_timeline(group: IndexGroup, timeline: Sequence[TimelineMark]) -> None:
     group.texts("kind", [mark.kind for mark in timeline])
     group.dataset("epoch", np.array([mark.epoch for mark in timeline], np.int64))
     group.texts("split", [mark.split for mark in timeline])
@@ -262,7 +262,7 @@ class _Steps:
             yield part
 
 
-def _write_series(group: Group, run: RunInfo, record: Record, clock: Clock) -> None:
+def _write_series(group: IndexGroup, run: RunInfo, record: Record, clock: Clock) -> None:
     for split in SPLITS:
         steps = _steps(record, split, clock)
         if not steps.count:
@@ -271,7 +271,7 @@ def _write_series(group: Group, run: RunInfo, record: Record, clock: Clock) -> N
         _write_steps(group.group(split, "NXsubentry"), steps, infos, "iteration")
 
 
-def _write_steps(home: Group, steps: _Steps, infos: Mapping[str, MetricInfo], axis: str) -> None:
+def _write_steps(home: IndexGroup, steps: _Steps, infos: Mapping[str, MetricInfo], axis: str) -> None:
     count = steps.count
     positions = {name: home.unnamed(count, steps.column(values_of)) for name, values_of in _SHARED.items()}
     known: list[tuple[list[int], Any]] = []
@@ -287,7 +287,7 @@ def _write_steps(home: Group, steps: _Steps, infos: Mapping[str, MetricInfo], ax
         _write_texts(home.group(name), steps, name)
 
 
-def _write_evaluated(series: Group, epochs: Group, evaluated: Sequence[Evaluated]) -> None:
+def _write_evaluated(series: IndexGroup, epochs: IndexGroup, evaluated: Sequence[Evaluated]) -> None:
     for each in evaluated:
         infos = {info.name: info for info in each.metrics}
         if each.record.blocks:
@@ -297,7 +297,7 @@ def _write_evaluated(series: Group, epochs: Group, evaluated: Sequence[Evaluated
             _write_finals(epochs.group(each.name, "NXsubentry"), (each.record,), infos)
 
 
-def _write_weights(group: Group, steps: _Steps, name: str, known: list[tuple[list[int], Any]]) -> None:
+def _write_weights(group: IndexGroup, steps: _Steps, name: str, known: list[tuple[list[int], Any]]) -> None:
     """Most metrics weigh by the same samples, in the same arrays: those are written once."""
     columns = [block.columns.get(name) for block in steps.blocks]
     if all(column is None or column.weights is None for column in columns):
@@ -312,14 +312,14 @@ def _write_weights(group: Group, steps: _Steps, name: str, known: list[tuple[lis
     known.append((arrays, dataset))
 
 
-def _write_texts(group: Group, steps: _Steps, name: str) -> None:
+def _write_texts(group: IndexGroup, steps: _Steps, name: str) -> None:
     rows, texts = _changes(steps.blocks, name)
     group.texts("text", texts, _LARGEST_TEXTS)
     for position, values_of in _SHARED.items():
         group.dataset(position, _chosen(steps.column(values_of), rows))
 
 
-def _write_epochs(group: Group, run: RunInfo, record: Record) -> None:
+def _write_epochs(group: IndexGroup, run: RunInfo, record: Record) -> None:
     for split in SPLITS:
         ended = [past for past in record if past.split == split and past.finals is not None]
         if not ended:
@@ -328,7 +328,7 @@ def _write_epochs(group: Group, run: RunInfo, record: Record) -> None:
         _write_finals(group.group(split, "NXsubentry"), ended, infos)
 
 
-def _write_finals(home: Group, ended: Sequence[SplitRecord], infos: Mapping[str, MetricInfo]) -> None:
+def _write_finals(home: IndexGroup, ended: Sequence[SplitRecord], infos: Mapping[str, MetricInfo]) -> None:
     epochs = home.unnamed(len(ended), [np.array([past.epoch for past in ended], np.int64)])
     for name in dict.fromkeys(name for past in ended for name in past.finals or ()):
         each = home.plot(name, "value", "epoch")

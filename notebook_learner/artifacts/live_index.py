@@ -32,7 +32,7 @@ from .clock import Clock
 from .index import encode_index, read_header
 from .read_evaluations import evaluated_in
 from .run_info import RunInfo
-from .timeline import Mark, mark_of, mark_of_checkpoint
+from .timeline import TimelineMark, mark_of, mark_of_checkpoint
 
 FILE = "artifacts.h5"
 REST = 100
@@ -79,7 +79,7 @@ class LiveIndex:
         self._run: RunInfo | None = None
         self._opened = 0.0
         self._clock = Clock()
-        self._timeline: list[Mark] = []
+        self._timeline: list[TimelineMark] = []
         self._fresh = True
         """Nothing was trained or restored yet: a first pass that is the run's first begins a new run."""
         self._moved = False
@@ -165,13 +165,13 @@ class LiveIndex:
         """Whether there is nothing of an earlier run. A file that there is stays until something happens:
         building a learner in a directory has not measured anything, and shall not empty its face."""
         self._run, self._opened = RunInfo.of(event, now), now
-        mark = Mark("opened", 1, "train", 0, now, event.model)
+        mark = TimelineMark("opened", 1, "train", 0, now, event.model)
         self._timeline.append(mark)
         with suppress(OSError, DamagedError):  # it is only an index: what cannot be read is made anew
             header = Claims(read_header(self.path), "an artifacts.h5")
             before = RunInfo.from_json(header.member("run"))
             clock = Clock.from_json(header.member("clock"))
-            timeline = [Mark.from_json(mark) for mark in header.items("timeline")]
+            timeline = [TimelineMark.from_json(mark) for mark in header.items("timeline")]
             self._run = replace(self._run, started=before.started)
             self._clock, self._timeline = clock, [*timeline, mark]
             return False

@@ -13,11 +13,14 @@ from ..event.values import Evaluated, MetricInfo, Record
 from ..logger.escape_text import unquoted
 from ..store.layout import RunLayout
 from .read_record import read_evaluations
-from .timeline import Mark, read_timeline
+from .timeline import TimelineMark, read_timeline
 
 
 def evaluated_in(
-    directory: str | os.PathLike[str], infos: Iterable[MetricInfo], marks: Sequence[Mark], record: Record
+    directory: str | os.PathLike[str],
+    infos: Iterable[MetricInfo],
+    marks: Sequence[TimelineMark],
+    record: Record,
 ) -> list[Evaluated]:
     """The evaluations whose logs lie in a run's directory, the latest last.
 
@@ -59,7 +62,7 @@ def evaluated_in(
     return evaluated
 
 
-def marks_of(marks: Sequence[Mark]) -> dict[str, Mark]:
+def marks_of(marks: Sequence[TimelineMark]) -> dict[str, TimelineMark]:
     """The last time that each set was evaluated, by its name: no name of one has a colon."""
     found = {}
     for mark in marks:
@@ -69,5 +72,5 @@ def marks_of(marks: Sequence[Mark]) -> dict[str, Mark]:
     return found
 
 
-_UNKNOWN = Mark("evaluated", 0, "train", 0, 0.0)
+_UNKNOWN = TimelineMark("evaluated", 0, "train", 0, 0.0)
 """Where the timeline does not tell of which weights a set was measured."""

@@ -28,7 +28,7 @@ from .run_info import RunInfo
 from .run_status import Standing, logs_in, require_run, standing, test_logs_in
 from .series import Series, series_of
 from .tables import Table
-from .timeline import Mark, read_timeline
+from .timeline import TimelineMark, read_timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -167,13 +167,13 @@ class RecordedRun:
             return None
 
     @property
-    def timeline(self) -> list[Mark]:
+    def timeline(self) -> list[TimelineMark]:
         """Pauses, failures, rewinds and checkpoints, in the order they happened."""
         require_run(self.directory)
-        marks: list[Mark] = []
+        marks: list[TimelineMark] = []
         try:
             rows = Claims(self._about(), "an artifacts.h5").items("timeline")
-            marks = [Mark.from_json(row) for row in rows]
+            marks = [TimelineMark.from_json(row) for row in rows]
         except DamagedError:
             pass
         logged = read_timeline(RunLayout(self.directory).experiment_log)
@@ -371,7 +371,7 @@ def _epochs_done(history: History) -> int:
     return max((len(history.epoch_numbers(split)) for split in _SPLITS), default=0)
 
 
-def _place(mark: Mark) -> tuple[str, int, str, int]:
+def _place(mark: TimelineMark) -> tuple[str, int, str, int]:
     return mark.kind, mark.epoch, mark.split, mark.step
 
 

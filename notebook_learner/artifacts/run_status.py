@@ -16,7 +16,7 @@ from ..store import durable
 from ..store.layout import RunLayout, is_inside, log_files, names_if_folder
 from ..store.run_folder import RunPath
 from .live_index import FILE
-from .timeline import Mark, parse_timeline
+from .timeline import TimelineMark, parse_timeline
 
 Standing = Literal["running", "paused", "failed", "stopped", "finished", "unfinished"]
 
@@ -73,7 +73,7 @@ def test_logs_in(directory: Path) -> Iterator[RunPath]:
             yield from (path for path in log_files(folder) if not path.is_symlink())
 
 
-def last_marks(directory: Path) -> list[Mark]:
+def last_marks(directory: Path) -> list[TimelineMark]:
     """What the end of the application log tells."""
     return parse_timeline(last_lines(directory))
 
@@ -89,7 +89,7 @@ def last_lines(directory: Path, most: int = _LAST) -> list[str]:
     return [line.decode(errors="replace") for line in data.split(b"\n")[:-1]]
 
 
-def standing(directory: Path, marks: Sequence[Mark]) -> Standing:
+def standing(directory: Path, marks: Sequence[TimelineMark]) -> Standing:
     """How a run stands. A killed process says nothing: what is still for a while is "unfinished"."""
     told = [mark.kind for mark in marks if mark.kind not in ("checkpoint", "evaluated")]
     last = _last_said(directory) or (told[-1] if told else "")

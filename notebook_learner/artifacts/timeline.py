@@ -50,10 +50,10 @@ _SAVED = re.compile(r"checkpoint (\d{1,18})(?:-(valid)-(\d{1,18})|-(\d{1,18}))? 
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TimelineMark:
     """Something that happened at a place, at a time.
 
-    >>> Mark("paused", 3, "train", 117, when=1795241581.0, text="asked to").to_json()
+    >>> TimelineMark("paused", 3, "train", 117, when=1795241581.0, text="asked to").to_json()
     ['paused', 3, 'train', 117, 1795241581.0, 'asked to']
     """
 
@@ -72,7 +72,7 @@ class Mark:
         return [self.kind, self.epoch, self.split, self.step, self.when, self.text]
 
     @classmethod
-    def from_json(cls, value: object) -> Mark:
+    def from_json(cls, value: object) -> TimelineMark:
         """The mark that `to_json` wrote.
 
         Raises:
@@ -93,31 +93,31 @@ class Mark:
         )
 
 
-def mark_of(event: Event, now: float) -> Mark | None:
+def mark_of(event: Event, now: float) -> TimelineMark | None:
     """What an event leaves on the timeline; None for most."""
     if isinstance(event, StatusChanged) and event.status in KINDS:
-        return Mark(event.status, event.epoch, event.split, event.step, now, event.reason)
+        return TimelineMark(event.status, event.epoch, event.split, event.step, now, event.reason)
     if isinstance(event, Rewound):
-        return Mark("rewound", event.epoch, event.split, event.step, now, event.reason)
+        return TimelineMark("rewound", event.epoch, event.split, event.step, now, event.reason)
     if isinstance(event, Marked):
-        return Mark(event.kind, event.epoch, event.split, event.step, now, event.text)
+        return TimelineMark(event.kind, event.epoch, event.split, event.step, now, event.text)
     if isinstance(event, Evaluated):
-        return Mark("evaluated", event.epoch, event.split, event.step, now, evaluated_text(event))
+        return TimelineMark("evaluated", event.epoch, event.split, event.step, now, evaluated_text(event))
     if isinstance(event, RunOpened):
-        return Mark("opened", 1, "train", 0, now, event.model)
+        return TimelineMark("opened", 1, "train", 0, now, event.model)
     return None
 
 
-def mark_of_checkpoint(info: CheckpointInfo) -> Mark:
+def mark_of_checkpoint(info: CheckpointInfo) -> TimelineMark:
     """A checkpoint on the timeline."""
-    return Mark("checkpoint", info.epoch, info.split, info.step, info.saved_at, info.label)
+    return TimelineMark("checkpoint", info.epoch, info.split, info.step, info.saved_at, info.label)
 
 
-def read_timeline(experiment_log: Path, problems: list[str] | None = None) -> list[Mark]:
+def read_timeline(experiment_log: Path, problems: list[str] | None = None) -> list[TimelineMark]:
     """The marks of a run from its application log, the latest `MOST_MARKS` of them; what cannot be read is
     passed over and reported. Of a log of over 32 MiB the first line and the end are read."""
     problems = [] if problems is None else problems
-    marks: deque[Mark] = deque(maxlen=MOST_MARKS)
+    marks: deque[TimelineMark] = deque(maxlen=MOST_MARKS)
     try:
         with durable.opened(experiment_log) as file:
             start = 0 if file.size <= _WHOLE else file.size - _LAST
@@ -141,11 +141,11 @@ def read_timeline(experiment_log: Path, problems: list[str] | None = None) -> li
     return list(marks)
 
 
-def parse_timeline(lines: Iterable[str]) -> list[Mark]:
+def parse_timeline(lines: Iterable[str]) -> list[TimelineMark]:
     """The marks among the lines of an application log; all other lines are passed over.
 
     >>> parse_timeline(["2026-11-21T05:47:00.123Z  INFO  paused at epoch 3, train, step 117: asked to"])
-    [Mark(kind='paused', epoch=3, split='train', step=117, when=1795240020.123, text='asked to')]
+    [TimelineMark(kind='paused', epoch=3, split='train', step=117, when=1795240020.123, text='asked to')]
     """
     marks = []
     for line in lines:
@@ -160,19 +160,19 @@ def parse_timeline(lines: Iterable[str]) -> list[Mark]:
     return marks
 
 
-def _mark(text: str, when: float) -> Mark | None:
+def _mark(text: str, when: float) -> TimelineMark | None:
     place = _PLACE.fullmatch(text)
     if place is not None:
         split: Split = "train" if place[4] == "train" else "valid"
-        return Mark(place[1] or place[2], int(place[3]), split, int(place[5]), when, place[6] or "")
+        return TimelineMark(place[1] or place[2], int(place[3]), split, int(place[5]), when, place[6] or "")
     opened = _OPENED.fullmatch(text)
     if opened is not None:
-        return Mark("opened", 1, "train", 0, when, opened[1])
+        return TimelineMark("opened", 1, "train", 0, when, opened[1])
     saved = _SAVED.fullmatch(text)
     if saved is None:
         return None
     label = "-".join(part for part in saved.groups() if part)
-    return Mark(
+    return TimelineMark(
         "checkpoint",
         int(saved[1]),
         "valid" if saved[2] else "train",

@@ -214,7 +214,7 @@ def _unique(names: Sequence[str]) -> list[str]:
 # Reading ---------------------------------------------------------------------------------------------
 
 
-class _Wrong(Exception):
+class _NotSafetensors(Exception):
     """Something in a header that no writer wrote."""
 
 
@@ -260,16 +260,16 @@ def _read_header(file: Reader) -> _Header:
     try:
         document = parse(text[8:], file.size - 8 - size, _object)
         return _checked(document, text, file.size - 8 - size)
-    except (_Wrong, ValueError) as error:
+    except (_NotSafetensors, ValueError) as error:
         raise damaged(file, f"its header is malformed: {error}") from error
 
 
 def _checked(document: Any, text: bytearray, room: int) -> _Header:
     if not isinstance(document, dict):
-        raise _Wrong("it is no safetensors file")
+        raise _NotSafetensors("it is no safetensors file")
     metadata = document.pop("__metadata__", {})
     if not isinstance(metadata, dict) or any(not isinstance(item, str) for item in metadata.values()):
-        raise _Wrong("its metadata is no text")
+        raise _NotSafetensors("its metadata is no text")
     stored = {name: _entry(name, item) for name, item in document.items()}
     _require_tiling(list(stored.values()), room)
     if _OURS not in metadata and _DIGEST not in metadata:
@@ -277,65 +277,65 @@ def _checked(document: Any, text: bytearray, room: int) -> _Header:
     digest = metadata.get(_DIGEST, "")
     own = _digest_text(digest)
     if text.count(own) != 1 or digest_of(text.replace(own, _digest_text(_NO_DIGEST))) != digest:
-        raise _Wrong("its checksum does not fit")
+        raise _NotSafetensors("its checksum does not fit")
     ours = parse(bytearray(metadata.pop(_OURS, "").encode()), room)
     if not isinstance(ours, dict) or "tree" not in ours or not isinstance(ours.get("tensors"), list):
-        raise _Wrong("its metadata is none of ours")
+        raise _NotSafetensors("its metadata is none of ours")
     if ours.get("schema") != SCHEMA:
-        raise _Wrong(
+        raise _NotSafetensors(
             f"it was written in version {str(ours.get('schema'))[:40]} of the format, and this program "
             f"knows {SCHEMA}"
         )
     found = [_described(item, stored) for item in ours["tensors"]]
     if len({one.name for one in found}) != len(stored) or len(found) != len(stored):
-        raise _Wrong("its metadata speaks of other tensors than it has")
+        raise _NotSafetensors("its metadata speaks of other tensors than it has")
     return _Header(text, len(text), found, ours["tree"], digest)
 
 
 def _entry(name: str, item: Any) -> _Stored:
     if not isinstance(item, dict) or set(item) != {"dtype", "shape", "data_offsets"}:
-        raise _Wrong(f"{name[:200]!r} is no tensor")
+        raise _NotSafetensors(f"{name[:200]!r} is no tensor")
     dtype = NAMES.get(item["dtype"]) if isinstance(item["dtype"], str) else None
     if dtype is None:
-        raise _Wrong(
+        raise _NotSafetensors(
             f"tensor {name[:200]!r} has the dtype {str(item['dtype'])[:40]!r}, which is not known here"
         )
     offsets = item["data_offsets"]
     if not _are_lengths(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _Wrong(f"the offsets of tensor {name[:200]!r} are none")
+        raise _NotSafetensors(f"the offsets of tensor {name[:200]!r} are none")
     return _sized(_Stored(name, dtype, (), *offsets), dtype, item["shape"])
 
 
 def _described(item: Any, stored: dict[str, _Stored]) -> _Stored:
     """A tensor with what our metadata adds to it."""
     if not isinstance(item, list) or len(item) not in (2, 3) or not all(isinstance(x, str) for x in item[:2]):
-        raise _Wrong("its metadata describes no tensor")
+        raise _NotSafetensors("its metadata describes no tensor")
     one = stored.get(item[0])
     if one is None:
-        raise _Wrong(f"tensor {item[0][:200]!r} is missing")
+        raise _NotSafetensors(f"tensor {item[0][:200]!r} is missing")
     if len(item) == 2:
         return _Stored(one.name, one.dtype, one.shape, one.begin, one.end, item[1])
     real = item[2]
     if not isinstance(real, list) or len(real) != 2 or not isinstance(real[0], str):
-        raise _Wrong(f"the dtype of tensor {one.name[:200]!r} is none")
+        raise _NotSafetensors(f"the dtype of tensor {one.name[:200]!r} is none")
     dtype = DTYPES.get(real[0])
     if dtype is None or dtype in _BY_DTYPE or real[0].startswith("q") or one.dtype != torch.uint8:
-        raise _Wrong(f"the dtype of tensor {one.name[:200]!r} is not known here: {real[0][:40]!r}")
+        raise _NotSafetensors(f"the dtype of tensor {one.name[:200]!r} is not known here: {real[0][:40]!r}")
     return _sized(_Stored(one.name, dtype, (), one.begin, one.end, item[1]), dtype, real[1])
 
 
 def _sized(one: _Stored, dtype: torch.dtype, shape: Any) -> _Stored:
     """With a shape, if that fits the bytes."""
     if not _are_lengths(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise _Wrong(f"the shape of tensor {one.name[:200]!r} is none")
+        raise _NotSafetensors(f"the shape of tensor {one.name[:200]!r} is none")
     if nbytes_of(dtype, shape) != one.end - one.begin:
-        raise _Wrong(
+        raise _NotSafetensors(
             f"tensor {one.name[:200]!r} has {one.end - one.begin} bytes, which its shape does not fit"
         )
     try:
         torch.empty(shape, dtype=dtype, device="meta")
     except (RuntimeError, TypeError) as error:
-        raise _Wrong(f"the shape of tensor {one.name[:200]!r} is none: {error}") from error
+        raise _NotSafetensors(f"the shape of tensor {one.name[:200]!r} is none: {error}") from error
     return _Stored(one.name, dtype, tuple(shape), one.begin, one.end, one.digest)
 
 
@@ -344,10 +344,10 @@ def _require_tiling(stored: Sequence[_Stored], room: int) -> None:
     end = 0
     for one in sorted(stored, key=lambda one: (one.begin, one.end)):
         if one.begin != end:
-            raise _Wrong(f"tensor {one.name[:200]!r} begins at byte {one.begin} in place of {end}")
+            raise _NotSafetensors(f"tensor {one.name[:200]!r} begins at byte {one.begin} in place of {end}")
         end = one.end
     if end != room:
-        raise _Wrong(
+        raise _NotSafetensors(
             f"its tensors take {end} bytes, and it has {room}; it was cut short, or something follows"
         )
 
@@ -359,5 +359,5 @@ def _are_lengths(value: Any) -> bool:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise _Wrong("a name comes twice")
+        raise _NotSafetensors("a name comes twice")
     return found

@@ -45,7 +45,7 @@ def predict(tour: Tour, step: ValidationStep, function: AfterBatch | None) -> An
         return asking.gathered.joined()
     wholes: list[Any] = []
 
-    def read(count: int, seconds: float, others: Sequence[list[Part | None]]) -> None:
+    def read(count: int, seconds: float, others: Sequence[list[PredictedPart | None]]) -> None:
         for batch in zip(asking.told(), *others, strict=True):
             parts = [part for part in batch if part is not None]
             if tour.cursor.each > 1:  # each is a batch of the loader's by itself
@@ -57,7 +57,7 @@ def predict(tour: Tour, step: ValidationStep, function: AfterBatch | None) -> An
     return _join(wholes)
 
 
-class Part(NamedTuple):
+class PredictedPart(NamedTuple):
     """What one rank found in its part of a batch."""
 
     samples: int
@@ -91,13 +91,13 @@ class Asking:
             self.gathered.add(None)
             return
         output = self._output(batch)
-        part = Part(count_samples(batch), self._made(output, batch))
+        part = PredictedPart(count_samples(batch), self._made(output, batch))
         self.gathered.add(part)
         if self._tries:
             self._tries = False
             self._try(output, batch, part)
 
-    def told(self) -> list[Part | None]:
+    def told(self) -> list[PredictedPart | None]:
         """The parts since the last time, for rank 0."""
         return self.gathered.landed()
 
@@ -114,7 +114,7 @@ class Asking:
         with torch.no_grad():
             return self._function(output, batch)
 
-    def _try(self, output: Any, batch: Any, part: Part) -> None:
+    def _try(self, output: Any, batch: Any, part: PredictedPart) -> None:
         """Ask the function again, of one sample less. What it makes may be as long as a part by chance, such
         as a table of as many classes: parts of that make no whole."""
         less = part.samples - 1
@@ -138,7 +138,7 @@ class Asking:
 _NO_PARTS = "what is kept of a batch is not one entry for each of its samples"
 
 
-def _whole(parts: Sequence[Part]) -> Any:
+def _whole(parts: Sequence[PredictedPart]) -> Any:
     """A batch's output, of its parts'. It is that of the whole batch where each has an entry for every
     sample, and all are of one shape."""
     if parts and all(_goes_by_samples(part.output, part.samples) for part in parts):

@@ -25,7 +25,7 @@ from ..metric.rank_rows import Rows
 from ..run.autograd_mode import ambient_kept_on_error
 from ..run.control import Control
 from ..run.failure import release_device_memory
-from ..run.loop import Pace
+from ..run.loop import BlockPace
 from ..run.rank_protocol import Alone, Others
 from ..step.step import ValidationStep
 
@@ -61,7 +61,7 @@ class Tour:
         self.device = device
         self.done = 0
         """Batches that were taken."""
-        self.pace = Pace()
+        self.pace = BlockPace()
         self._control = control
         self._emit = emit
         self._epoch = epoch
@@ -155,7 +155,7 @@ _AS_BEFORE = "nothing was recorded of it, and the model stands as it did before"
 class _SetContext:
     """Answers metrics' questions about a batch of a set."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: BlockPace) -> None:
         self.batch: Any = None
         self.output: Any = None
         self._pace = pace
@@ -191,7 +191,7 @@ class Measuring:
         pace: of the tour.
     """
 
-    def __init__(self, step: ValidationStep, metrics: Iterable[AnyMetric], pace: Pace) -> None:
+    def __init__(self, step: ValidationStep, metrics: Iterable[AnyMetric], pace: BlockPace) -> None:
         self.group = MetricGroup([own_copy(metric) for metric in metrics])
         self._step = step
         self._context = _SetContext(pace)

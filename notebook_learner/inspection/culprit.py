@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .find_tensors import tensors_in
 from .finite import Finding, Questions, worst
-from .module_hooks import Call, Watch, plain_model
+from .module_hooks import Call, ModuleWatch, plain_model
 from .samples import item_of, loss_of
 
 Stage = Literal["parameter", "input", "forward", "loss", "backward", "update"]
@@ -43,7 +43,7 @@ class Trace:
     def __init__(self, batch: Any, model: nn.Module, *, measuring: bool = False) -> None:
         self._questions = Questions()
         self._model = plain_model(model)
-        self.watch = Watch(model, self._questions, measuring=measuring)
+        self.watch = ModuleWatch(model, self._questions, measuring=measuring)
         self._batch = self._ask(tensors_in(batch))
         self._parameters = self._ask(self._model.named_parameters())
         self._buffers = self._ask(self._model.named_buffers())
@@ -124,7 +124,7 @@ def _spelt(finding: Finding) -> str:
 class _Forward:
     """The first module that was given finite values and gave others."""
 
-    def __init__(self, watch: Watch, found: Sequence[Finding], harmed: bool) -> None:
+    def __init__(self, watch: ModuleWatch, found: Sequence[Finding], harmed: bool) -> None:
         self._watch, self._found, self._harmed = watch, found, harmed
 
     def culprit(self) -> Culprit | None:
@@ -168,7 +168,7 @@ class _Forward:
 class _Backward:
     """The module, or the code around it, that made a gradient not finite out of finite ones."""
 
-    def __init__(self, watch: Watch, found: Sequence[Finding]) -> None:
+    def __init__(self, watch: ModuleWatch, found: Sequence[Finding]) -> None:
         self._watch = watch
         self._levels = {number: found[question].level for number, question in watch.gradients.items()}
         self._found = {number: found[question] for number, question in watch.gradients.items()}

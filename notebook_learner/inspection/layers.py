@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .module_hooks import Watch, is_row, own_parameters
+from .module_hooks import ModuleWatch, is_row, own_parameters
 from .statistics import Both, Histogram, Measurements, Statistics
 from .weights import Parameter, ratio, together
 
@@ -47,7 +47,7 @@ class Layer:
 
 
 def describe_layers(
-    model: nn.Module, watch: Watch, parameters: Mapping[int, Parameter], *, scale: float, failed: bool
+    model: nn.Module, watch: ModuleWatch, parameters: Mapping[int, Parameter], *, scale: float, failed: bool
 ) -> tuple[Layer, ...]:
     """A row for every layer that ran or has parameters."""
     modules = [(name, module) for name, module in model.named_modules() if is_row(module)]
@@ -71,7 +71,7 @@ def _scaled(both: Both, factor: float) -> Both:
 def _row(
     name: str,
     module: nn.Module,
-    watch: Watch,
+    watch: ModuleWatch,
     parameters: Mapping[int, Parameter],
     outputs: Sequence[Both],
     gradient: Both,

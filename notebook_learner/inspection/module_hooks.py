@@ -50,7 +50,7 @@ class Activation:
     values: int | None
 
 
-class Watch:
+class ModuleWatch:
     """What one pass showed. `watching()` puts the hooks on, and takes every one of them off again.
 
     Hooks read values and change none, draw no random number, and keep no tensor of the pass: of small ones a

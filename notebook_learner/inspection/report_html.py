@@ -8,7 +8,7 @@ from itertools import groupby
 from ..renderer.numbers import count, number
 from .findings import Findings
 from .pictures import Picture
-from .report_tables import Alarm, Cell, Column, Table, headline, name, remarks, tables
+from .report_tables import Alarm, Cell, Heading, ReportTable, headline, name, remarks, tables
 from .statistics import Histogram
 
 MOST_LAYERS, MOST_SAMPLES = 200, 12
@@ -67,7 +67,7 @@ def _remark(kind: str, text: str) -> str:
     return f'<p class="nl-note{wrong}"><strong>{escape(kind)}</strong> {escape(text)}</p>'
 
 
-def _section(table: Table, below: str = "") -> str:
+def _section(table: ReportTable, below: str = "") -> str:
     kept = [at for at in range(len(table.columns)) if any(row[at] not in ("", None) for row in table.rows)]
     head = "".join(_cell("th", table.columns[at], table.columns[at].heading) for at in kept)
     body = "".join(
@@ -79,7 +79,7 @@ def _section(table: Table, below: str = "") -> str:
     return f"<div><h4>{escape(table.title)}</h4>{box if whole else ''}{lines}{below}</div>"
 
 
-def _cell(tag: str, column: Column, cell: Cell) -> str:
+def _cell(tag: str, column: Heading, cell: Cell) -> str:
     if isinstance(cell, Histogram):
         return f"<{tag}>{_bars(cell)}</{tag}>"
     text = cell or ""

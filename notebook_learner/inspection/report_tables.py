@@ -30,7 +30,7 @@ _OF_VALUES = ("mean", "std", "min", "max", "zeros")
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class Heading:
     """A heading, and whether the column is one of numbers."""
 
     heading: str
@@ -38,16 +38,16 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ReportTable:
     """A part of the report: a table, and lines below it."""
 
     title: str
-    columns: Sequence[Column]
+    columns: Sequence[Heading]
     rows: Sequence[Sequence[Cell]]
     lines: Sequence[str] = field(default=())
 
 
-def tables(inspection: Findings, *, most_layers: int, most_samples: int) -> list[Table]:
+def tables(inspection: Findings, *, most_layers: int, most_samples: int) -> list[ReportTable]:
     """All parts that have something to show."""
     found = [
         batch_table(inspection),
@@ -134,13 +134,13 @@ def some(value: int) -> str:
 # ------------------------------------------------------------------------------------------ tables
 
 
-def batch_table(inspection: Findings) -> Table:
+def batch_table(inspection: Findings) -> ReportTable:
     """Every tensor of the batch, with classes and texts below."""
     numbers = ("min", "max", "mean", "std", "NaN", "inf")
-    columns = [Column("tensor"), Column("shape"), Column("type"), Column("device")]
-    columns += [Column(heading, right=True) for heading in numbers]
+    columns = [Heading("tensor"), Heading("shape"), Heading("type"), Heading("device")]
+    columns += [Heading(heading, right=True) for heading in numbers]
     lines = [line for row in inspection.batch for line in _about(row)]
-    return Table("Batch", columns, [_batch_row(row) for row in inspection.batch], lines)
+    return ReportTable("Batch", columns, [_batch_row(row) for row in inspection.batch], lines)
 
 
 def _batch_row(row: BatchTensor) -> list[Cell]:
@@ -174,16 +174,23 @@ def classes(row: BatchTensor) -> str:
     return text if len(shown) == len(counted) else f"{text} and {count(len(counted) - len(shown))} more"
 
 
-def samples_table(inspection: Findings, most: int) -> Table:
+def samples_table(inspection: Findings, most: int) -> ReportTable:
     """The worst samples; or why there are none."""
-    columns = [Column("sample", True), Column("loss", True), Column("target"), Column("prediction")]
+    columns = [
+        Heading("sample", True),
+        Heading("loss", True),
+        Heading("target"),
+        Heading("prediction"),
+    ]
     if inspection.samples is None:
         reason = [] if inspection.failed is not None else [inspection.samples_reason]
-        return Table("Worst samples", columns, [], [one_line(line) for line in reason if line])
+        return ReportTable("Worst samples", columns, [], [one_line(line) for line in reason if line])
     shown = inspection.samples[:most]
     rows = [[str(one.index), number(one.loss), example(one.target), example(one.prediction)] for one in shown]
     more = len(inspection.samples) - len(shown)
-    return Table("Worst samples", columns, rows, [f"and {count(more)} with a smaller loss"] if more else [])
+    return ReportTable(
+        "Worst samples", columns, rows, [f"and {count(more)} with a smaller loss"] if more else []
+    )
 
 
 def example(value: Example) -> str:
@@ -199,15 +206,24 @@ def example(value: Example) -> str:
     return text if len(text) <= _LONGEST_EXAMPLE else f"{text[: _LONGEST_EXAMPLE - 1]}…"
 
 
-def layers_table(inspection: Findings, most: int) -> Table:
+def layers_table(inspection: Findings, most: int) -> ReportTable:
     """The layers in their order; where there are too many, the first ones and all that are flagged."""
-    columns = [Column("layer"), Column("kind"), Column("remarks"), Column("parameters", True)]
-    columns += [Column("output"), *(Column(heading, True) for heading in _OF_VALUES), Column("values")]
-    columns += [Column("gradient", True), Column("gradients"), Column("update/weight", True)]
+    columns = [
+        Heading("layer"),
+        Heading("kind"),
+        Heading("remarks"),
+        Heading("parameters", True),
+    ]
+    columns += [
+        Heading("output"),
+        *(Heading(heading, True) for heading in _OF_VALUES),
+        Heading("values"),
+    ]
+    columns += [Heading("gradient", True), Heading("gradients"), Heading("update/weight", True)]
     chosen = chosen_layers(inspection.layers, most)
     more = len(inspection.layers) - len(chosen)
     lines = [f"and {count(more)} more layers: see inspection.layers"] if more else []
-    return Table("Layers", columns, [_layer_row(layer) for layer in chosen], lines)
+    return ReportTable("Layers", columns, [_layer_row(layer) for layer in chosen], lines)
 
 
 def chosen_layers(layers: Sequence[Layer], most: int) -> list[Layer]:
@@ -254,11 +270,16 @@ def _counted(layer: Layer, flag: str) -> str:
     return f"{flag} ({', '.join(held)})"
 
 
-def optimizer_table(inspection: Findings) -> Table:
+def optimizer_table(inspection: Findings) -> ReportTable:
     """The groups of the optimizer."""
-    columns = [Column("group", True), Column("lr", True), Column("tensors", True), Column("parameters", True)]
-    columns += [Column("steps", True), Column("settings")]
-    return Table("Optimizer", columns, [_group_row(group) for group in inspection.optimizer])
+    columns = [
+        Heading("group", True),
+        Heading("lr", True),
+        Heading("tensors", True),
+        Heading("parameters", True),
+    ]
+    columns += [Heading("steps", True), Heading("settings")]
+    return ReportTable("Optimizer", columns, [_group_row(group) for group in inspection.optimizer])
 
 
 def _group_row(group: Group) -> list[Cell]:
@@ -293,18 +314,23 @@ def option(value: Option) -> str:
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
 
 
-def state_table(inspection: Findings) -> Table:
+def state_table(inspection: Findings) -> ReportTable:
     """The optimizer's state, key by key."""
-    columns = [Column("group", True), Column("state"), Column("mean |x|", True), Column("max |x|", True)]
+    columns = [
+        Heading("group", True),
+        Heading("state"),
+        Heading("mean |x|", True),
+        Heading("max |x|", True),
+    ]
     rows = [
         [str(group.index), name(one.key), number(one.mean), number(one.max)]
         for group in inspection.optimizer
         for one in group.state
     ]
-    return Table("Optimizer state", columns, rows)
+    return ReportTable("Optimizer state", columns, rows)
 
 
-def memory_table(inspection: Findings) -> Table:
+def memory_table(inspection: Findings) -> ReportTable:
     """Bytes by kind, and what a GPU's allocator says."""
     memory = inspection.memory
     kinds = {
@@ -318,12 +344,12 @@ def memory_table(inspection: Findings) -> Table:
     rows = [[kind, size_text(size), share(size / memory.total)] for kind, size in kinds.items() if size]
     device = {"allocated": memory.allocated, "reserved": memory.reserved, "peak": memory.peak}
     rows += [[f"CUDA, {kind}", size_text(size), ""] for kind, size in device.items() if size is not None]
-    return Table("Memory", [Column("kind"), Column("size", True), Column("share", True)], rows)
+    return ReportTable("Memory", [Heading("kind"), Heading("size", True), Heading("share", True)], rows)
 
 
-def times_table(inspection: Findings) -> Table:
+def times_table(inspection: Findings) -> ReportTable:
     """Where a step's time goes."""
     times = inspection.times or {}
     whole = sum(times.values()) or 1.0
     rows = [[name(part), span(seconds), share(seconds / whole)] for part, seconds in times.items()]
-    return Table("Time", [Column("part"), Column("time", True), Column("share", True)], rows)
+    return ReportTable("Time", [Heading("part"), Heading("time", True), Heading("share", True)], rows)

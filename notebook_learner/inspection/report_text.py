@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..renderer.numbers import number
 from ..renderer.summary import text_table
 from .findings import Findings
-from .report_tables import Cell, Table, headline, remarks, tables
+from .report_tables import Cell, ReportTable, headline, remarks, tables
 from .statistics import Histogram
 
 MOST_LAYERS, MOST_SAMPLES = 40, 8
@@ -26,7 +26,7 @@ def report(inspection: Findings) -> str:
     return "\n\n".join(parts)
 
 
-def _lines(table: Table) -> list[str]:
+def _lines(table: ReportTable) -> list[str]:
     left_out = _LEFT_OUT if table.title == "Layers" else ()
     kept = [
         at

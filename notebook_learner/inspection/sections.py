@@ -10,7 +10,7 @@ from .findings import Findings
 from .layers import Layer
 from .report_tables import (
     Alarm,
-    Table,
+    ReportTable,
     bound,
     classes,
     example,
@@ -84,7 +84,7 @@ def _grids(inspection: Findings) -> dict[str, Grid]:
     return {table.title: _grid(table, whole[table.title] - len(table.rows)) for table in tables if table.rows}
 
 
-def _grid(table: Table, lost: int) -> Grid:
+def _grid(table: ReportTable, lost: int) -> Grid:
     rows = [[one if isinstance(one, str) else "" for one in row] for row in table.rows]
     kept = [
         at

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ..errors import names_descriptors
 from ..run.control import Request
-from ..run.step_reports import HandedOver, TakenBack
+from ..run.step_reports import HandedOver, RunTakenBack
 from .core import LearnerCore
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class DetachVerbs(LearnerCore):
         return hand_over(self, train, valid, epochs)
 
     @names_descriptors
-    def take_back(self) -> TakenBack:
+    def take_back(self) -> RunTakenBack:
         """Have the process that `detach()` handed the run to stop at its next step, and stand exactly there.
 
         Where it has finished meanwhile, the learner is finished. Where it failed, or was killed, the

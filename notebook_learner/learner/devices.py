@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from ..errors import StateError, names_descriptors
-from ..ranks.rank_table import RankInfo, Ranks, one_device
+from ..ranks.rank_table import RankInfo, RankTable, one_device
 from .core import LearnerCore
 from .display import why_built
 
@@ -46,7 +46,7 @@ class Devices(Sequence[RankInfo]):
         self._learner._drive(ranks.restart)
 
     @cached_property
-    def _table(self) -> Ranks:
+    def _table(self) -> RankTable:
         replica = self._learner._replica
         return one_device(replica) if replica.ranks is None else replica.ranks.table()
 

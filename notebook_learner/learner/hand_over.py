@@ -28,7 +28,7 @@ from ..event import Event, Notice, Rewound
 from ..ranks.detached_process import Process
 from ..ranks.ticket import CANNOT, packed, surroundings
 from ..remote.detached import LOG, Detached, forget_in, noted_in
-from ..run.step_reports import HandedOver, TakenBack, why_over
+from ..run.step_reports import HandedOver, RunTakenBack, why_over
 
 STEP = 10.0
 """Seconds that its first step is waited for: what fails mostly fails there. It may take an hour, too."""
@@ -63,7 +63,7 @@ def hand_over(learner: Any, train: Any, valid: Any, epochs: int | None) -> Hande
         raise
 
 
-def take_back(learner: Any) -> TakenBack:
+def take_back(learner: Any) -> RunTakenBack:
     """See `Learner.take_back`; nobody else drives the learner."""
     away = learner._away
     if away is None:
@@ -84,7 +84,7 @@ def take_back(learner: Any) -> TakenBack:
     learner._premises.take_back(learner, stand)
     learner._away = None
     learner._settle()
-    report = TakenBack(away.noted.pid, learner.position, _what_became(away, ended, was_alive))
+    report = RunTakenBack(away.noted.pid, learner.position, _what_became(away, ended, was_alive))
     learner._emit(Notice(str(report), "warning" if report.told else "info"))
     return report
 

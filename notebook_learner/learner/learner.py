@@ -15,7 +15,7 @@ from ..errors import BusyError, Paused, StateError, a_kind
 from ..event import Notice, Split
 from ..event.position import Position
 from ..event.recorded_positions import after_training_step, steps_back
-from ..run.bounds import At, End, EpochDone, Steps, Until, When, as_condition, as_position, counted
+from ..run.bounds import At, End, EpochDone, Steps, Until, WhenTrue, as_condition, as_position, counted
 from ..run.loop import Why
 from ..run.step_reports import RewindReport, StepReport, ahead, nothing_left
 from ..state.state import State
@@ -206,7 +206,7 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         __tracebackhide__ = True
         if callable(target):
             condition = as_condition(target)
-            return self._move(lambda: When(lambda: condition(self)))
+            return self._move(lambda: WhenTrue(lambda: condition(self)))
         position = as_position(target)
         return self._move(lambda: At(position))
 

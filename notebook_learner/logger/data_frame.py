@@ -12,7 +12,7 @@ from ..event.values import Split
 from ..store.layout import TEST
 
 
-class Steps(Protocol):
+class FrameSteps(Protocol):
     """What a table takes from a history."""
 
     @property
@@ -38,7 +38,7 @@ class Steps(Protocol):
 SPLITS: tuple[Split, ...] = ("train", "valid")
 
 
-def to_pandas(history: Steps, form: Literal["wide", "long"]) -> Any:
+def to_pandas(history: FrameSteps, form: Literal["wide", "long"]) -> Any:
     """One row a step and one column a metric ("wide"), or one row a value ("long")."""
     try:
         pandas: Any = importlib.import_module("pandas")
@@ -58,7 +58,7 @@ def to_pandas(history: Steps, form: Literal["wide", "long"]) -> Any:
     return frame.sort_values(["epoch", "split", "step"], kind="stable", ignore_index=True)
 
 
-def _table(history: Steps, split: Split | str, form: str, pandas: Any) -> Any:
+def _table(history: FrameSteps, split: Split | str, form: str, pandas: Any) -> Any:
     steps = history.steps(split)
     place = {
         "epoch": steps["epoch"],

@@ -67,21 +67,21 @@ def evaluated_text(event: Evaluated, written: Callable[[str], str] = str) -> str
 
 def _logs(event: Evaluated) -> dict[str, str]:
     """The text of every metric's log; a metric that came late has blank lines before."""
-    logs: dict[str, _Log] = {}
+    logs: dict[str, _SetLog] = {}
     for block in event.record.blocks:
         for name, column in block.columns.items():
             blank = "NaN\n" if column.weights is None else "NaN,0\n"
-            logs.setdefault(name, _Log(blank)).add(block, format_rows(column))
+            logs.setdefault(name, _SetLog(blank)).add(block, format_rows(column))
         for name in block.texts:
             rows = "".join(format_text(text) * count for count, text in text_runs(block, name))
-            logs.setdefault(name, _Log("\n")).add(block, rows)
+            logs.setdefault(name, _SetLog("\n")).add(block, rows)
     for name, value in (event.record.finals or {}).items():
-        logs.setdefault(name, _Log("")).parts.append(format_final(value))
+        logs.setdefault(name, _SetLog("")).parts.append(format_final(value))
     return {name: "".join(log.parts) for name, log in logs.items()}
 
 
 @dataclass
-class _Log:
+class _SetLog:
     blank: str
     parts: list[str] = field(default_factory=list)
     lines: int = 0

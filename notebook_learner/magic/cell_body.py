@@ -13,7 +13,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ..errors import StepError
-from .cell_source import Source
+from .cell_source import CellSource
 from .find_targets import Targets, targets_in
 
 GIVEN = ("model", "batch", "learner", "epoch", "step")
@@ -47,7 +47,7 @@ class Body:
     """The same for two bodies that differ in comments, blank lines and place only."""
 
 
-def compiled(shell: Any, source: Source, kind: str) -> Body:
+def compiled(shell: Any, source: CellSource, kind: str) -> Body:
     """The body as a function whose globals are the notebook's names, looked up when it runs.
 
     What the body assigns are the function's local variables: it cannot bind a name of the notebook, and

@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 
 
 @dataclass(frozen=True)
-class Source:
+class CellSource:
     """A body as Python, with comments for the lines of the cell above it.
 
     `name` is the file name of the whole cell: what `breakpoint()`, `%debug` and the debugger of JupyterLab
@@ -22,7 +22,7 @@ class Source:
     """The line of the cell in which the body begins."""
 
 
-def source_of(shell: Any, magic: str, line: str, cell: str) -> Source:
+def source_of(shell: Any, magic: str, line: str, cell: str) -> CellSource:
     """The body of the cell that runs now, which begins with `%%magic line`."""
     raw, above = _in_its_cell(shell, f"%%{magic} {line}", cell)
     lines = cell.split("\n")  # as Python does: not at a form feed
@@ -38,7 +38,7 @@ def source_of(shell: Any, magic: str, line: str, cell: str) -> Source:
     text = "\n".join([*heading, shell.transform_cell(f"{body}\n")])
     # The number counts where the name is made of it (a terminal); a kernel takes the raw cell's hash.
     name = shell.compile.cache(text, shell.execution_count, raw_code=raw)
-    return Source(text, name, first + 1)
+    return CellSource(text, name, first + 1)
 
 
 def _in_its_cell(shell: Any, heading: str, cell: str) -> tuple[str, int]:

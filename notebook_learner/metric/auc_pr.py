@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .ranking import Ranking, Ranks
+from .ranking import Ranking, ScoreRanks
 from .tensors import exact_dtype
 
 
@@ -25,7 +25,7 @@ class AUCPR(Ranking):
 
     title = "AUC-PR"
 
-    def area(self, ranks: Ranks) -> float:
+    def area(self, ranks: ScoreRanks) -> float:
         """The mean precision at each positive."""
         if not ranks.positives:
             return float("nan")

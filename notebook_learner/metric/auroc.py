@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .ranking import Ranking, Ranks
+from .ranking import Ranking, ScoreRanks
 
 
 class AUROC(Ranking):
@@ -26,7 +26,7 @@ class AUROC(Ranking):
 
     title = "AUROC"
 
-    def area(self, ranks: Ranks) -> float:
+    def area(self, ranks: ScoreRanks) -> float:
         """Pairs in the right order, of all pairs of a positive and a negative."""
         pairs = ranks.positives * (ranks.total - ranks.positives)
         if not pairs:

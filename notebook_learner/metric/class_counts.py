@@ -23,7 +23,7 @@ REDUCTIONS = ("micro", "macro", "weighted")
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptClasses:
     """What a step leaves: its counts on the device, of so many classes, and its number of targets."""
 
     counts: Tensor
@@ -62,14 +62,14 @@ class ClassCounts(Counted):
         """The value, in 0 to 1, of these counts, elementwise."""
         raise NotImplementedError(f"{type(self).__name__} must define formula(right, said, due)")
 
-    def keep(self, item: Any) -> Kept:
+    def keep(self, item: Any) -> KeptClasses:
         """Count on the device; nothing waits for the result."""
         counts, classes = self.decision.counts(item.output, item.targets)
         if classes != self._classes:
             self._begin(classes)
-        return Kept(counts, classes, item.targets.numel())
+        return KeptClasses(counts, classes, item.targets.numel())
 
-    def count(self, kept: Sequence[Kept]) -> Floats:
+    def count(self, kept: Sequence[KeptClasses]) -> Floats:
         """Each step's table of counts, and its number of targets at the end of the row."""
         if not kept:
             return np.empty((0, 0))

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 
-class Comparison:
+class EditComparison:
     """One of rapidfuzz's functions of two sequences. By its name: the function cannot be pickled, and a
     metric is sent to the processes of other devices.
 
@@ -32,23 +32,23 @@ class Comparison:
         """Compare them."""
         return int(self._compare(prediction, target))
 
-    def __reduce__(self) -> tuple[type[Comparison], tuple[str, str, str]]:
-        return Comparison, self._called
+    def __reduce__(self) -> tuple[type[EditComparison], tuple[str, str, str]]:
+        return EditComparison, self._called
 
 
-def edits(metric: str) -> Comparison:
+def edits(metric: str) -> EditComparison:
     """The least number of insertions, deletions and replacements that turn one sequence into the other.
 
     >>> edits("CER")("kitten", "sitting")
     3
     """
-    return Comparison("Levenshtein", "distance", metric)
+    return EditComparison("Levenshtein", "distance", metric)
 
 
-def common(metric: str) -> Comparison:
+def common(metric: str) -> EditComparison:
     """The length of the longest common subsequence.
 
     >>> common("ROUGE-L")("abcd", "xbyd")
     2
     """
-    return Comparison("LCSseq", "similarity", metric)
+    return EditComparison("LCSseq", "similarity", metric)

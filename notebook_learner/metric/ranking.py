@@ -97,7 +97,7 @@ class Ranking(Metric):
         """
         return cls("multilabel", reduction, input=input)
 
-    def area(self, ranks: Ranks) -> float:
+    def area(self, ranks: ScoreRanks) -> float:
         """The area under the curve of one class, in 0 to 1; NaN where it is not defined."""
         raise NotImplementedError(f"{type(self).__name__} must define area(ranks)")
 
@@ -128,7 +128,7 @@ class Ranking(Metric):
         classes = _all_pairs(parts) if self.reduction == "micro" else _each_class(parts)
         areas = [
             (self.area(ranks), ranks.positives if self.reduction == "weighted" else 1)
-            for ranks in starmap(Ranks, classes)
+            for ranks in starmap(ScoreRanks, classes)
         ]
         defined = [(area, weight) for area, weight in areas if not math.isnan(area)]
         total = sum(weight for _, weight in defined)
@@ -174,12 +174,12 @@ class Ranking(Metric):
         return scores.movedim(1, -1).reshape(-1, labels), due.movedim(1, -1).reshape(-1, labels)
 
 
-class Ranks:
+class ScoreRanks:
     """Of one class: how many answers are positive, by score, and how many scores lie below.
 
     Whole numbers, so nothing is lost however long the epoch is.
 
-    >>> ranks = Ranks(torch.tensor([0.1, 0.5, 0.5, 0.9]), torch.tensor([False, True, False, True]))
+    >>> ranks = ScoreRanks(torch.tensor([0.1, 0.5, 0.5, 0.9]), torch.tensor([False, True, False, True]))
     >>> ranks.positive.tolist(), ranks.below.tolist(), ranks.tied.tolist()
     ([1, 1], [1, 3], [2, 1])
     """

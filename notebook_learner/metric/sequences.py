@@ -62,11 +62,11 @@ class SequenceMetric(Counted):
         """The counts of one sequence."""
         raise NotImplementedError(f"{type(self).__name__} must define compare(prediction, target)")
 
-    def keep(self, item: Any) -> Kept:
+    def keep(self, item: Any) -> KeptSequences:
         """Set the sequences aside; nothing is read from the device."""
         return kept_of(self.name, item, self.pad_token)
 
-    def count(self, kept: Sequence[Kept]) -> Floats:
+    def count(self, kept: Sequence[KeptSequences]) -> Floats:
         """Compare all sequences of the block, and sum the counts of each step."""
         nothing = np.zeros(len(self.compare((), ())))  # a step may have no sequence at all
         rows = []
@@ -83,7 +83,7 @@ class SequenceMetric(Counted):
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptSequences:
     """One step's sequences, as they were given, and the tokens that are padding."""
 
     predictions: Sequences
@@ -121,7 +121,7 @@ def decoder(metric: str, decode: Any) -> Callable[[list[int]], str] | None:
 # In the step -------------------------------------------------------------------------------------------
 
 
-def kept_of(metric: str, item: Any, pad_token: int | None) -> Kept:
+def kept_of(metric: str, item: Any, pad_token: int | None) -> KeptSequences:
     """What a step's output says was predicted, and what should have been."""
     padding = tuple(pad for pad in (pad_token, getattr(item, "ignore_index", None)) if pad is not None)
     targets = _sequences(metric, "targets", item.targets)
@@ -134,7 +134,7 @@ def kept_of(metric: str, item: Any, pad_token: int | None) -> Kept:
             f"{metric} got {len(predictions)} predictions for {len(targets)} targets; give one sequence for "
             "each target"
         )
-    return Kept(predictions, targets, padding)
+    return KeptSequences(predictions, targets, padding)
 
 
 def _sequences(metric: str, field: str, given: Any) -> Sequences:
@@ -173,7 +173,7 @@ def _best(metric: str, item: Any, targets: Sequences, padding: tuple[int, ...]) 
 # Once a block ------------------------------------------------------------------------------------------
 
 
-def on_host(kept: Sequence[Kept]) -> Iterator[tuple[list[Any], list[Any]]]:
+def on_host(kept: Sequence[KeptSequences]) -> Iterator[tuple[list[Any], list[Any]]]:
     """Each step's predictions and targets as lists, without padding; one transfer per device for all."""
     flat = iter(_fetched([each for step in kept for each in step.pair()]))
     for step in kept:

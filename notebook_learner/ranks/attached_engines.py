@@ -21,7 +21,7 @@ from ..cluster import Attached
 from ..errors import StateError
 from .encrypted_link import Doors
 from .engines import Engines
-from .rendezvous import Opened, own_address_towards
+from .rendezvous import OpenRendezvous, own_address_towards
 from .versions import versions
 
 _ANSWER = 60.0
@@ -33,7 +33,7 @@ _AGAIN = 5.0
 _NEEDED = ("notebook_learner", "torch", "cloudpickle", "psutil")
 
 
-class Told(NamedTuple):
+class EngineTold(NamedTuple):
     """What an engine says of its machine."""
 
     host: str
@@ -60,7 +60,7 @@ class AttachedEngines(Engines):
             self._told = self._ask()
             address = where.address or self._own_address()
             self.meeting = Doors(address, len(self._ids))
-            self._opened = Opened(address)
+            self._opened = OpenRendezvous(address)
             self.place = self._opened.place
         except BaseException:
             self.stop()
@@ -117,7 +117,7 @@ class AttachedEngines(Engines):
             )
         return found
 
-    def _ask(self) -> list[Told]:
+    def _ask(self) -> list[EngineTold]:
         """What each engine's machine is.
 
         Raises:
@@ -132,7 +132,7 @@ class AttachedEngines(Engines):
             elif not answer.successful():
                 wrong.append(f"engine {engine} has failed: {answer.exception()}")
             else:
-                found.append(Told(*answer.get()))
+                found.append(EngineTold(*answer.get()))
                 differences = ", ".join(_differences(found[-1]))
                 wrong += [f"engine {engine} on {found[-1].host} {differences}"] if differences else []
         if wrong:
@@ -163,7 +163,7 @@ class AttachedEngines(Engines):
         return answers
 
 
-def _differences(there: Told) -> Iterator[str]:
+def _differences(there: EngineTold) -> Iterator[str]:
     """What a machine has that ranks cannot understand each other with."""
     python, torch_here = versions()
     if there.missing:
@@ -208,7 +208,7 @@ def _of_no_module(function: Any) -> Any:
 
 
 def _tell(path: Sequence[str], needed: Sequence[str]) -> tuple[str, str, str, str | None, tuple[str, ...]]:
-    """In the engine, which may have nothing of ours: the fields of `Told`."""
+    """In the engine, which may have nothing of ours: the fields of `EngineTold`."""
     import os
     import socket
     import sys

@@ -28,7 +28,7 @@ Address = Any
 """A path, or a host and a port: whatever a Listener takes."""
 
 
-class Door(NamedTuple):
+class RankDoor(NamedTuple):
     """Where rank 0 expects others of its machine, and the key by which it knows them."""
 
     address: Address
@@ -100,9 +100,9 @@ class Meeting:
         """Who has yet to show the key."""
         threading.Thread(target=self._listen, name="notebook_learner ranks", daemon=True).start()
 
-    def door(self, rank: int) -> Door:
+    def door(self, rank: int) -> RankDoor:
         """Where any of them is to come, and what it has to know."""
-        return Door(self._listener.address, self.key)
+        return RankDoor(self._listener.address, self.key)
 
     def next(self, seconds: float) -> Channel | None:
         """Whoever comes within so many seconds."""
@@ -185,6 +185,6 @@ def _wake(address: Address) -> None:
             passer_by.connect(address)
 
 
-def come_to(door: Door) -> Channel:
+def come_to(door: RankDoor) -> Channel:
     """Speak with the process that expects others there."""
     return Channel(Client(door.address, authkey=door.key.encode()))

@@ -40,7 +40,7 @@ _HEARD = (
 )
 
 
-class Door(NamedTuple):
+class EncryptedDoor(NamedTuple):
     """Where rank 0 expects one rank, and the keys by which they know each other."""
 
     url: str
@@ -186,17 +186,17 @@ class Doors:
         self._guard.start()
         self._guard.configure_curve_callback(credentials_provider=_OnlyGuests(self._guest[0]))
         self._links: list[Link] = []
-        self._doors: list[Door] = []
+        self._doors: list[EncryptedDoor] = []
         for _ in range(ranks):
             end = _socket(self._context, _SILENT)
             end.curve_server = True
             end.curve_publickey, end.curve_secretkey = self._public, self._secret
             port = end.bind_to_random_port(f"tcp://{_in_url(address)}")
-            self._doors.append(Door(f"tcp://{_in_url(address)}:{port}", self._public, *self._guest))
+            self._doors.append(EncryptedDoor(f"tcp://{_in_url(address)}:{port}", self._public, *self._guest))
             self._links.append(Link(end))
         self._awaited = list(self._links)
 
-    def door(self, rank: int) -> Door:
+    def door(self, rank: int) -> EncryptedDoor:
         """Where this rank is to come."""
         return self._doors[rank - 1]
 
@@ -222,7 +222,7 @@ class Doors:
         self._context.term()
 
 
-def come_through(door: Door, lost: Callable[[], None]) -> Channel:
+def come_through(door: EncryptedDoor, lost: Callable[[], None]) -> Channel:
     """Speak with rank 0 on another machine; `lost` is called once it cannot be reached any more."""
     end = _socket(zmq.Context(), _SILENT_HEAD)
     end.reconnect_ivl = -1  # whoever lost rank 0 has nothing to come back to

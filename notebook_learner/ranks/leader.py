@@ -22,9 +22,9 @@ from ..step.schedule import rates_of
 from ..trial.changes import Changes
 from .failures import Failed, Lost, exception_of
 from .rank_processes import Crew, Dead, Member, crew_for, release
-from .rank_steps import Clock, buffers_of_rank_0, ranked, share_for
-from .rank_table import Ranks, of_member, of_this_process
-from .recipe import Source
+from .rank_steps import RankClock, buffers_of_rank_0, ranked, share_for
+from .rank_table import RankTable, of_member, of_this_process
+from .recipe import RecipeSource
 from .reduction import Reducer, Severed
 from .rendezvous import process_group
 from .state_transfer import fingerprint, joined, nothing_of, seed_of, told_by
@@ -41,7 +41,7 @@ class Fleet:
     def __init__(
         self,
         replica: Replica,
-        source: Source,
+        source: RecipeSource,
         devices: Sequence[torch.device],
         cluster: Attached | None = None,
     ) -> None:
@@ -73,7 +73,7 @@ class Fleet:
         """What steps are taken with that are tried; None in a run."""
         self._agreed = 0
         """The last training step that all were heard of."""
-        self._clock = Clock(self._reducer)
+        self._clock = RankClock(self._reducer)
         self._rates: list[float | None] = [None] * self.world
         """Steps a second of each, in the last block that was read."""
 
@@ -133,7 +133,7 @@ class Fleet:
             self.leave()
 
     @contextmanager
-    def tour(self, task: Task, cursors: Callable[..., Cursor]) -> Iterator[Tour]:
+    def tour(self, task: Task, cursors: Callable[..., Cursor]) -> Iterator[RankTour]:
         """Inside, the others go along through a set. Afterwards every rank stands as it did, to the bit: each
         puts itself back, and one that could not is told later what was its own.
 
@@ -148,7 +148,7 @@ class Fleet:
         own: list[Any] = []
         try:
             own = self._ask("own")
-            yield Tour(self, task.what, packed, cursor, fed)
+            yield RankTour(self, task.what, packed, cursor, fed)
         except Severed as error:
             raise self.fault(error) from error
         finally:
@@ -178,7 +178,7 @@ class Fleet:
             finally:
                 self.leave()
 
-    def table(self) -> Ranks:
+    def table(self) -> RankTable:
         """How each of them is. They are asked where they do nothing else, and seen from outside if not."""
         with self._lock:  # a run that begins waits for it
             idle = not (self._entered or self._broken) and self.dead is None
@@ -193,19 +193,19 @@ class Fleet:
                 told = [{**each, "step": self._agreed} for each in told]
             return self._with(self.crew, told)
 
-    def seen(self) -> Ranks:
+    def seen(self) -> RankTable:
         """How each of them is, from outside: at any time, from any thread, without waiting for anybody."""
         crew = self.crew
         if crew is None:
-            return Ranks([of_this_process(self.replica)])
+            return RankTable([of_this_process(self.replica)])
         return self._with(crew, [{"step": self._agreed}] * len(crew.members))
 
-    def _with(self, crew: Crew, told: Sequence[Mapping[str, Any]]) -> Ranks:
+    def _with(self, crew: Crew, told: Sequence[Mapping[str, Any]]) -> RankTable:
         dead = crew.dead()
         own, *rates = self._rates
         each = zip(crew.members, told, rates, strict=True)
         others = [of_member(member, member not in dead, found, rate) for member, found, rate in each]
-        return Ranks([of_this_process(self.replica, own), *others])
+        return RankTable([of_this_process(self.replica, own), *others])
 
     def shut(self) -> None:
         """Nobody needs them any more."""
@@ -245,7 +245,7 @@ class Fleet:
         self._in_step()
         rates = None if self._changes is None else rates_of(self.replica.loop.update.optimizer)
         self._tell("steps", place, count, rates)
-        self._clock = Clock(self._reducer)
+        self._clock = RankClock(self._reducer)
 
     def gather(self, steps: int) -> Sequence[Rows]:
         """What they measured in the steps since the last time."""
@@ -526,7 +526,7 @@ class Fleet:
         return RankDied(member.rank, member.host, member.pid, crew.watch.reason(member), where, alive, last)
 
 
-class Tour:
+class RankTour:
     """Ranks 1 and up, each with its part of every batch."""
 
     def __init__(self, fleet: Fleet, what: str, packed: bytes, cursor: Cursor, fed: bool) -> None:

@@ -84,7 +84,7 @@ class Crew:
         self.devices, self.cluster = list(devices), cluster
         self.files = Files()
         """What they may have imported."""
-        self.watch = Watch(self)
+        self.watch = ProcessWatch(self)
         self.engines = _engines(devices, cluster)
         try:
             self.engines.invite(devices, threads)
@@ -200,7 +200,7 @@ def _end() -> None:
     release_spare()
 
 
-class Watch:
+class ProcessWatch:
     """Looks at the processes twice a second while a run waits for them.
 
     A dead one is noticed by its connections, at once. One that was stopped holds them open, and whoever waits

@@ -20,7 +20,7 @@ STEADY = Control()
 """Nobody asks anything of it: inside a block no rank stops by itself."""
 
 
-class Clock:
+class RankClock:
     """How long this rank takes for a block of steps by itself. All ranks take as long as the slowest one: who
     that is shows only without what they wait for each other."""
 

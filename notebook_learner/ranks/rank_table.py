@@ -31,7 +31,7 @@ class RankInfo:
     and the others wait."""
 
 
-class Ranks(Sequence[RankInfo]):
+class RankTable(Sequence[RankInfo]):
     """All ranks, shown as a table."""
 
     def __init__(self, infos: Sequence[RankInfo]) -> None:
@@ -64,9 +64,9 @@ def _cells(info: RankInfo) -> tuple[str, ...]:
     return str(info.rank), info.host, info.device, str(info.pid), alive, step, rate, memory
 
 
-def one_device(replica: Replica) -> Ranks:
+def one_device(replica: Replica) -> RankTable:
     """The table of a learner without other ranks."""
-    return Ranks([of_this_process(replica)])
+    return RankTable([of_this_process(replica)])
 
 
 def of_this_process(replica: Replica, rate: float | None = None) -> RankInfo:

@@ -35,7 +35,7 @@ class Recipe:
     scheduler: Any
 
 
-class Source:
+class RecipeSource:
     """One learner as others are to be made like it."""
 
     def __init__(
@@ -185,7 +185,7 @@ class Source:
             directory="rank",  # nothing is ever written there
             metrics=[Registered(own_copy(r.metric), r.split, r.plotted) for r in self.settings.registered()],
             metrics_given=True,
-            loggers=[Quiet()],
+            loggers=[QuietOutput()],
             renderer="silent",
             application_log=False,
             remote_control=False,
@@ -220,7 +220,7 @@ def _is_same(one: type, other: type) -> bool:
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
-class Quiet:
+class QuietOutput:
     """A logger that keeps nothing: ranks other than 0 tell it alone."""
 
     def handle(self, event: Event) -> None:

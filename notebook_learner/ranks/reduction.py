@@ -46,7 +46,7 @@ class Reducer:
         """Seconds in which this rank stood still for others; on CUDA the device waits, and not the host."""
         self._buckets: list[_Bucket | _Alone] = []
         self._known: list[nn.Parameter] = []
-        self._last = _Sum()
+        self._last = _GradientSum()
         """The last one that was no bucket's."""
         self._next = 0
         self._total: Tensor | float = 0.0
@@ -211,7 +211,7 @@ class Reducer:
             place += count
 
 
-class _Sum:
+class _GradientSum:
     """Something that is on its way to all ranks, if anything is."""
 
     work: Any = None
@@ -238,7 +238,7 @@ class _Sum:
         return True
 
 
-class _Together(_Sum):
+class _Together(_GradientSum):
     """Some parameters whose gradients are summed in one go, as soon as all of them are made."""
 
     def __init__(self, parameters: list[nn.Parameter], arrived: Any) -> None:

@@ -54,7 +54,7 @@ class ByAddress(NamedTuple):
 Rendezvous = ByFile | ByAddress
 
 
-class Opened:
+class OpenRendezvous:
     """A port for `ByAddress`, for as long as this is kept."""
 
     def __init__(self, address: str) -> None:

@@ -43,7 +43,7 @@ def pack(value: Any, names: Names | None = None, *, stays: bool = False, parts: 
         Exception: whatever pickle raises for what cannot be sent.
     """
     buffer = io.BytesIO()
-    _Packer(buffer, names or {}, stays, parts).dump(value)
+    _ObjectPacker(buffer, names or {}, stays, parts).dump(value)
     return buffer.getvalue()
 
 
@@ -62,14 +62,14 @@ def pack_by_value(value: Any, modules: Iterable[str]) -> bytes:
 
 def unpack(data: bytes, meant: Mapping[str, Any] | None = None) -> Any:
     """The value again, with this side's objects for what was sent by name."""
-    return _Unpacker(io.BytesIO(data), meant or {}).load()
+    return _ObjectUnpacker(io.BytesIO(data), meant or {}).load()
 
 
 _cloudpickle: Any = import_module("cloudpickle")  # it has no types
 _Pickler: Any = _cloudpickle.Pickler
 
 
-class _Packer(_Pickler):  # type: ignore[misc]
+class _ObjectPacker(_Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, names: Names, stays: bool, parts: bool) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._names = names
@@ -106,7 +106,7 @@ def _is_odd_module(value: Any) -> bool:
     return sys.modules.get(value.__name__) is value
 
 
-class _Unpacker(pickle.Unpickler):
+class _ObjectUnpacker(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, meant: Mapping[str, Any]) -> None:
         super().__init__(file)
         self._meant = meant

@@ -16,7 +16,7 @@ from .state_transfer import fingerprint
 from .weight_parts import InParts, Parts
 
 
-class Others(Protocol):
+class WeightHolders(Protocol):
     """Who has the rest."""
 
     replica: Replica
@@ -31,7 +31,7 @@ class Others(Protocol):
 class Whole:
     """All weights, from rank 0's part and those of the others."""
 
-    def __init__(self, others: Others) -> None:
+    def __init__(self, others: WeightHolders) -> None:
         self._others = others
         self.parts = Parts(others.replica, 0, others.world)
         self.lost = ""

@@ -12,7 +12,7 @@ from ..errors import RemoteError
 from ..steering.command import Answer, Command, CommandError, typed
 from .peer import peer_of
 from .protocol import line_of, read_answer
-from .socket_place import NAME, Folder, UntrustedError, connected, supported, trusted_by
+from .socket_place import NAME, SocketFolder, UntrustedError, connected, supported, trusted_by
 
 PATIENCE = 10.0
 """Seconds that an answer to a question may take, from the first byte asked to the last one heard. What acts
@@ -74,9 +74,9 @@ def is_there(directory: str | os.PathLike[str]) -> bool:
     return os.path.lexists(os.path.join(directory, NAME))
 
 
-def _folder(directory: Path) -> Folder:
+def _folder(directory: Path) -> SocketFolder:
     try:
-        return Folder(directory)
+        return SocketFolder(directory)
     except FileNotFoundError:
         raise RemoteError(f"there is no directory {str(directory)!r}; give the one a run writes to") from None
     except NotADirectoryError:
@@ -85,7 +85,7 @@ def _folder(directory: Path) -> Folder:
         raise RemoteError(_not_permitted(directory)) from None
 
 
-def _connection(folder: Folder, directory: str | os.PathLike[str]) -> socket.socket:
+def _connection(folder: SocketFolder, directory: str | os.PathLike[str]) -> socket.socket:
     where = repr(os.fspath(directory))
     try:
         return connected(folder, PATIENCE)
@@ -105,7 +105,9 @@ def _connection(folder: Folder, directory: str | os.PathLike[str]) -> socket.soc
         raise RemoteError(f"the run in {where} cannot be reached: {error.strerror or error}") from None
 
 
-def _require_trusted(connection: socket.socket, folder: Folder, directory: str | os.PathLike[str]) -> None:
+def _require_trusted(
+    connection: socket.socket, folder: SocketFolder, directory: str | os.PathLike[str]
+) -> None:
     """Refuse an answer of another user: where a directory is open to others, they may put a socket there."""
     peer = peer_of(connection)
     if peer is not None and peer.uid not in trusted_by(folder):

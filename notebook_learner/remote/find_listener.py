@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .peer import peer_of
-from .socket_place import Folder, connected, is_ours, supported
+from .socket_place import SocketFolder, connected, is_ours, supported
 
 _PATIENCE = 1.0
 """Seconds that a learner may take to accept: it need not answer."""
@@ -21,7 +21,7 @@ def other_process_in(directory: Path) -> str:
     if not supported():
         return ""
     try:
-        folder = Folder(directory)
+        folder = SocketFolder(directory)
     except OSError:  # there is no such directory yet
         return ""
     try:
@@ -46,7 +46,7 @@ def clear_socket(directory: Path) -> None:
     if not supported():
         return
     with suppress(OSError):
-        folder = Folder(directory)
+        folder = SocketFolder(directory)
         if is_ours(folder):
             folder.remove_file()
         folder.close()

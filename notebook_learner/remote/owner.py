@@ -21,7 +21,7 @@ from typing import Any
 from .detached import Detached
 from .forked_child import held, let_go
 from .peer import Peer
-from .socket_place import NAME, Folder
+from .socket_place import NAME, SocketFolder
 
 NOTE = "user.notebook_learner.owner"
 """An attribute of the directory, and no file: nobody lists, copies or deletes it, and it moves along."""
@@ -52,7 +52,7 @@ class DirectoryLock:
     """
 
     def __init__(self, path: str | os.PathLike[str], descriptor: int | None = None) -> None:
-        self._folder = held(Folder(path) if descriptor is None else Folder(path, descriptor))
+        self._folder = held(SocketFolder(path) if descriptor is None else SocketFolder(path, descriptor))
         self.identity: Identity = self._folder.identity
         self.taken = False
         self.works = True

@@ -26,7 +26,7 @@ from ..store.run_folder import RunFolder
 from .forked_child import held, let_go
 from .peer import peer_of
 from .protocol import LONGEST, line_of, read_command
-from .socket_place import Door, Folder, OccupiedError, supported
+from .socket_place import OccupiedError, SocketDoor, SocketFolder, supported
 
 PATIENCE = 5.0
 """Seconds that a connection may take to say what it wants, and to take the answer."""
@@ -51,7 +51,7 @@ class RemoteControl:
         self.directory = Path(directory)
         self._changed = changed
         self._learner: Callable[[], Steered | None] = _nobody
-        self._door: Door | None = None
+        self._door: SocketDoor | None = None
         self._identity = (0, 0)
         self._talks: set[socket.socket] = set()
         """Connections whose request is being carried out."""
@@ -83,7 +83,7 @@ class RemoteControl:
     def _open(self) -> None:
         RunFolder(self.directory).make()
         with ExitStack() as undo:
-            folder = held(Folder(self.directory))
+            folder = held(SocketFolder(self.directory))
             undo.callback(let_go, folder)
             ear, wakes = (held(end) for end in socket.socketpair())
             undo.callback(let_go, ear)
@@ -92,7 +92,7 @@ class RemoteControl:
             before = _serving.get(self._identity)
             if before is not None:
                 before.close()
-            door = Door(folder)
+            door = SocketDoor(folder)
             undo.callback(door.close)
             undo.callback(door.remove_file)
             context = copy_context()  # what a step prints belongs below the cell that opened the run
@@ -203,7 +203,7 @@ def _nothing() -> None:
     pass
 
 
-def _serve(door: Door, ear: socket.socket, talk: Callable[[socket.socket], None]) -> None:
+def _serve(door: SocketDoor, ear: socket.socket, talk: Callable[[socket.socket], None]) -> None:
     """Take connections until the other end of `ear` is closed."""
     with selectors.PollSelector() as poll:  # `select` knows no descriptor above 1023
         poll.register(door.socket, selectors.EVENT_READ)
@@ -216,7 +216,7 @@ def _serve(door: Door, ear: socket.socket, talk: Callable[[socket.socket], None]
     let_go(ear)
 
 
-def _taken(door: Door) -> socket.socket | None:
+def _taken(door: SocketDoor) -> socket.socket | None:
     try:
         connection = held(door.socket.accept()[0])
     except OSError:  # it hung up already, or this process has no descriptor left

@@ -48,7 +48,7 @@ class UntrustedError(PermissionError):
     """The file leads to a folder in which another user may put sockets."""
 
 
-class Folder:
+class SocketFolder:
     """An open directory, wherever it is moved."""
 
     def __init__(
@@ -102,10 +102,10 @@ class Folder:
             os.close(self.descriptor)
 
 
-class Door:
+class SocketDoor:
     """A listening socket, and the file in the run's directory that leads to it."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: SocketFolder) -> None:
         """Raises OccupiedError, or OSError where the file system takes no files or no sockets."""
         self.folder = folder
         self._process = os.getpid()
@@ -152,7 +152,7 @@ class Door:
             let_go(each)
 
 
-def connected(folder: Folder, seconds: float | None = None) -> socket.socket:
+def connected(folder: SocketFolder, seconds: float | None = None) -> socket.socket:
     """A connection to the process that listens for the run of a directory.
 
     Raises:
@@ -177,7 +177,7 @@ def connected(folder: Folder, seconds: float | None = None) -> socket.socket:
                 return connection
 
 
-def trusted_by(folder: Folder) -> set[int]:
+def trusted_by(folder: SocketFolder) -> set[int]:
     """The users whose word counts for the run of a directory."""
     trusted = {os.geteuid(), 0}
     if os.geteuid() == 0:  # root steers the runs of all users
@@ -185,7 +185,7 @@ def trusted_by(folder: Folder) -> set[int]:
     return trusted
 
 
-def is_ours(folder: Folder) -> bool:
+def is_ours(folder: SocketFolder) -> bool:
     """Whether what lies there leads to a socket, or is one, as earlier releases made: of a process that was
     killed, of a learner that is over and has let go of the directory, or of the run that was copied."""
     there = folder.file()
@@ -205,17 +205,17 @@ def _unix_socket() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-def _name_for(folder: Folder) -> str:
+def _name_for(folder: SocketFolder) -> str:
     device, inode = folder.identity
     return f"{device:x}-{inode:x}.sock"
 
 
-def _own_folder() -> Folder:
+def _own_folder() -> SocketFolder:
     """Where the sockets of this user lie. Not XDG_RUNTIME_DIR: a run goes on when the user logs out."""
     path = os.path.join(tempfile.gettempdir(), f"notebook_learner-{os.geteuid()}")
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    folder = Folder(path, follow=False)
+    folder = SocketFolder(path, follow=False)
     info = os.fstat(folder.descriptor)
     if info.st_uid != os.geteuid() or _lets_others_in(info):
         folder.close()
@@ -230,7 +230,7 @@ def _lets_others_in(info: os.stat_result) -> bool:
     return stat.S_IMODE(info.st_mode) & 0o077 != 0
 
 
-def _listening(folder: Folder, name: str) -> socket.socket:
+def _listening(folder: SocketFolder, name: str) -> socket.socket:
     listener, unready = _unix_socket(), f"{name}.new"
     try:
         with suppress(OSError):  # Linux; elsewhere a socket has no mode, and the file's is put right below
@@ -252,7 +252,7 @@ def _listening(folder: Folder, name: str) -> socket.socket:
 # The file that leads to it ---------------------------------------------------------------------------
 
 
-def _note(folder: Folder, path: str) -> None:
+def _note(folder: SocketFolder, path: str) -> None:
     """Say where the socket is; for others it is there at once, and whole."""
     draft = f".{NAME}.new"
     folder.remove_file(draft)
@@ -265,7 +265,7 @@ def _note(folder: Folder, path: str) -> None:
     folder.put_in_place(draft, NAME)
 
 
-def _noted(folder: Folder) -> str | None:
+def _noted(folder: SocketFolder) -> str | None:
     """Where the file leads; None where it is none of ours. No link is followed, no pipe waited for."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -287,7 +287,7 @@ def _noted(folder: Folder) -> str | None:
 
 
 @contextmanager
-def _place_of(folder: Folder) -> Iterator[tuple[Folder, str]]:
+def _place_of(folder: SocketFolder) -> Iterator[tuple[SocketFolder, str]]:
     """The folder in which the socket lies, and its name there."""
     there = folder.file()
     if there is not None and stat.S_ISSOCK(there.st_mode):  # of an earlier release
@@ -296,7 +296,7 @@ def _place_of(folder: Folder) -> Iterator[tuple[Folder, str]]:
     path = _noted(folder)
     if path is None or os.path.basename(path) != _name_for(folder):
         raise FileNotFoundError(errno.ENOENT, "no socket of this directory is noted there", folder.path)
-    sockets = Folder(os.path.dirname(path), follow=False)
+    sockets = SocketFolder(os.path.dirname(path), follow=False)
     try:
         info = os.fstat(sockets.descriptor)
         if info.st_uid not in trusted_by(folder) or _lets_others_in(info):
@@ -306,7 +306,7 @@ def _place_of(folder: Folder) -> Iterator[tuple[Folder, str]]:
         sockets.close()
 
 
-def _require_room(folder: Folder) -> None:
+def _require_room(folder: SocketFolder) -> None:
     """Raise where something lies there that is not ours to replace."""
     there = folder.file()
     if there is None:

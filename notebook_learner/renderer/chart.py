@@ -11,7 +11,7 @@ from .curves import Curve, Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ChartSeries:
     """One split of one metric: its steps, and the final values at the ends of epochs."""
 
     split: Split
@@ -33,4 +33,4 @@ class Chart:
     name: str
     unit: str
     higher_is_better: bool | None
-    series: tuple[Series, ...]
+    series: tuple[ChartSeries, ...]

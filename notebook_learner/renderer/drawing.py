@@ -17,7 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from .chart import Chart, Series
+from .chart import Chart, ChartSeries
 from .curves import Axis, limits, spread_ticks
 from .numbers import number
 from .text import one_line
@@ -111,7 +111,7 @@ def _dress(ax: Axes, palette: Palette) -> None:
         spine.set_color(palette.grid)
 
 
-def _draw_series(ax: Axes, series: Series, chart: Chart, palette: Palette) -> Line2D:
+def _draw_series(ax: Axes, series: ChartSeries, chart: Chart, palette: Palette) -> Line2D:
     """Draw a split, and return what stands for it in the legend."""
     train = series.split == "train"
     style: dict[str, Any] = (
@@ -134,7 +134,7 @@ def _draw_series(ax: Axes, series: Series, chart: Chart, palette: Palette) -> Li
     return Line2D([], [], **style, **hollow, linewidth=1.8, markersize=5, label=_label(series, chart))
 
 
-def _draw_curve(ax: Axes, series: Series, palette: Palette) -> None:
+def _draw_curve(ax: Axes, series: ChartSeries, palette: Palette) -> None:
     raw = series.raw.thin()
     few = len(raw) <= 40
     smooth = None if series.smooth is None else series.smooth.thin()
@@ -162,7 +162,7 @@ def _mark_best(ax: Axes, x: Any, y: Any, chart: Chart, palette: Palette) -> None
     )
 
 
-def _label(series: Series, chart: Chart) -> str:
+def _label(series: ChartSeries, chart: Chart) -> str:
     finals = series.finals[np.isfinite(series.finals)]
     if not len(finals):
         return series.split
@@ -221,7 +221,7 @@ def _tick(value: float) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
 
 
-def _clip(ax: Axes, series: Series, shown: tuple[float, float], palette: Palette) -> None:
+def _clip(ax: Axes, series: ChartSeries, shown: tuple[float, float], palette: Palette) -> None:
     """Cut the axis to where the curve lives, and point to the extremes outside of it."""
     bottom, top = shown
     inside = [y for line in ax.lines if line.get_marker() == "s" for y in np.asarray(line.get_ydata(), float)]

@@ -22,7 +22,7 @@ _MOST_ROWS = 8
 _SIZE = 9
 
 
-class _Column(NamedTuple):
+class _DrawnColumn(NamedTuple):
     heading: str
     right: bool
     cells: Sequence[str]
@@ -45,7 +45,9 @@ def fitted(table: SetTable, inches: float) -> SetTable:
     set, Loss, 1 more
     """
     by_column = zip(table.headings, table.right, zip(*_few(table.rows), strict=True), strict=True)
-    columns = [_Column(_cut(head), right, [_cut(cell) for cell in cells]) for head, right, cells in by_column]
+    columns = [
+        _DrawnColumn(_cut(head), right, [_cut(cell) for cell in cells]) for head, right, cells in by_column
+    ]
     name, *metrics = columns[:-2]
     beside = columns[-2:]
     while beside and _inches([name, *metrics, *beside]) > inches:
@@ -71,12 +73,12 @@ def _cut(cell: str) -> str:
     return cell if len(cell) <= _LONGEST else f"{cell[: _LONGEST - 1].rstrip()}…"
 
 
-def _note(metrics: Sequence[_Column], kept: Sequence[_Column]) -> list[_Column]:
+def _note(metrics: Sequence[_DrawnColumn], kept: Sequence[_DrawnColumn]) -> list[_DrawnColumn]:
     left_out = len(metrics) - len(kept)
-    return [_Column(f"{left_out} more", False, ["" for _ in metrics[0].cells])] if left_out else []
+    return [_DrawnColumn(f"{left_out} more", False, ["" for _ in metrics[0].cells])] if left_out else []
 
 
-def _inches(columns: Sequence[_Column]) -> float:
+def _inches(columns: Sequence[_DrawnColumn]) -> float:
     return sum(column.inches for column in columns) - _GAP
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..event import MetricInfo, Split
-from .chart import Chart, Series
+from .chart import Chart, ChartSeries
 from .curves import Axis, Curve, training_axis
 from .history_source import SPLITS, StepSource, metric_infos, plotted_names
 
@@ -96,7 +96,7 @@ def chart_of(
     )
 
 
-def _series(history: StepSource, name: str, split: Split, axis: Axis, smoothing: float | None) -> Series:
+def _series(history: StepSource, name: str, split: Split, axis: Axis, smoothing: float | None) -> ChartSeries:
     finals = np.asarray(history.epochs(name, split), dtype=np.float64)
     # Another thread may have ended an epoch between these two questions.
     numbers = [int(epoch) for epoch in history.epoch_numbers(split)]
@@ -104,9 +104,9 @@ def _series(history: StepSource, name: str, split: Split, axis: Axis, smoothing:
     final_x = np.array([_epoch_x(axis, epoch, split) for epoch in numbers], dtype=np.float64)
     if split == "valid":
         nothing = Curve.of(np.empty(0), np.empty(0))
-        return Series(split, nothing, None, final_x, finals)
+        return ChartSeries(split, nothing, None, final_x, finals)
     raw = Curve.of(axis.steps, np.asarray(history.values(name, split)))
-    return Series(split, raw, _smoothed(raw, smoothing), final_x, finals)
+    return ChartSeries(split, raw, _smoothed(raw, smoothing), final_x, finals)
 
 
 def _epoch_x(axis: Axis, epoch: int, split: Split) -> float:

@@ -160,7 +160,7 @@ def bar_pieces(share: float, width: int, style: str, ascii_only: bool) -> Line:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _FrameColumn:
     heading: str
     cells: list[str]
     style: str
@@ -179,7 +179,7 @@ def _metrics(tally: Tally, width: int) -> list[Line]:
     names = tally.names()
     if not names:
         return []
-    label = _Column("metric", [one_line(name) for name in names], "bold", right=False)
+    label = _FrameColumn("metric", [one_line(name) for name in names], "bold", right=False)
     columns = _fitting(tally, names, label, width)
     room = width - sum(column.width + 2 for column in columns)
     name_width = max(min(label.width, room), 1)
@@ -190,7 +190,7 @@ def _metrics(tally: Tally, width: int) -> list[Line]:
     return [_fit(line, width) for line in lines]
 
 
-def _fitting(tally: Tally, names: list[str], label: _Column, width: int) -> list[_Column]:
+def _fitting(tally: Tally, names: list[str], label: _FrameColumn, width: int) -> list[_FrameColumn]:
     """The columns there is room for. The first to go are the last of `wanted`."""
     made = {column.heading: column for column in _columns(tally, names)}
     averages = [_epoch_of(tally, split) for split in SPLITS]
@@ -204,13 +204,17 @@ def _fitting(tally: Tally, names: list[str], label: _Column, width: int) -> list
     return [column for heading, column in made.items() if heading in shown]
 
 
-def _columns(tally: Tally, names: list[str]) -> list[_Column]:
+def _columns(tally: Tally, names: list[str]) -> list[_FrameColumn]:
     return [
-        _Column("", [one_line(tally.unit(name)) for name in names], DIM, right=False),
-        _Column(LAST, [_shown(tally.last(name, "train")) for name in names], TRAIN),
-        _Column(_epoch_of(tally, "train"), [_shown(tally.average(name, "train")) for name in names], TRAIN),
-        _Column(_epoch_of(tally, "valid"), [_shown(tally.average(name, "valid")) for name in names], VALID),
-        _Column("best valid", [_best(tally, name) for name in names], ""),
+        _FrameColumn("", [one_line(tally.unit(name)) for name in names], DIM, right=False),
+        _FrameColumn(LAST, [_shown(tally.last(name, "train")) for name in names], TRAIN),
+        _FrameColumn(
+            _epoch_of(tally, "train"), [_shown(tally.average(name, "train")) for name in names], TRAIN
+        ),
+        _FrameColumn(
+            _epoch_of(tally, "valid"), [_shown(tally.average(name, "valid")) for name in names], VALID
+        ),
+        _FrameColumn("best valid", [_best(tally, name) for name in names], ""),
     ]
 
 

@@ -36,7 +36,7 @@ NAN = float("nan")
 
 
 @dataclass(slots=True)
-class Reading:
+class LastReading:
     """One metric during one pass."""
 
     last: float | None = None
@@ -81,7 +81,7 @@ class Tally:
     num_epochs: int = 0
     epochs_done: int = 0
     pace: Pace = field(default_factory=Pace)
-    readings: dict[Split, dict[str, Reading]] = field(default_factory=dict)
+    readings: dict[Split, dict[str, LastReading]] = field(default_factory=dict)
     passes: dict[Split, int] = field(default_factory=dict)
     """The epoch whose values `readings` holds."""
     ended: dict[Split, int] = field(default_factory=dict)
@@ -246,7 +246,7 @@ class Tally:
             self._begin(event.epoch, event.split)
         readings = self.readings[event.split]
         for name, column in event.columns.items():
-            readings.setdefault(name, Reading()).add(column)
+            readings.setdefault(name, LastReading()).add(column)
         self.texts.update(event.texts)
 
     def _finals(self, epoch: int, split: Split, finals: Mapping[str, float]) -> None:

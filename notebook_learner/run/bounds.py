@@ -109,7 +109,7 @@ class EpochDone(At):
         super().__init__(Position(position.epoch + 1, "train", 0))
 
 
-class When(End):
+class WhenTrue(End):
     """A condition, asked after every step: it costs the block its length."""
 
     def __init__(self, condition: Callable[[], bool]) -> None:

@@ -112,7 +112,7 @@ class _Series:
         self.steps, self.values, self.hint = [], [], None
 
 
-class Watch:
+class BreakpointWatch:
     """Measures for the breakpoints that are on, and judges every block before anybody hears of it."""
 
     def __init__(self, loop: Loop, way_back: Callable[[Position], bool], warn: Callable[[str], None]) -> None:

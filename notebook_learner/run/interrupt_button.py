@@ -41,8 +41,8 @@ def attend() -> None:
     kernel = shell.kernel
     # What the kernel puts back when the cell is over.
     between = getattr(kernel, "saved_sigint_handler", None)
-    if between is signal.SIG_IGN or (callable(between) and not isinstance(between, _Joined)):
-        kernel.saved_sigint_handler = _Joined(between)
+    if between is signal.SIG_IGN or (callable(between) and not isinstance(between, _JoinedCell)):
+        kernel.saved_sigint_handler = _JoinedCell(between)
         shell.events.register("pre_execute", join_the_cell)
 
 
@@ -52,8 +52,8 @@ def join_the_cell(*event: Any) -> None:
         return
     handler = signal.getsignal(signal.SIGINT)
     # Only in a kernel, which sets its own handler anew for each cell: elsewhere ours would stay for ever.
-    if _kernels_shell() is not None and callable(handler) and not isinstance(handler, _Joined):
-        signal.signal(signal.SIGINT, _Joined(handler))
+    if _kernels_shell() is not None and callable(handler) and not isinstance(handler, _JoinedCell):
+        signal.signal(signal.SIGINT, _JoinedCell(handler))
 
 
 def _kernels_shell() -> Any:
@@ -63,7 +63,7 @@ def _kernels_shell() -> Any:
     return shell if getattr(shell, "kernel", None) is not None else None
 
 
-class _Joined:
+class _JoinedCell:
     """A handler of SIGINT: the trainings in the background pause, and then comes what came before."""
 
     def __init__(self, before: Callable[[int, FrameType | None], Any] | signal.Handlers | None) -> None:

@@ -80,7 +80,7 @@ class Watcher(Protocol):
         """A block was measured."""
 
 
-class Pace:
+class BlockPace:
     """How many steps make a tenth of a second. A count, so that no step reads a clock; it may only
     double, so that a sudden slow-down costs one late block."""
 
@@ -157,7 +157,7 @@ class Loop:
         self.batch: Any = None
         """The batch of the last step, as the loader gave it."""
         self.output: Any = None
-        self.pace = Pace()
+        self.pace = BlockPace()
         self.breakable = True
         """False while a replay puts things right: then a second interrupt raises in no step."""
         self.passing = False

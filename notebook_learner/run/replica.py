@@ -24,7 +24,7 @@ from ..state.state import Checks, Large, Part, State
 from ..state.timeline import Timeline
 from ..state.validation import check_sound
 from .bounds import At, Until
-from .breakpoint_watch import Again, Hit, Reached, Watch
+from .breakpoint_watch import Again, BreakpointWatch, Hit, Reached
 from .error_lessons import teach
 from .failure import explain, release_device_memory, stage_of, what_moved
 from .held_step import hold
@@ -66,7 +66,7 @@ class Replica:
         self.history = history
         self.sinks = sinks
         self.saving = saving
-        self.watch = Watch(loop, self._way_back, self._warn)
+        self.watch = BreakpointWatch(loop, self._way_back, self._warn)
         self.hit: Hit | None = None
         """The breakpoint that stopped the last run."""
         self.snapshots = Snapshots()

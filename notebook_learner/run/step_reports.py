@@ -96,11 +96,11 @@ class HandedOver:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TakenBack:
+class RunTakenBack:
     """What `take_back` did: from which process, where the learner stands now, and `told`, what had become of
     the process where it was not stopped for this.
 
-    >>> TakenBack(4242, Position(2, "train", 1, total=5))
+    >>> RunTakenBack(4242, Position(2, "train", 1, total=5))
     taken back from process 4242, now at epoch 2, train, step 1 of 5
     """
 

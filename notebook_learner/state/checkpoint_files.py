@@ -22,7 +22,7 @@ from ..event import MetricInfo, Record, SplitRecord
 from ..event.position import Position
 from ..store.layout import RunLayout
 from ..store.log_sync import sync_logs
-from .checkpoint_passes import MOST, Told, Trunk, told_of
+from .checkpoint_passes import MOST, ToldPasses, Trunk, told_of
 from .lineage import Lineage
 from .state import State
 
@@ -214,7 +214,7 @@ class FileCheckpointer:
         try:
             parts = dict(commit["parts"])
             position = Position(*(commit["position"][key] for key in _POSITION))
-            told = Told(commit, self.folder)
+            told = ToldPasses(commit, self.folder)
             if position.split not in ("train", "valid"):
                 raise ValueError("no split")
         except (KeyError, TypeError, ValueError) as error:

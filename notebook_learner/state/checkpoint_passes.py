@@ -117,7 +117,7 @@ def told_of(passes: Sequence[SplitRecord]) -> list[Any]:
     ]
 
 
-class Told:
+class ToldPasses:
     """What a commit file and `passes.jsonl` tell of the passes before a checkpoint.
 
     Raises:
@@ -129,7 +129,7 @@ class Told:
         lines = []
         for line, told in folder.earlier(commit):
             lines.append((line, _passes_of(told["passes"])))
-        self.passes: list[Pass] = []
+        self.passes: list[SavedPass] = []
         self._stretches: list[_Stretch] = []
         for line, passes in reversed(lines):
             self.passes += passes
@@ -157,8 +157,8 @@ class Told:
         return Trunk(ended, self._stretches, count)
 
 
-def _passes_of(told: Any) -> list[Pass]:
-    passes = [Pass(*each) for each in told]
+def _passes_of(told: Any) -> list[SavedPass]:
+    passes = [SavedPass(*each) for each in told]
     check_passes(passes)
     return passes
 
@@ -168,7 +168,7 @@ def _is_no_name(name: Any) -> bool:
     return check_metric_name(name) is not None
 
 
-class Pass:
+class SavedPass:
     """One pass as a commit file tells it."""
 
     def __init__(self, epoch: Any, split: Any, steps: Any, finals: Any) -> None:
@@ -182,7 +182,7 @@ class Pass:
         self.finals: Mapping[str, float] | None = finals
 
 
-def _filled(each: Pass, part: SplitRecord | None, trained: int) -> SplitRecord:
+def _filled(each: SavedPass, part: SplitRecord | None, trained: int) -> SplitRecord:
     """A pass of exactly so many steps: cut, or filled up with steps of which nothing is known."""
     if part is not None and part.steps >= each.steps and part.steps > 0:
         if part.steps == each.steps and part.finals == each.finals:
@@ -198,7 +198,9 @@ def _filled(each: Pass, part: SplitRecord | None, trained: int) -> SplitRecord:
     return SplitRecord(each.epoch, each.split, blocks, each.finals)
 
 
-def _unknown(each: Pass, first: int, count: int, trained: int, like: tuple[MetricBlock, ...]) -> MetricBlock:
+def _unknown(
+    each: SavedPass, first: int, count: int, trained: int, like: tuple[MetricBlock, ...]
+) -> MetricBlock:
     nothing = np.full(count, np.nan)
     columns = {
         name: Column(nothing, None if column.weights is None else np.zeros(count))

@@ -57,7 +57,7 @@ class Compact(Mapping[str, Any]):
         return [*self._flat.values(), *self._others.values()]
 
     def __getitem__(self, name: str) -> Any:
-        flat = {dtype: _Reader(tensor) for dtype, tensor in self._flat[name].items()}
+        flat = {dtype: _BytesReader(tensor) for dtype, tensor in self._flat[name].items()}
         return _put_together(self._plans[name], flat, iter(self._others[name]))
 
     def __iter__(self) -> Iterator[str]:
@@ -73,7 +73,7 @@ def is_packed(name: str) -> bool:
     return not name.startswith("metrics ")
 
 
-class _Reader:
+class _BytesReader:
     def __init__(self, flat: Tensor) -> None:
         self._flat, self._at = flat, 0
 
@@ -127,7 +127,7 @@ def _fits(plan: Any, node: Any, small: _Small, others: list[Any]) -> bool:
     return all([_fits(part, each, small, others) for part, each in zip(plan[-1], node, strict=True)])
 
 
-def _put_together(plan: Any, flat: Mapping[torch.dtype, _Reader], others: Iterator[Any]) -> Any:
+def _put_together(plan: Any, flat: Mapping[torch.dtype, _BytesReader], others: Iterator[Any]) -> Any:
     if plan is None:
         return next(others)
     kind = plan[0]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ..event import Record, Status
 
 
-class Place(Protocol):
+class Standing(Protocol):
     """Where training stands; printed it is a line for people."""
 
     @property
@@ -76,7 +76,7 @@ class Steered(Protocol):
     @property
     def status(self) -> Status: ...
     @property
-    def position(self) -> Place: ...
+    def position(self) -> Standing: ...
     @property
     def history(self) -> Recorded: ...
     @property

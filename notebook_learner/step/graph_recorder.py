@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 Play = Callable[[], None]
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records work of one device."""
 
     def apart(self) -> Any:
@@ -58,7 +58,7 @@ class CudaGraphs:
         return made, graph.replay
 
 
-RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaGraphs}
+RECORDERS: dict[str, Callable[[torch.device], GraphRecorder]] = {"cuda": CudaGraphs}
 """By the kind of device."""
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..data.batch import mapped
 from ..data.rng import HostRng, capture_host, restore_host
 from ..errors import a_kind
-from .graph_recorder import Play, Recorder, make_recordable
+from .graph_recorder import GraphRecorder, Play, make_recordable
 from .output import TrainOutput, loss_of
 from .step import TrainingStep
 from .update import Update
@@ -58,7 +58,7 @@ class RecordedStep(TrainingStep):
         device: torch.device,
         precision: torch.dtype | None,
         update: Update,
-        make: Callable[[torch.device], Recorder],
+        make: Callable[[torch.device], GraphRecorder],
         log: Log,
     ) -> None:
         super().__init__(function, device, precision, update)
@@ -66,7 +66,7 @@ class RecordedStep(TrainingStep):
         """Why steps are taken one by one."""
         self._make = make
         self._log = log
-        self._recorder: Recorder | None = None
+        self._recorder: GraphRecorder | None = None
         self._recordings: dict[Hashable, _Recording] = {}
         self._seen: Counter[Hashable] = Counter()
         self._last: _Recording | None = None

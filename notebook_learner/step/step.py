@@ -38,7 +38,7 @@ class ValidStep(Protocol):
         """The output of one validation batch."""
 
 
-class Look(Protocol):
+class StepObserver(Protocol):
     """Somebody who looks at training steps as they are taken."""
 
     def after_backward(self, batch: Any, output: Any) -> None:
@@ -97,7 +97,7 @@ class TrainingStep(_Runner):
     ) -> None:
         super().__init__(function, device, precision)
         self.update = update
-        self.look: Look | None = None
+        self.look: StepObserver | None = None
         self.stage = "forward"
         """How far a step came, for the error message where it cannot be taken back."""
 

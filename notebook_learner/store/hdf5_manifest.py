@@ -53,7 +53,7 @@ _DIGESTS, _END = b',"digests":"', b'"}'
 
 
 @dataclass(frozen=True)
-class Structure:
+class ManifestStructure:
     """What a manifest says before its checksums, after all of it was checked against the file's size."""
 
     tree: Any
@@ -72,7 +72,7 @@ class Structure:
 class Manifest:
     """What a file says of itself, checked."""
 
-    structure: Structure
+    structure: ManifestStructure
     digests: bytes
     """The checksums of the structure's extents."""
     digest: str
@@ -182,13 +182,13 @@ class _Checked:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[_Key, Structure] = OrderedDict()
+        self._kept: OrderedDict[_Key, ManifestStructure] = OrderedDict()
 
-    def get(self, key: _Key) -> Structure | None:
+    def get(self, key: _Key) -> ManifestStructure | None:
         with self._lock:
             return self._kept.get(key)
 
-    def put(self, key: _Key, structure: Structure) -> None:
+    def put(self, key: _Key, structure: ManifestStructure) -> None:
         with self._lock:
             self._kept[key] = structure
             if len(self._kept) > REMEMBERED:
@@ -246,7 +246,7 @@ def _digests(text: str, count: int) -> bytes:
     return digests
 
 
-def _checked(document: Any, file: Reader, place: tuple[int, int]) -> tuple[Structure, str]:
+def _checked(document: Any, file: Reader, place: tuple[int, int]) -> tuple[ManifestStructure, str]:
     if not isinstance(document, dict) or "tree" not in document:
         raise Wrong("no tree")
     if member(document, "schema", int) != SCHEMA:
@@ -258,5 +258,5 @@ def _checked(document: Any, file: Reader, place: tuple[int, int]) -> tuple[Struc
     if len(metadata) != 2 * _SUM:
         raise Wrong("metadata is no checksum")
     rounded = member(document, "rounded", dict) if "rounded" in document else {}
-    structure = Structure(document["tree"], listed, rounded, metadata, *place, file.size)
+    structure = ManifestStructure(document["tree"], listed, rounded, metadata, *place, file.size)
     return structure, member(document, "digests", str)

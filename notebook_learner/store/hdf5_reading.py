@@ -19,7 +19,7 @@ from .durable import MOST_BUFFERS, Reader
 from .hdf5_codecs import Unpackable, unpack_into
 from .hdf5_columns import Entry, Numbers
 from .hdf5_image import USER_BLOCK
-from .hdf5_manifest import Manifest, Structure, damaged
+from .hdf5_manifest import Manifest, ManifestStructure, damaged
 from .tensors import memories_of
 
 PIECE = 1 << 20
@@ -131,7 +131,7 @@ class _Batch:
 class _Planner:
     """Divides a file, from the user block to its end and but for the manifest, into batches."""
 
-    def __init__(self, structure: Structure) -> None:
+    def __init__(self, structure: ManifestStructure) -> None:
         self.rows: list[list[_Batch]] = []
         self._sizes = structure.listed.sizes
         self._start = self._end = USER_BLOCK
@@ -190,7 +190,7 @@ class _Plan:
     """The extents without bytes."""
 
 
-def _planned(structure: Structure) -> _Plan:
+def _planned(structure: ManifestStructure) -> _Plan:
     planner, position = _Planner(structure), USER_BLOCK
     for numbers, offset, ends in _runs(structure):
         if offset > position:
@@ -207,7 +207,7 @@ def _planned(structure: Structure) -> _Plan:
     return _Plan(planner.rows, np.flatnonzero(structure.listed.sizes == 0).tolist())
 
 
-def _runs(structure: Structure) -> Iterator[tuple[range, int, Numbers]]:
+def _runs(structure: ManifestStructure) -> Iterator[tuple[range, int, Numbers]]:
     """The manifest and all extents that have bytes, in the file's order: small ones that lie side by side
     in the order of their numbers together, others one by one; where they begin, and where each ends."""
     used = np.flatnonzero(structure.listed.sizes)

@@ -37,7 +37,7 @@ _COMMA, _NEWLINE = b",\n"
 _NUMERIC = b"0123456789.,\n-+eEinfNa"
 
 
-class Rows(Protocol):
+class LogRows(Protocol):
     """Values with their weights; `event.Column` is one."""
 
     @property
@@ -77,7 +77,7 @@ def format_numbers(numbers: Floats) -> list[str]:
     return _each_before(" ", numbers).split()
 
 
-def format_rows(column: Rows) -> str:
+def format_rows(column: LogRows) -> str:
     """The lines of a block, one a step; a step of weight 0 has its line too, so that line k is step k."""
     if column.weights is None:
         return _each_before("\n", column.values)

@@ -58,7 +58,7 @@ class Saved(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class BoardMark:
     """Something that happened at a training step."""
 
     x: float
@@ -74,7 +74,7 @@ class Board:
     trained: int = 0
     """Training steps of the run up to where it stands."""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
-    marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
+    marks: deque[BoardMark] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
     error: Json | None = None
     evaluated: dict[str, Evaluated] = field(default_factory=dict)
     notes: bool = True
@@ -279,13 +279,13 @@ class Board:
             self._mark("rewind", f"back to {self.tally.place()}")
         self._note(f"now at {self.tally.place()}{': ' + one_line(event.reason) if event.reason else ''}")
 
-    def _epochs(self) -> list[Mark]:
+    def _epochs(self) -> list[BoardMark]:
         """Where the epochs before the last one ended."""
         starts = [(epoch, start) for epoch, start in self._starts.items() if start]
-        return [Mark(float(start), "epoch", f"epoch {epoch - 1}") for epoch, start in starts]
+        return [BoardMark(float(start), "epoch", f"epoch {epoch - 1}") for epoch, start in starts]
 
     def _mark(self, kind: str, text: str, x: float | None = None) -> None:
-        mark = Mark(float(self.trained if x is None else x), kind, one_line(text))
+        mark = BoardMark(float(self.trained if x is None else x), kind, one_line(text))
         with suppress(ValueError):  # an epoch ends again after the run has gone back into it
             self.marks.remove(mark)
         self.marks.append(mark)

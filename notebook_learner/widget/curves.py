@@ -22,10 +22,10 @@ microseconds, however few they are, and messages tell of points."""
 Key = tuple[str, Split]
 
 
-class Series:
+class CurveSeries:
     """One metric of one split: buckets of equally many points, which grow as the points do.
 
-    >>> series = Series(limit=4)
+    >>> series = CurveSeries(limit=4)
     >>> series.add(np.arange(1.0, 10.0), np.array([0, 0, 9, 0, 0, 0, 0, 0, 1.0]))
     >>> series.columns()[2]
     array([9., 0., 1.])
@@ -170,7 +170,7 @@ class Curves:
     point a pass, where it took place."""
 
     def __init__(self) -> None:
-        self.series: dict[Key, Series] = {}
+        self.series: dict[Key, CurveSeries] = {}
         self._fresh: dict[Key, _Fresh] = {}
 
     def clear(self) -> None:
@@ -227,8 +227,8 @@ class Curves:
         """Whoever looks is told everything: no point is new."""
         self._fresh.clear()
 
-    def _of(self, key: Key) -> Series:
-        return self.series.setdefault(key, Series())
+    def _of(self, key: Key) -> CurveSeries:
+        return self.series.setdefault(key, CurveSeries())
 
     def _note(self, key: Key, x: Floats, values: Floats) -> None:
         fresh = self._fresh.setdefault(key, _Fresh())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..renderer.numbers import count
 from ..renderer.text import one_line
 from ..steering.steered import Switch
-from .shown_learner import Report, ShownLearner, Stop
+from .shown_learner import InspectionReport, ShownLearner, Stop
 from .wire import Json
 
 NOTHING: Json = {"breakpoints": [], "inspection": [], "inspected": None, "reach": None}
@@ -24,7 +24,7 @@ class Debugger:
 
     _changes: int = -1
     _hit: Stop | None = None
-    _seen: Report | None = None
+    _seen: InspectionReport | None = None
     _sections: list[Json] | None = None
 
     def changed(self, learner: ShownLearner) -> bool:
@@ -53,7 +53,7 @@ class Debugger:
         }
 
 
-def _here(learner: ShownLearner) -> tuple[Stop | None, Report | None]:
+def _here(learner: ShownLearner) -> tuple[Stop | None, InspectionReport | None]:
     """What belongs to the place where it stands: nothing of that holds once it sets out."""
     return (None, None) if learner.status == "running" else (learner.hit, learner._last_seen)
 
@@ -68,5 +68,5 @@ def _switch(each: Switch, hit: Stop | None) -> Json:
     return {"name": each.name, "text": "; ".join(parts), "on": each.on, "hit": here}
 
 
-def _sections(seen: Report | None) -> list[Json]:
+def _sections(seen: InspectionReport | None) -> list[Json]:
     return [] if seen is None else [dict(section) for section in seen.sections()]

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ..event import Evaluated, Record, Sink
 from ..renderer.history_source import StepSource
-from ..steering.steered import Inspected, Place, Steered
+from ..steering.steered import Inspected, Standing, Steered
 from .board import Rank, Saved
 
 
@@ -20,7 +20,7 @@ class Stop(Protocol):
     def text(self) -> str: ...
 
 
-class Report(Inspected, Protocol):
+class InspectionReport(Inspected, Protocol):
     """What a step looks like, part by part."""
 
     @property
@@ -28,7 +28,7 @@ class Report(Inspected, Protocol):
     def sections(self) -> Sequence[Mapping[str, object]]: ...
 
 
-class Curves(StepSource, Protocol):
+class MeasuredSteps(StepSource, Protocol):
     """What was measured so far."""
 
     def snapshot(self) -> Record: ...
@@ -40,18 +40,18 @@ class ShownLearner(Steered, Protocol):
     """The facts on a panel."""
 
     @property
-    def history(self) -> Curves: ...
+    def history(self) -> MeasuredSteps: ...
     def summary(self) -> Any: ...
 
     @property
     def hit(self) -> Stop | None: ...
     @property
-    def _last_seen(self) -> Report | None:
+    def _last_seen(self) -> InspectionReport | None:
         """What `inspect()` last gave, while the learner stands where it was asked."""
         ...
 
     @property
-    def _reach(self) -> Place:
+    def _reach(self) -> Standing:
         """The earliest place that it can be rewound to."""
         ...
 

@@ -124,7 +124,7 @@ class Still:
         infos: Sequence[MetricInfo] | None,
         headline: str,
         evaluated: Sequence[Evaluated],
-    ) -> Picture | None:
+    ) -> StillPicture | None:
         charts, axis = charts_of(history, infos)
         if not charts:
             return None
@@ -140,7 +140,7 @@ class Still:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class StillPicture:
     """A PNG, and the pixels of a page that it is to take."""
 
     png: bytes
@@ -197,7 +197,7 @@ def shortened(text: str, most: int) -> str:
 
 def picture(
     charts: Sequence[Chart], axis: Axis, headline: str, sharpness: float, sets: SetTable | None = None
-) -> Picture:
+) -> StillPicture:
     """Draw the first few charts under a headline, and a table below. It takes 0.1 to 0.6 seconds."""
     import matplotlib
 
@@ -208,7 +208,9 @@ def picture(
     with warnings.catch_warnings(), matplotlib.rc_context({"text.usetex": False}):
         warnings.simplefilter("ignore")  # a name in a script the font lacks is no reason to fail
         image = _render(charts[:MOST_CHARTS], axis, one_line(headline), sharpness, sets)
-    return Picture(_png(image, sharpness), round(image.width / sharpness), round(image.height / sharpness))
+    return StillPicture(
+        _png(image, sharpness), round(image.width / sharpness), round(image.height / sharpness)
+    )
 
 
 def _render(

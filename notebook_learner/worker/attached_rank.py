@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 
 from ..ranks.channel import Channel
-from ..ranks.encrypted_link import Door, come_through
+from ..ranks.encrypted_link import EncryptedDoor, come_through
 from ..ranks.engines import end_processes, family_of
 from .rank import Follower, follow
 
@@ -29,7 +29,7 @@ def begin(door: tuple[str, bytes, bytes, bytes], rank: int, beside: int) -> int:
     left = _Left()
     _EARLIER[:] = [left]
     try:
-        channel = come_through(Door(*door), left.behind)
+        channel = come_through(EncryptedDoor(*door), left.behind)
     except ConnectionError:
         left.over()
         raise

@@ -24,10 +24,10 @@ from ..evaluation.set_pass import Measuring
 from ..evaluation.state_guard import beside
 from ..learner.learner import Learner
 from ..learner.supplies import OfOneLearner
-from ..ranks.channel import Channel, Door, Gone, come_to
+from ..ranks.channel import Channel, Gone, RankDoor, come_to
 from ..ranks.engines import Known, end_processes, family_of
 from ..ranks.failures import Failed
-from ..ranks.rank_steps import Clock, buffers_of_rank_0, from_rank_0, ranked, share_for
+from ..ranks.rank_steps import RankClock, buffers_of_rank_0, from_rank_0, ranked, share_for
 from ..ranks.recipe import Recipe
 from ..ranks.reduction import Reducer, Severed
 from ..ranks.rendezvous import Rendezvous, process_group
@@ -36,7 +36,7 @@ from ..ranks.state_transfer import fingerprint, own_of, take
 from ..ranks.versions import versions
 from ..ranks.weight_parts import InParts, Parts
 from ..run.control import Control
-from ..run.loop import Pace
+from ..run.loop import BlockPace
 from ..run.rank_protocol import Place
 from ..state.parts import CursorPart
 from ..step.schedule import report_steps, set_rates
@@ -52,7 +52,7 @@ class BrokenOff(Exception):
 
 def begin(door: Iterable[Any], rank: int, threads: int, helpers: Iterable[tuple[int, float]]) -> int:
     """Follow a rank 0 of this machine in a thread of this process; gives the process's number."""
-    return follow(Follower(come_to(Door(*door)), rank, [Known(*each) for each in helpers]), threads)
+    return follow(Follower(come_to(RankDoor(*door)), rank, [Known(*each) for each in helpers]), threads)
 
 
 def follow(follower: Follower, threads: int) -> int:
@@ -321,7 +321,7 @@ class Follower:
         cursor = current.cursor
         fed = place.split in self._fed
         fetch = from_rank_0(cursor.fetch, self._reducer) if fed else cursor.fetch_share
-        clock = Clock(self._reducer)
+        clock = RankClock(self._reducer)
         loop._steps(count, ranked(fetch, current.step, current.metrics, self._reducer, loop.update.model))
         loop._read = loop.done
         return replace(current.metrics.rows(), seconds=clock.seconds())
@@ -343,7 +343,7 @@ class Follower:
             forward, function = self._own(task.forward), self._own(task.function)
             work = Asking(supplies.prediction_step(forward), function)
         else:
-            work = Measuring(supplies.validation_step(task.what), task.metrics, Pace())
+            work = Measuring(supplies.validation_step(task.what), task.metrics, BlockPace())
         self._trying.close()
         self._trying.enter_context(beside(self._replica, cursor, task.what))
         if start is not None:

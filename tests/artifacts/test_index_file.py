@@ -14,7 +14,7 @@ from notebook_learner.artifacts.clock import Clock
 from notebook_learner.artifacts.index import MAGIC, encode_index, read_header
 from notebook_learner.artifacts.read_record import read_record
 from notebook_learner.artifacts.run_info import RunInfo
-from notebook_learner.artifacts.timeline import Mark
+from notebook_learner.artifacts.timeline import TimelineMark
 from notebook_learner.checkpoint.info import CheckpointInfo
 from notebook_learner.errors import DamagedError
 from notebook_learner.event import (
@@ -53,7 +53,10 @@ CHECKPOINTS = (
         files={"model": "model-3-117.h5", "optim": "optim-3-117.mpk.gz", "state": "../../etc/state.h5"},
     ),
 )
-TIMELINE = (Mark("paused", 3, "train", 117, 1300.0, "gefüttert"), Mark("rewound", 2, "valid", 1, 1301.0))
+TIMELINE = (
+    TimelineMark("paused", 3, "train", 117, 1300.0, "gefüttert"),
+    TimelineMark("rewound", 2, "valid", 1, 1301.0),
+)
 
 
 def block(epoch, split, first, count, trained, drop=(), gpu="idle"):
@@ -274,7 +277,7 @@ def test_the_header_is_read_without_hdf5(path, clock):
     header = read_header(path)
     assert RunInfo.from_json(header["run"]) == RUN
     assert Clock.from_json(header["clock"]).to_json() == clock.to_json()
-    assert tuple(map(Mark.from_json, header["timeline"])) == TIMELINE
+    assert tuple(map(TimelineMark.from_json, header["timeline"])) == TIMELINE
     assert (header["schema"], header["written_at"]) == (1, 7.0)
     code = (
         "import sys; from notebook_learner.artifacts.index import read_header; read_header(sys.argv[1]);"
@@ -284,7 +287,7 @@ def test_the_header_is_read_without_hdf5(path, clock):
 
 
 def test_a_large_header_gets_a_larger_user_block(tmp_path, record, clock):
-    marks = [Mark("paused", 1, "train", n, 1.0, "again") for n in range(5000)]
+    marks = [TimelineMark("paused", 1, "train", n, 1.0, "again") for n in range(5000)]
     path = tmp_path / "artifacts.h5"
     path.write_bytes(encode_index(RUN, record, clock, marks, ()))
     assert len(read_header(path)["timeline"]) == 5000

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from notebook_learner.artifacts.clock import MOST, Clock
 from notebook_learner.artifacts.run_info import RunInfo, git_commit
-from notebook_learner.artifacts.timeline import KINDS, Mark, mark_of, parse_timeline, read_timeline
+from notebook_learner.artifacts.timeline import KINDS, TimelineMark, mark_of, parse_timeline, read_timeline
 from notebook_learner.errors import DamagedError
 from notebook_learner.event import (
     MetricBlock,
@@ -83,7 +83,7 @@ def test_a_hostile_run_is_refused_by_name(change, named):
 
 @given(json_values)
 def test_whatever_json_claims_is_refused_as_damaged(value):
-    for take in (RunInfo.from_json, Mark.from_json, Clock.from_json):
+    for take in (RunInfo.from_json, TimelineMark.from_json, Clock.from_json):
         try:
             take(value)
         except DamagedError:
@@ -242,7 +242,7 @@ def test_the_application_log_gives_the_marks_back(tmp_path):
 
 def test_live_marks_are_those_of_the_log():
     paused = StatusChanged("paused", 3, "train", 117, 240, "asked")
-    assert mark_of(paused, 5.0) == Mark("paused", 3, "train", 117, 5.0, "asked")
+    assert mark_of(paused, 5.0) == TimelineMark("paused", 3, "train", 117, 5.0, "asked")
     assert mark_of(Notice("hello"), 5.0) is None
     assert mark_of(StatusChanged("running", 1, "train", 0, None), 5.0) is None
 

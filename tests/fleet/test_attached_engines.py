@@ -425,7 +425,7 @@ def test_what_goes_with_a_cluster_is_refused_without_one(tmp_path):
 def test_engines_of_a_machine_share_its_cuda_devices_with_nobody(here, numbers):
     """Without a GPU: what each engine is told, where two are on this machine and two on another."""
     own = os.uname().nodename
-    told, begun = [attached.Told(host, "", "", None, ()) for host in (own, "b", own, "b")], []
+    told, begun = [attached.EngineTold(host, "", "", None, ()) for host in (own, "b", own, "b")], []
 
     class Client:
         def __getitem__(self, engine):

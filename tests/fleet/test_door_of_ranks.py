@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from notebook_learner.ranks import channel
-from notebook_learner.ranks.channel import Door, Meeting, come_to
+from notebook_learner.ranks.channel import Meeting, RankDoor, come_to
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="these guests speak over Unix sockets")
 
@@ -88,7 +88,7 @@ def test_a_guest_that_talks_nonsense_is_sent_away(meeting: Meeting, said: bytes)
 
 def test_a_guest_without_the_key_is_sent_away(meeting: Meeting) -> None:
     with pytest.raises((channel.AuthenticationError, EOFError, OSError)):
-        come_to(Door(meeting.door(1).address, "0" * 64))
+        come_to(RankDoor(meeting.door(1).address, "0" * 64))
     assert comes_in(meeting)
 
 

@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from notebook_learner.ranks.channel import Gone
-from notebook_learner.ranks.encrypted_link import Door, Doors, come_through
+from notebook_learner.ranks.encrypted_link import Doors, EncryptedDoor, come_through
 
 HERE = "127.0.0.1"
 
@@ -141,7 +141,7 @@ def test_what_is_sent_cannot_be_read_on_the_way():
     def tapped(doors):
         door = doors.door(1)
         wires.append(Wire(int(door.url.rpartition(":")[2])))
-        return Door(f"tcp://{HERE}:{wires[0].port}", *door[1:])
+        return EncryptedDoor(f"tcp://{HERE}:{wires[0].port}", *door[1:])
 
     with met(tapped) as (host, guest, _, _):
         host.send(b"weights of a secret model")
@@ -162,13 +162,13 @@ def test_who_cannot_reach_rank_0_says_so_at_once():
         nobody = free.getsockname()[1]
     began = time.monotonic()
     with pytest.raises(ConnectionError, match=f"cannot reach rank 0 at tcp://{HERE}:{nobody}; give"):
-        come_through(Door(f"tcp://{HERE}:{nobody}", *door[1:]), lambda: None)
+        come_through(EncryptedDoor(f"tcp://{HERE}:{nobody}", *door[1:]), lambda: None)
     assert time.monotonic() - began < 30  # not the minute that a silent machine is waited for
 
 
 def test_a_guest_of_another_training_is_not_let_in():
     one, other = Doors(HERE, 1), Doors(HERE, 1)
-    stolen = Door(one.door(1).url, one.door(1).server, *other.door(1)[2:])
+    stolen = EncryptedDoor(one.door(1).url, one.door(1).server, *other.door(1)[2:])
     with pytest.raises(ConnectionError):
         come_through(stolen, lambda: None)
     assert one.next(0.1) is None

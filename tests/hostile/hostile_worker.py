@@ -34,7 +34,7 @@ from notebook_learner.artifacts.clock import Clock
 from notebook_learner.artifacts.index import read_header
 from notebook_learner.artifacts.read_record import read_record
 from notebook_learner.artifacts.run_info import RunInfo
-from notebook_learner.artifacts.timeline import Mark, read_timeline
+from notebook_learner.artifacts.timeline import TimelineMark, read_timeline
 from notebook_learner.checkpoint.folder import CheckpointFolder
 from notebook_learner.checkpoint.formats import is_known, recorder_for
 from notebook_learner.errors import NotebookLearnerError
@@ -202,7 +202,7 @@ class Exercise:
         RunInfo.from_json(told.get("run"))
         Clock.from_json(told.get("clock"))
         for row in told["timeline"] if isinstance(told.get("timeline"), list) else ():
-            Mark.from_json(row)
+            TimelineMark.from_json(row)
 
     def outline(self, path: Path, suffix: str) -> None:
         with suppress(OSError), durable.opened(path) as file:  # what is no plain file

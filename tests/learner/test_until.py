@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notebook_learner import Position
-from notebook_learner.run.bounds import FAR, At, End, EpochDone, Steps, Until, When, as_position, counted
+from notebook_learner.run.bounds import FAR, At, End, EpochDone, Steps, Until, WhenTrue, as_position, counted
 
 HERE = Position(2, "train", 3)
 
@@ -69,7 +69,7 @@ def test_a_condition_is_asked_after_every_step_and_never_before_the_first() -> N
         asked.append(len(asked) == 1)
         return asked[-1]
 
-    until = When(condition)
+    until = WhenTrue(condition)
     assert until.allowance(HERE) == 1
     assert asked == []
     until.took(1)
@@ -79,7 +79,7 @@ def test_a_condition_is_asked_after_every_step_and_never_before_the_first() -> N
     assert asked == [False, True]
 
 
-@pytest.mark.parametrize("until", [End(), Steps(1), At(HERE), EpochDone(HERE), When(lambda: True)])
+@pytest.mark.parametrize("until", [End(), Steps(1), At(HERE), EpochDone(HERE), WhenTrue(lambda: True)])
 def test_every_bound_answers_with_a_number(until: Until) -> None:
     assert isinstance(until.allowance(HERE), int)
 

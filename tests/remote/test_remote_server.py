@@ -27,7 +27,7 @@ from notebook_learner.logger import InMemoryMetricLogger
 from notebook_learner.remote import control, forked_child, server, socket_place
 from notebook_learner.remote.peer import Peer
 from notebook_learner.remote.server import RemoteControl, _serving
-from notebook_learner.remote.socket_place import Folder, connected
+from notebook_learner.remote.socket_place import SocketFolder, connected
 
 
 def in_charge(directory: Path) -> int:
@@ -56,7 +56,7 @@ def untouched(tmp_path_factory):
 
 @given(st.lists(st.binary(max_size=200), max_size=3), st.booleans())
 def test_arbitrary_bytes_never_act_and_never_end_the_server(untouched, parts, ends):
-    folder = Folder(untouched)
+    folder = SocketFolder(untouched)
     with connected(folder, SOON) as connection:
         for part in parts:
             try:
@@ -73,7 +73,7 @@ def test_arbitrary_bytes_never_act_and_never_end_the_server(untouched, parts, en
 
 
 def test_a_line_without_end_is_refused(untouched):
-    folder = Folder(untouched)
+    folder = SocketFolder(untouched)
     with connected(folder, SOON) as connection:
         connection.sendall(b"x" * 10_000)
         assert b'"ok": false' in connection.recv(1 << 16)
@@ -191,7 +191,7 @@ def test_a_directory_that_is_removed_does_no_harm(tmp_path):
 
 @pytest.mark.parametrize("refusal", [errno.EPERM, errno.EOPNOTSUPP])
 def test_a_file_system_without_sockets_is_told_of_and_training_goes_on(tmp_path, monkeypatch, refusal):
-    def no_sockets(folder: Folder, name: str) -> None:
+    def no_sockets(folder: SocketFolder, name: str) -> None:
         raise OSError(refusal, os.strerror(refusal))
 
     monkeypatch.setattr(socket_place, "_listening", no_sockets)
@@ -312,7 +312,7 @@ def test_a_process_that_ends_takes_its_socket_away(tmp_path):
 
 
 def numbers(things: set[Any]) -> list[int]:
-    return sorted(each.descriptor if isinstance(each, Folder) else each.fileno() for each in things)
+    return sorted(each.descriptor if isinstance(each, SocketFolder) else each.fileno() for each in things)
 
 
 def test_a_forked_child_neither_keeps_nor_removes_the_socket(tmp_path):

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from notebook_learner.event import Column, MetricBlock, SplitRecord
 from notebook_learner.widget import curves
-from notebook_learner.widget.curves import LIMIT, MOST_NEW, Curves, Series
+from notebook_learner.widget.curves import LIMIT, MOST_NEW, Curves, CurveSeries
 
 
-def filled(values: list[float], cuts: list[int], limit: int) -> Series:
+def filled(values: list[float], cuts: list[int], limit: int) -> CurveSeries:
     """A series that was given its values in pieces."""
-    series, at = Series(limit), 0
+    series, at = CurveSeries(limit), 0
     for cut in [*sorted(cut % (len(values) + 1) for cut in cuts), len(values)]:
         series.add(np.arange(at + 1.0, cut + 1.0), np.array(values[at:cut]))
         at = max(at, cut)
@@ -45,7 +45,7 @@ def test_buckets_are_those_of_all_values_however_they_came(
 
 def test_the_mean_is_that_of_the_bucket() -> None:
     values = np.random.default_rng(0).normal(size=10_000)
-    series = Series(64)
+    series = CurveSeries(64)
     for start in range(0, 10_000, 7):
         series.add(np.arange(start + 1.0, min(start + 7, 10_000) + 1), values[start : start + 7])
     whole = values[: len(values) // series.size * series.size].reshape(-1, series.size)
@@ -55,7 +55,7 @@ def test_the_mean_is_that_of_the_bucket() -> None:
 def test_a_million_steps_are_as_many_buckets_and_the_spike_is_there() -> None:
     values = np.zeros(1_000_000)
     values[123_456] = 99.0
-    series = Series()
+    series = CurveSeries()
     for start in range(0, len(values), 10_000):
         series.add(np.arange(start + 1.0, start + 10_001.0), values[start : start + 10_000])
     assert LIMIT / 2 <= len(series) <= LIMIT
@@ -64,7 +64,7 @@ def test_a_million_steps_are_as_many_buckets_and_the_spike_is_there() -> None:
 
 
 def test_a_pass_moves_its_point_until_the_next_one() -> None:
-    series = Series()
+    series = CurveSeries()
     series.put(10.0, 0.5)
     series.put(10.0, 0.4)
     series.put(20.0, 0.3)
@@ -128,7 +128,7 @@ def test_points_are_put_into_buckets_many_at_a_time(monkeypatch: pytest.MonkeyPa
         return grouped(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(curves, "_grouped", counted)
-    series = Series()
+    series = CurveSeries()
     for step in range(40_000):
         series.add(np.array([step + 1.0]), np.array([float(step)]))
     assert len(calls) < 10

@@ -246,9 +246,9 @@ class _Wiring:
 
     def _found_fleet(self, learner: Learner, replica: Replica, scheduler: Any, loaders: Loaders) -> None:
         from ...ranks.leader import Fleet  # torch.distributed and more, for several devices
-        from ...ranks.recipe import Source
+        from ...ranks.recipe import RecipeSource
 
-        source = Source(self.settings, replica, self.optimizer, scheduler, loaders.given)
+        source = RecipeSource(self.settings, replica, self.optimizer, scheduler, loaders.given)
         source.learner = weakref.ref(learner)
         devices = [torch.device(each) for each in self.settings.devices]
         replica.loop.ranks = Fleet(replica, source, devices, self.settings.cluster)
