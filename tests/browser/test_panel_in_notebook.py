@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab import Lab
+from lab import Lab, wait_for
 from playwright.sync_api import BrowserContext, expect
 
 TRAINS = """
@@ -33,6 +33,10 @@ def test_a_blocking_fit_shows_a_panel_that_pauses_inspects_and_goes_on(
     path = lab.write([TRAINS])
     page = tabs.new_page()
     page.goto(f"{lab.server}notebooks/{path}?token={lab.token}")
+    # Before its kernel is connected, Notebook takes a click on Run and runs nothing. The indicator
+    # says "idle" in the first moment, too.
+    wait_for(lambda: is_connected(lab, path), "the page has a kernel")
+    page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(timeout=60_000)
     page.locator(".jp-CodeCell").click()
     page.get_by_role("button", name="Run this cell and advance (Shift+Enter)").click()
     panel = page.get_by_role("region", name="Learner", exact=True)
@@ -49,3 +53,10 @@ def test_a_blocking_fit_shows_a_panel_that_pauses_inspects_and_goes_on(
     page.screenshot(path=tmp_path / "notebook-7.png")
     page.close()
     lab.shut_down_kernels(path)
+
+
+def is_connected(lab: Lab, path: str) -> bool:
+    """Whether a page talks to the kernel of that notebook."""
+    return any(
+        each["path"] == path and each["kernel"]["connections"] > 0 for each in lab.api("GET", "sessions")
+    )
