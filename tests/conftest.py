@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,23 @@ def trainings_end() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the mark of tests/programs.py."""
+    """Declare the mark of tests/programs.py, and those of the two tiers."""
     config.addinivalue_line("markers", "needs_program(*names): left out where one of these is not installed")
+    config.addinivalue_line("markers", "soak: runs by `python -m pytest -m soak` alone (tests/SOAK.md)")
+    config.addinivalue_line("markers", "rounds(n): the first n cases run by default, the rest in the soak")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the later cases of a test with `rounds(n)` to the soak."""
+    taken: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("rounds")
+        if mark is not None:
+            test = item.path, getattr(item, "originalname", item.name)
+            taken[test] += 1
+            if taken[test] > mark.args[0]:
+                item.add_marker(pytest.mark.soak)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -196,6 +196,7 @@ def meanwhile(monkeypatch, happen, look):
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+@pytest.mark.rounds(1)
 def test_folders_may_go_while_somebody_looks(tmp_path, monkeypatch, look):
     """A run that goes back deletes the folders of later passes, at whatever moment another looks for them."""
     moment, at_the_end = 0, False
@@ -218,6 +219,7 @@ def test_folders_may_go_while_somebody_looks(tmp_path, monkeypatch, look):
 
 @pytest.mark.parametrize("folders", [(), ("train/epoch-2",)], ids=["", "a pass is about to begin"])
 @pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.rounds(1)
 def test_a_run_may_go_on_at_any_moment_of_a_look(tmp_path, monkeypatch, epochs, folders):
     """Passes that begin and end between two questions are told, each in its turn."""
     moment, at_the_end = 0, False

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import h5py
+import pytest
 from test_follow import Listener, assert_heard
 
 from notebook_learner import Artifacts
@@ -88,6 +89,7 @@ class Viewer(threading.Thread):
         self.seen += 1
 
 
+@pytest.mark.soak
 def test_a_run_that_is_killed_resumed_and_rewound_is_followed_to_the_end(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     follower, viewer = Follower(directory), Viewer(directory)

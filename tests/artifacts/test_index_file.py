@@ -273,6 +273,7 @@ def test_an_empty_run_is_a_file_too():
 # ---------------------------------------------------------------------------------------- header
 
 
+@pytest.mark.rounds(1)
 def test_the_header_is_read_without_hdf5(path, clock):
     header = read_header(path)
     assert RunInfo.from_json(header["run"]) == RUN

@@ -213,6 +213,7 @@ def test_an_empty_or_missing_directory_has_no_record(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["1\n", "1,1\n", "a\nb\n", "\n", "0.123456789,32\n"])
+@pytest.mark.rounds(2)
 def test_memory_stays_within_twenty_times_the_files(tmp_path, text):
     size = 2 << 20  # tracemalloc and coverage together make a line of a text log a hundred times dearer
     write(tmp_path / "train/epoch-1/Loss.log", text * (size // len(text)))

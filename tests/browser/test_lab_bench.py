@@ -67,6 +67,7 @@ def test_click_reaches_the_kernel_and_its_answer_the_page(shared):
     assert not shared.complaints
 
 
+@pytest.mark.soak
 def test_reload_brings_the_widget_back_with_what_the_kernel_holds(counter):
     counter.panel(0).get_by_role("button", name="count").click()
     wait_counted(counter, 1)
@@ -76,6 +77,7 @@ def test_reload_brings_the_widget_back_with_what_the_kernel_holds(counter):
     wait_counted(counter, 2)
 
 
+@pytest.mark.soak
 def test_second_tab_shows_the_same_notebook_and_kernel(counter):
     other = counter.second_tab()
     wait_counted(other, 0)
@@ -84,6 +86,7 @@ def test_second_tab_shows_the_same_notebook_and_kernel(counter):
     wait_counted(other, 1)
 
 
+@pytest.mark.soak
 def test_theme_switches_without_a_reload_and_pictures_show_it(counter):
     counter.page.evaluate("window.same = true")
     brightness = []
@@ -102,6 +105,7 @@ def test_theme_switches_without_a_reload_and_pictures_show_it(counter):
     assert abs(width - size["width"]) <= 2 and abs(height - size["height"]) <= 2
 
 
+@pytest.mark.soak
 def test_interrupt_ends_the_cell_and_restart_forgets(notebook):
     page = notebook(
         ["import threading; print('began'); threading.Event().wait()", "x = 1", "print('x' in globals())"]

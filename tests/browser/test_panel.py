@@ -64,6 +64,7 @@ NOTE_WHAT_MOVES = """
 
 
 @pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.soak
 def test_nothing_in_a_panel_moves_but_by_news(notebook, sized):
     """A browser on the same machine draws sixty frames a second for what does, on a core that may be the
     training's. A training that begins and ends changes all buttons, and one of unknown length has a bar."""
@@ -227,6 +228,7 @@ learner
 """
 
 
+@pytest.mark.soak
 def test_names_log_lines_and_errors_are_text_whatever_they_say(notebook):
     page = notebook([SETUP + HOSTILE])
     page.run(0)
@@ -253,6 +255,7 @@ def test_names_log_lines_and_errors_are_text_whatever_they_say(notebook):
     assert page.page.evaluate("window.hacked === undefined")
 
 
+@pytest.mark.soak
 def test_each_number_says_what_it_is_of_and_the_bold_one_is_the_epochs(notebook):
     page = notebook([SETUP + "learner = build('labels', steps=20)", "learner.run_until((2, 5))\nlearner"])
     page.result(0)

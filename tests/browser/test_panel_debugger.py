@@ -89,6 +89,7 @@ def ten_steps(notebook):
     return panel
 
 
+@pytest.mark.soak
 def test_inspect_fills_its_section_and_leaves_the_state_as_it_was(ten_steps):
     page = ten_steps.notebook
     page.result(1)

@@ -52,6 +52,7 @@ def has_no_buttons(panel):
     return panel.region.get_by_role("button", name=verbs).count() == 0
 
 
+@pytest.mark.rounds(1)
 def test_a_run_of_another_kernel_is_shown_as_it_grows_and_without_buttons(notebook):
     training = notebook(
         [

@@ -79,6 +79,7 @@ def test_the_chosen_rank_shows_its_part_of_the_batch(panel):
     assert not page.complaints
 
 
+@pytest.mark.soak
 def test_a_rank_that_died_is_text_beside_the_buttons(panel):
     panel.ranks.select_option("1")
     shows(panel, 1)
@@ -93,6 +94,7 @@ def test_a_rank_that_died_is_text_beside_the_buttons(panel):
     shows(panel, 0)
 
 
+@pytest.mark.soak
 def test_the_chooser_is_readable_in_both_themes_and_has_room_at_each_width(panel):
     page = panel.notebook
     panel.ranks.select_option("1")

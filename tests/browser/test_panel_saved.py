@@ -94,6 +94,7 @@ def wait_picture(page: Notebook, cell: int) -> dict[str, float]:
     return box
 
 
+@pytest.mark.soak
 def test_the_file_is_valid_and_small_and_has_picture_and_table_below_the_panel(trained):
     saved = nbformat.read(trained.file, as_version=4)
     nbformat.validate(saved)

@@ -251,6 +251,7 @@ def test_the_visual_debugger_stops_in_a_body_at_each_step_and_steps_on_in_it(pag
     assert ask(page, "stopped.position.iteration, stopped.status") == "(4, 'paused')"
 
 
+@pytest.mark.soak
 def test_the_visual_debugger_stops_in_a_validation_cell_that_another_cell_runs(page, debugger):
     result(page, "build stopped")
     valid = number("valid")

@@ -134,6 +134,7 @@ ALL = "NOTEBOOK_LEARNER_FAULTS"
 
 
 @pytest.mark.parametrize("part", range(4))
+@pytest.mark.rounds(2)
 def test_an_error_at_any_single_call(part: int, names: list[str], quick_folder: Path, straight: End) -> None:
     every = os.environ.get(ALL) == "all"
     numbers = range(len(names)) if every else range(part, len(names), 4)
@@ -143,6 +144,7 @@ def test_an_error_at_any_single_call(part: int, names: list[str], quick_folder: 
     assert hit > 0.8 * len(faults)
 
 
+@pytest.mark.rounds(1)
 def test_a_disk_that_is_full_from_any_moment_on_until_somebody_makes_space(
     names: list[str], quick_folder: Path, straight: End
 ) -> None:

@@ -21,6 +21,7 @@ LIMIT = 120 + 4 * KILLS
 
 
 @pytest.mark.timeout(LIMIT + 30)
+@pytest.mark.rounds(1)
 def test_whenever_a_training_is_killed_nothing_that_was_announced_is_lost(quick_folder: Path) -> None:
     paths = [str(HERE), str(HERE.parent / "learner"), *(p for p in sys.path if p)]
     ran = subprocess.run(

@@ -66,6 +66,7 @@ def test_a_full_disk(quick_folder: Path) -> None:
     assert all(reason in text and "fit() again" in text for text in said)
 
 
+@pytest.mark.soak
 def test_a_limit_on_the_size_of_files(quick_folder: Path) -> None:
     said, wrong = trained("limited", quick_folder)
     assert wrong == []
@@ -73,6 +74,7 @@ def test_a_limit_on_the_size_of_files(quick_folder: Path) -> None:
     assert all("File too large" in text and "fit() again" in text for text in said)
 
 
+@pytest.mark.soak
 def test_a_directory_that_may_not_be_written_to(quick_folder: Path) -> None:
     said, wrong = trained("forbidden", quick_folder)
     assert wrong == []
@@ -80,6 +82,7 @@ def test_a_directory_that_may_not_be_written_to(quick_folder: Path) -> None:
     assert all("Permission denied" in text and "fit() again" in text for text in said)
 
 
+@pytest.mark.soak
 def test_a_file_system_that_turns_read_only(quick_folder: Path) -> None:
     """Where the system lets nobody mount one, a directory without rights stands for it."""
     possible = can_mount(quick_folder)

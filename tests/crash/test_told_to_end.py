@@ -60,6 +60,7 @@ def ended_by(signum: int, ran: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("signum", BOTH)
 @pytest.mark.parametrize("scene", ["fit", "background", "waited"])
+@pytest.mark.rounds(6)
 def test_training_stands_and_is_saved_where_it_is_told_to_end(played, scene, signum) -> None:
     ran = played(scene, signum)
     ended_by(signum, ran)

@@ -49,6 +49,7 @@ def assert_ends_as_the_straight_run(setup: Setup, directory: Path, root: Path) -
         "at an end",
     ],
 )
+@pytest.mark.rounds(1)
 def test_a_run_whose_kernel_is_killed_ends_by_itself(setup: Setup, steps: int, tmp_path: Path) -> None:
     pid = runs_and_dies(
         """
@@ -79,6 +80,7 @@ def on_ranks(directory: Path, resume: bool = False) -> Learner:
     return learner_on(TWO, directory, dropout=0.5, configure=configure)
 
 
+@pytest.mark.soak
 def test_so_does_one_with_two_ranks(tmp_path: Path) -> None:
     """The data as `fit` and its like take it; what was measured is in the directory, as elsewhere it would be
     lost with the process."""
@@ -112,6 +114,7 @@ def test_so_does_one_with_two_ranks(tmp_path: Path) -> None:
     assert steps == [part.steps for part in straight.history.snapshot()]
 
 
+@pytest.mark.soak
 def test_a_run_in_the_background_is_handed_over_too(tmp_path: Path) -> None:
     setup = replace(FULL, seed=7)
     pid = runs_and_dies(
@@ -157,6 +160,7 @@ def test_the_process_is_told_to_end_and_saves_exactly_where_it_stands(tmp_path: 
     assert values_in(run) == written
 
 
+@pytest.mark.soak
 def test_of_a_process_that_is_killed_the_last_checkpoint_is_left(tmp_path: Path) -> None:
     run, setup = tmp_path / "run", replace(FULL, seed=7)
     pid = runs_and_dies(

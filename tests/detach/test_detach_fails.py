@@ -70,6 +70,7 @@ FAILURES = {"there": _fails, "it dies": _dies, "it dies among modules": _dies_am
         ("it dies among modules", DetachError, r"(?s)was killed by SIGKILL before it trained.*the cause$"),
     ],
 )
+@pytest.mark.rounds(2)
 def test_what_cannot_be_sent(
     where: str, error: type[Exception], told: str, tmp_path: Path, owned: Owned
 ) -> None:
@@ -128,6 +129,7 @@ def test_an_interrupt_calls_it_off(tmp_path: Path, owned: Owned) -> None:
 
 
 @pytest.mark.parametrize("what", ["another directory", "a newer checkpoint"])
+@pytest.mark.rounds(1)
 def test_who_comes_between_is_noticed(
     what: str, tmp_path: Path, owned: Owned, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def gated(learner: Learner, gate: Path, after: int) -> Learner:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.rounds(1)
 def test_taken_back_inside_an_epoch_it_goes_on_to_the_same_bits(
     workers: int, tmp_path: Path, owned: Owned
 ) -> None:
@@ -110,6 +111,7 @@ def test_resumed_and_stopped_through_its_socket_it_saves_where_it_stands(
     assert values_in(run) == written
 
 
+@pytest.mark.soak
 def test_back_and_forth(tmp_path: Path, owned: Owned) -> None:
     setup, run, gate = FULL, tmp_path / "run", tmp_path / "open"
     final, written = straight(setup, tmp_path / "straight")
@@ -204,6 +206,7 @@ def test_a_wait_that_is_interrupted_can_be_taken_up_again(tmp_path: Path, owned:
 @pytest.mark.parametrize(
     "words", [("set", "lr=0.25", "num_epochs=3"), ("step",), ("pause",), ("save",), ("stop",)]
 )
+@pytest.mark.rounds(1)
 def test_a_process_that_writes_its_end_down_refuses_what_would_be_lost(
     words: tuple[str, ...], tmp_path: Path, owned: Owned
 ) -> None:

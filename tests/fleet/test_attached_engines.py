@@ -133,6 +133,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.rounds(2)
 def test_engines_change_no_number_however_they_are_named_and_live_on(engines, tmp_path, way):
     pids = engines.client[:].apply_sync(os.getpid)
     learner = learner_on(WAYS[way](engines), tmp_path / "engines")
@@ -214,6 +215,7 @@ def test_a_run_on_engines_is_handed_over_and_taken_back(engines, tmp_path):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.rounds(1)
 def test_a_lost_engine_is_one_error_and_restart_goes_on_with_another_to_the_same_bits(
     own_engine, tmp_path, how
 ):
@@ -272,6 +274,7 @@ def test_pausing_stepping_and_rewinding_across_two_networks(two_networks, tmp_pa
     assert "host-b" in repr(learner.devices)
 
 
+@pytest.mark.rounds(1)
 def test_an_engine_of_a_kernel_that_was_killed_serves_the_next_one(own_engine, tmp_path):
     program = f"""
 import sys, time
@@ -364,6 +367,7 @@ def test_a_cluster_without_engines_is_told_with_all_other_mistakes(tmp_path):
     assert [each for each in caught.value.mistakes if "num_epochs" in each]
 
 
+@pytest.mark.soak
 def test_engines_that_have_yet_to_come_are_waited_for_and_missing_ones_are_told(tmp_path, monkeypatch):
     theirs = ipyparallel.Cluster(n=2, cluster_id=f"starting{os.getpid()}", log_level=40)
     theirs.start_cluster_sync()

@@ -65,6 +65,7 @@ DATA = {
 
 
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA.keys())
+@pytest.mark.rounds(1)
 def test_two_batches_are_one_step_to_the_weights_of_a_loop_written_by_hand(tmp_path: Any, data: Any) -> None:
     """Seven pairs of batches, of which the last has a short one or none; five of the batch sampler's."""
     assert furthest(fitted(two(tmp_path), data()).model, by_hand(data(), window=2)) < 1e-6

@@ -98,6 +98,7 @@ def test_reloaded_code_holds_on_all_ranks(defined, tmp_path):
 
 
 @pytest.mark.parametrize("devices", [None, TWO], ids=["one device", "two"])
+@pytest.mark.rounds(1)
 def test_what_does_not_fit_is_refused_and_training_goes_on(defined, devices, tmp_path):
     learner = learner_of(defined(1)(), devices, tmp_path / "run")
     learner.step(1)
@@ -115,6 +116,7 @@ def test_what_does_not_fit_is_refused_and_training_goes_on(defined, devices, tmp
     learner.fit()
 
 
+@pytest.mark.rounds(1)
 def test_a_learner_that_takes_over_the_processes_of_another_runs_the_code_of_now(defined, tmp_path):
     learner_of(defined(1)(), TWO, tmp_path / "earlier").step(1)
     models = []

@@ -45,6 +45,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Learner, Learner]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.soak
 def test_the_value_of_an_epoch_is_that_of_all_samples(name: str, both: tuple[Learner, Learner]) -> None:
     alone, together = ([epochs_of(each, name, split) for split in SPLITS] for each in both)
     assert np.isfinite(alone).all()

@@ -13,6 +13,7 @@ from notebook_learner.metric import GradNorm
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.rounds(1)
 def test_after_three_epochs_the_weights_are_those_of_a_loop_written_by_hand(tmp_path, ranks):
     learner = begun(tmp_path, ["cpu"] * ranks)  # the last layer has three rows: one of four ranks has none
     learner.fit(train_loader())

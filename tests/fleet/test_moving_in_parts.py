@@ -68,6 +68,7 @@ def test_what_is_only_looked_at_leaves_all_ranks_as_they_were(tmp_path, straight
 
 
 @pytest.mark.parametrize("strategies", [("fsdp", "fsdp"), ("fsdp", None), ("ddp", "fsdp"), ("fsdp", "ddp")])
+@pytest.mark.rounds(1)
 def test_a_state_captured_inside_a_window_is_whole_and_goes_on_anywhere(tmp_path, strategies):
     def learner_of(strategy, name):
         def configure(builder):

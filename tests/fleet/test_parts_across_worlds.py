@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from fleet_support import TWO, bits, furthest, train_loader
 from parts_support import begun
@@ -35,6 +36,7 @@ def test_its_files_hold_the_same_tensors_as_those_of_one_device(tmp_path):
     assert files(TWO, "two") == files(None, "one")
 
 
+@pytest.mark.soak
 def test_the_same_number_of_devices_goes_on_to_the_bit(tmp_path):
     straight = begun(tmp_path / "straight", configure=lambda b: b.grads_accumulation(3), dropout=0.5)
     straight.fit(train_loader())

@@ -16,6 +16,7 @@ from notebook_learner.errors import RankDied
 from notebook_learner.ranks import leader
 
 
+@pytest.mark.soak
 def test_a_run_that_is_handed_over_comes_back_to_the_same_bits(tmp_path):
     straight = begun(tmp_path / "straight", dropout=0.5)
     straight.fit(train_loader())
@@ -72,6 +73,7 @@ def test_code_that_is_reloaded_runs_on_all_ranks(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.soak
 def test_a_second_interrupt_ends_the_rank_that_hangs_and_restart_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(leader, "PATIENCE", 1.0)
     learner = learner_that_hangs(tmp_path / "hanging", "train", strategy="fsdp")

@@ -34,6 +34,7 @@ class Forks(nn.Module):
 
 @pytest.mark.parametrize("validates", [False, True])
 @pytest.mark.parametrize(("here", "elsewhere"), [((0,), (1,)), ((0, 1), (0,)), ((0,), (0, 1))])
+@pytest.mark.rounds(1)
 def test_ranks_that_run_other_layers_are_told_so_and_neither_wait_nor_mix_them(
     tmp_path, here, elsewhere, validates
 ):

@@ -47,6 +47,7 @@ def killed(learner):
 
 
 @posix
+@pytest.mark.soak
 def test_after_a_rank_was_killed_the_last_keyframe_is_whole_and_restart_goes_on_to_the_same_bits(tmp_path):
     learner = killed(running(tmp_path / "killed"))
     assert all(bool(p.isfinite().all()) for p in learner.model.parameters())
@@ -60,6 +61,7 @@ def test_after_a_rank_was_killed_the_last_keyframe_is_whole_and_restart_goes_on_
 
 
 @posix
+@pytest.mark.soak
 def test_without_a_keyframe_the_last_checkpoint_is_what_is_left(tmp_path):
     def configure(builder):
         builder.with_file_checkpointer()
@@ -98,6 +100,7 @@ def test_where_nothing_whole_is_left_the_learner_says_so_until_a_state_is_restor
 
 @pytest.mark.parametrize("walks_again", [True, False])
 @pytest.mark.parametrize("elsewhere", [True, False], ids=["on rank 1", "on rank 0"])
+@pytest.mark.rounds(1)
 def test_after_an_exception_in_a_step_the_learner_stands_whole_before_it(tmp_path, elsewhere, walks_again):
     def step(model, batch):
         x, y = batch

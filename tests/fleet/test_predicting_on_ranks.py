@@ -99,6 +99,7 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("data", LOADERS)
+@pytest.mark.rounds(1)
 def test_outputs_come_back_in_the_loaders_order(data, both, said):
     alone, ranks, _ = both
     for function in FUNCTIONS.values():

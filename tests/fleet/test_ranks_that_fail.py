@@ -66,6 +66,7 @@ def test_a_killed_rank_ends_the_run_at_once_and_restart_goes_on_to_the_same_bits
 
 
 @posix
+@pytest.mark.soak
 def test_a_training_goes_on_without_the_controller_and_the_next_one_has_another(tmp_path):
     learner = running(tmp_path / "killed", epochs=12)
     first = learner.devices[1].pid
@@ -208,6 +209,7 @@ time.sleep(600)
 
 @posix
 @pytest.mark.parametrize("before", ["", "the controller"])
+@pytest.mark.rounds(1)
 def test_no_process_outlives_a_kernel_that_was_killed(tmp_path, before):
     script = ORPHANS.format(here=str(Path(__file__).parent))
     command = [sys.executable, "-W", "ignore", "-c", script]

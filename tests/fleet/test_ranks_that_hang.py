@@ -67,6 +67,7 @@ def interrupted_twice(flag: Path) -> threading.Thread:
 
 @posix
 @pytest.mark.parametrize("where", ["train", "valid"])
+@pytest.mark.rounds(1)
 def test_a_second_interrupt_ends_the_rank_that_hangs_and_restart_goes_on(where, tmp_path, monkeypatch):
     monkeypatch.setattr(leader, "PATIENCE", 1.0)
     learner = learner_that_hangs(tmp_path / "hanging", where)
@@ -82,6 +83,7 @@ def test_a_second_interrupt_ends_the_rank_that_hangs_and_restart_goes_on(where, 
 
 
 @posix
+@pytest.mark.soak
 def test_a_rank_that_was_merely_slow_stays(tmp_path):
     learner = learner_that_hangs(tmp_path / "slow", "train", seconds=4.0)
     person = interrupted_twice(tmp_path / "slow" / "hangs")

@@ -27,6 +27,7 @@ def fitted(learner, train, valid=None):
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.rounds(1)
 def test_after_three_epochs_the_weights_are_those_of_a_loop_written_by_hand(tmp_path, ranks):
     learner = fitted(learner_on(["cpu"] * ranks, tmp_path), train_loader())
     assert furthest(learner.model, by_hand(train_loader())) < 1e-6

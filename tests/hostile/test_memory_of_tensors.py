@@ -63,6 +63,7 @@ VALUES: dict[str, Any] = {
         ("half", "numbers"),
     ],
 )
+@pytest.mark.rounds(3)
 def test_a_file_of_ours_is_read_in_twice_its_size(kind: str, value: str, tmp_path: Path) -> None:
     recorder = RECORDERS[kind]()
     small, large = (tmp_path / f"{name}.{recorder.suffix}" for name in ("small", "large"))

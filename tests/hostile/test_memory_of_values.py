@@ -78,6 +78,7 @@ def in_the_index(samples: Samples, tree: str) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("put_in", [in_hdf5, in_safetensors, in_messagepack, in_the_index])
+@pytest.mark.rounds(2)
 def test_very_many_values(
     put_in: Callable[[Samples, str], dict[str, bytes]], shape: str, samples: Samples, tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_very_many_values(
 
 
 @pytest.mark.parametrize("put_in", [in_hdf5, in_safetensors, in_messagepack])
+@pytest.mark.rounds(1)
 def test_one_tensor_copied_very_often(
     put_in: Callable[[Samples, str], dict[str, bytes]], samples: Samples, tmp_path: Path
 ) -> None:
@@ -117,6 +119,7 @@ def test_very_many_tensors_without_a_value(
 
 
 @pytest.mark.parametrize("recorder", [Hdf5Recorder(), Hdf5Recorder(compression="gzip"), *OTHERS], ids=repr)
+@pytest.mark.rounds(1)
 def test_what_would_not_be_read_again_is_not_written(recorder: Recorder, tmp_path: Path) -> None:
     fits: dict[str, Any] = {"kept": {"order": [[] for _ in range(250_000)]}, "weight": torch.ones(3)}
     encoded = recorder.encode(fits)

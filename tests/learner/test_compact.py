@@ -135,6 +135,7 @@ print((after[0] - before[0]) / (after[1] - before[1]), (after[1] - before[1]) / 
 """
 
 
+@pytest.mark.soak
 def test_a_thousand_small_tensors_take_what_they_count_as(tmp_path: Path) -> None:
     program = tmp_path / "measured.py"
     program.write_text(MEASURED)

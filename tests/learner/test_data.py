@@ -162,6 +162,7 @@ def test_unseeded_it_yields_what_a_for_loop_over_the_loader_yields(name: str) ->
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("taken", [0, 1, 3, "all"])
 @pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.rounds(8)
 def test_it_comes_back_to_any_batch_in_a_fresh_cursor(name: str, taken: int | str, seed: int | None) -> None:
     cursor = Cursor(LOADERS[name](), seed)
     total = len(epoch(cursor, 1))

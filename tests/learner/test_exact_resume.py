@@ -201,6 +201,7 @@ def test_any_program_ends_in_the_bits_of_the_straight_run(
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(setup=setups.map(lambda setup: replace(setup, catalogue=True)), program=operations)
+@pytest.mark.soak
 def test_so_does_one_in_which_every_metric_of_the_catalogue_counts(
     setup: Setup, program: list[tuple[str, int]]
 ) -> None:
@@ -235,6 +236,7 @@ def carry_out(setup: Setup, program: list[tuple[str, int]]) -> None:
     ],
     ids=lambda program: "-".join(verb.replace(" ", "_") for verb, _ in program),
 )
+@pytest.mark.rounds(5)
 def test_programs_with_worker_processes_end_in_the_bits_of_the_straight_run(
     program: list[tuple[str, int]], persistent: bool, seed: int | None, tmp_path: Path
 ) -> None:

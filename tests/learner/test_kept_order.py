@@ -51,6 +51,7 @@ def test_going_back_and_looking_ahead_draw_no_order_again(
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.rounds(2)
 def test_over_the_end_of_an_epoch_and_back_gives_the_same_bits(
     own: bool, workers: int, tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ WAYS = ["its own path", "a link", *(["a bind mount"] if _may_mount() else [])]
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sock", ["there", "removed", "off in one", "off in both"])
+@pytest.mark.rounds(4)
 def test_nobody_begins_where_another_process_has_a_run_open(sock, way, run, kernels, mounted):
     first, second = kernels(NOTEBOOK), kernels()
     first(

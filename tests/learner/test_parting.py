@@ -238,6 +238,7 @@ def open_below(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("left", LEFT, ids=lambda left: left.__name__)
+@pytest.mark.rounds(3)
 def test_a_learner_that_its_own_step_refers_to_goes_with_its_files_and_workers(
     tmp_path: Path, left: Callable[[Learner], None], workers: int
 ) -> None:

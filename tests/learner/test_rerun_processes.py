@@ -104,6 +104,7 @@ KILLED = """
 
 @pytest.mark.parametrize("beside", ["nothing else", "the user's files"])
 @pytest.mark.parametrize("then", ["a new run", "a resumed one"])
+@pytest.mark.rounds(1)
 def test_a_process_killed_while_it_makes_room_loses_nothing(then, beside, tmp_path):
     a_run_in(tmp_path / "template", files=True)
     own = tree(tmp_path / "template")

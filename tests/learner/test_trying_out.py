@@ -354,6 +354,7 @@ def test_rates_that_make_no_sense_are_refused(options, message, tmp_path):
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("steps", [0, 2, 5])
+@pytest.mark.rounds(6)
 def test_two_siblings_that_step_in_turn_both_end_in_the_straight_runs_bits(steps, schedule, window, tmp_path):
     straight = learner_of(tmp_path / "straight", schedule=schedule, window=window)
     straight.fit()
