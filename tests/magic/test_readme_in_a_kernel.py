@@ -10,13 +10,13 @@ import pytest
 from kernels import INSTALLED, Page, python_of
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-SHELL = "sh"
+NOT_PYTHON = ("sh", "text")
 
 
 def cells_of(text: str) -> list[str]:
     """What a reader types into cells: a block each, and a new cell where a line begins with `%%`."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    code = [block for language, block in blocks if language != SHELL]
+    code = [block for language, block in blocks if language not in NOT_PYTHON]
     parts = [part.strip() for block in code for part in re.split(r"^(?=%%)", block, flags=re.MULTILINE)]
     return [part for part in parts if part]
 
