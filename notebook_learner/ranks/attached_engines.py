@@ -84,8 +84,10 @@ class AttachedEngines(Engines):
 
     def end(self, rank: int, pid: int) -> None:
         """End one of them at once: by its nanny, which answers where the engine does not."""
+        engine = self._ids[rank - 1]
+        _given_up.add((_key_of(self._where), engine))
         with suppress(Exception):
-            self._client.send_signal(signal.SIGKILL, targets=self._ids[rank - 1], block=False)
+            self._client.send_signal(signal.SIGKILL, targets=engine, block=False)
 
     def are_watched(self) -> bool:
         """The user's cluster looks after them."""
@@ -106,7 +108,8 @@ class AttachedEngines(Engines):
 
     def _chosen(self) -> list[int]:
         """The engines' ids, in the order of ranks: those that the user chose, or the first ones."""
-        there, where = sorted(self._client.ids), self._where
+        where = self._where
+        there = sorted(each for each in self._client.ids if (_key_of(where), each) not in _given_up)
         found = [*where.chosen] if where.chosen is not None else there[: where.count]
         if len(found) < where.count or not {*found} <= {*there}:
             wanted = f"engines {found}" if where.chosen is not None else f"{where.count} of them"
@@ -161,6 +164,18 @@ class AttachedEngines(Engines):
             time.sleep(0.02)
             answers.update({engine: answer for engine, answer in asked if answer.ready()})
         return answers
+
+
+_given_up: set[tuple[str, int]] = set()
+"""Engines that were told to end, by their cluster and their number in it, which no later engine gets. While
+an engine's machine cannot be reached, the signal waits in the controller, and would end the engine in a later
+training."""
+
+
+def _key_of(where: Attached) -> str:
+    """Of one controller: its door, and its secrets, which it draws anew each time it starts."""
+    names = ("interface", "registration", "key", "curve_serverkey")
+    return " ".join(str(where.connection.get(name)) for name in names)
 
 
 def _differences(there: EngineTold) -> Iterator[str]:

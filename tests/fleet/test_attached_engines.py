@@ -238,6 +238,28 @@ def test_a_lost_engine_is_one_error_and_restart_goes_on_with_another_to_the_same
     assert bits(learner) == bits(straight)
 
 
+def test_an_engine_that_was_told_to_end_is_used_no_more_while_the_signal_is_on_its_way(
+    own_engine, tmp_path, monkeypatch
+):
+    learner = running(own_engine.cluster, tmp_path / "lost", epochs=12)
+    monkeypatch.setattr(attached, "_given_up", set())
+    # As where its machine cannot be reached: the controller holds the signal back.
+    monkeypatch.setattr(ipyparallel.Client, "send_signal", lambda *_, **__: None)
+    pid = learner.devices[1].pid
+    os.kill(pid, signal.SIGSTOP)
+    while not any(engine == 0 for _, engine in attached._given_up):
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGCONT)
+    seconds_until_it_fails(learner)
+    assert own_engine.client.ids == [0]
+    with pytest.raises(StateError, match=r"has engines \[\], and the learner trains on 1 of them"):
+        learner.devices.restart()
+    own_engine.start(1)
+    learner.devices.restart()
+    learner.fit()
+    assert learner.devices[1].pid != pid
+
+
 def test_two_machines_train_together_and_the_loss_of_one_is_one_clear_error(apart, two_networks, tmp_path):
     learner = running(two_networks.cluster, tmp_path / "lost", epochs=12)
     assert [each.host for each in learner.devices][2] == "host-b"
@@ -248,7 +270,8 @@ def test_two_machines_train_together_and_the_loss_of_one_is_one_clear_error(apar
     apart.plug_in()
     try:
         learner.devices.restart()  # the engine has left the lost training, and is there again
-    except StateError:  # or it could not leave a sum, and has ended itself
+    except StateError as error:  # or it was told to end, or could not leave a sum and has ended itself
+        assert "has engines [0], and the learner trains on 2 of them" in str(error)
         two_networks.start(1, apart.inside)
         learner.devices.restart()
     learner.fit()
