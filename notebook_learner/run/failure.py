@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from inspect import CO_OPTIMIZED
 from itertools import islice
 from typing import Any
 
@@ -89,9 +90,14 @@ def release_device_memory(error: BaseException, device: torch.device) -> None:
     if device.type == "cpu":
         return
     for frame in _frames(error):
-        if any(_on(value, device) for value in frame.f_locals.values()):
+        seen = frame.f_locals
+        if any(_on(value, device) for value in seen.values()):
             with suppress(RuntimeError):  # a frame that still runs: the loop's own
                 frame.clear()
+            if type(seen) is dict and frame.f_code.co_flags & CO_OPTIMIZED:
+                # Before Python 3.13 the frame keeps this copy of a function's variables, and so would they be
+                # kept. Of a cell it is the notebook's names themselves.
+                seen.clear()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

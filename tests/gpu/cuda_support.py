@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,3 +26,29 @@ def batches(count: int, wrong: int | None = None) -> list[Any]:
 
 def on_device(data: list[Any]) -> list[Any]:
     return [(x.to(DEVICE), y.to(DEVICE)) for x, y in data]
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """What waits for the device in here raises an error."""
+    with warnings.catch_warnings():  # torch warns once, after it has set the mode, that it misses some waits
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@contextmanager
+def counted_waits() -> Iterator[list[str]]:
+    """Gives a list that has, at the end, a line for each time that the device was waited for in here."""
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    found += [f"{each.filename}:{each.lineno}" for each in told if "synchronizing" in str(each.message)]

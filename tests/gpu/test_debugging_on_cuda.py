@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_support import DEVICE, batches, on_device
+from cuda_support import DEVICE, batches, no_waits, on_device
 from torch import Tensor, nn
 
 from notebook_learner import Learner, LearnerBuilder, Paused
@@ -69,11 +69,8 @@ def test_no_condition_waits_for_the_device_in_a_step(
     learner.step(8)  # warm-up: lazy allocations may wait
     loop, watch = learner._replica.loop, learner._replica.watch
     with watch.during():
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waits():
             loop._steps(100)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         loop.flush(0.0, watch)
     assert learner.breakpoints[1].hits == 0 and loop.done == 108
 

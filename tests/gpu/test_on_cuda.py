@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_support import DEVICE, batches, on_device
+from cuda_support import DEVICE, batches, counted_waits, no_waits, on_device
 from torch import nn
 
 from notebook_learner import Learner, LearnerBuilder
@@ -36,7 +36,10 @@ def build(directory: Path, **options: Any) -> Learner:
         .grads_accumulation(options.get("window", 1))
         .renderer("silent")
         .seed(7)
+        .ema(0.9)
     )
+    if "checkpoint" in options:
+        builder.with_file_checkpointer().checkpoint(options["checkpoint"])
     return builder.build(model, lambda p: torch.optim.Adam(p, lr=1e-2), None)
 
 
@@ -52,14 +55,54 @@ def test_a_hundred_steps_between_two_reads_never_wait_for_the_device(
     loop.passes["train"].cursor.loader = data = on_device(batches(120))
     loop.passes["train"].cursor.walk.loader = data
     loop._open_split()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         loop._steps(100)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert loop.done == 100
     loop.flush()
     assert len(learner.history.values("Loss", "train", 3)) == 100
+
+
+def test_a_read_from_the_device_is_found(tmp_path: Path) -> None:
+    with no_waits(), pytest.raises(RuntimeError, match="synchronizing"):
+        torch.ones(1, device=DEVICE).item()
+    with counted_waits() as waits:
+        torch.ones(1, device=DEVICE).item()
+    assert len(waits) == 1
+
+
+def test_a_step_in_fp16_waits_once_to_learn_whether_its_gradients_are_finite(tmp_path: Path) -> None:
+    learner = build(tmp_path, precision="fp16")
+    learner.fit(on_device(batches(20)))
+    loop = learner._replica.loop
+    loop.train_more(1)
+    loop._open_split()
+    with counted_waits() as waits:
+        loop._steps(10)
+    assert loop.done == 10 and len(waits) == 10, waits
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW])
+def test_a_state_of_many_small_tensors_crosses_in_a_few_copies(optimizer: Any, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    layers = [layer for _ in range(50) for layer in (nn.Linear(16, 16), nn.BatchNorm1d(16))]
+    learner = (
+        LearnerBuilder(tmp_path)
+        .loss(F.cross_entropy)
+        .devices([DEVICE])
+        .renderer("silent")
+        .build(nn.Sequential(*layers), lambda p: optimizer(p, lr=1e-2), None, on_device(batches(20)))
+    )
+    learner.step(5)
+    before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
+    with counted_waits() as waits:
+        state = learner.capture()
+    assert len(waits) < 10, waits
+    learner.step(5)
+    with counted_waits() as waits:
+        learner.restore(state)
+    assert len(waits) < 20, waits
+    for name, tensor in learner.model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -131,10 +174,8 @@ def test_a_checkpoint_of_a_model_on_the_gpu_resumes_with_the_same_bits(
     first.step(5)
     label = first.save()
 
-    second = build(tmp_path / "run", precision=precision, window=2)
-    second._prepare(batches(8), batches(3), None)
-    second.restore(label)
-    second.fit()
+    second = build(tmp_path / "run", precision=precision, window=2, checkpoint=label)
+    second.fit(batches(8), batches(3))
 
     assert next(second.model.parameters()).device == torch.device(DEVICE)
     for name, tensor in straight.model.state_dict().items():

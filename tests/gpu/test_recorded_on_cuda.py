@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_support import DEVICE, batches, on_device
+from cuda_support import DEVICE, batches, no_waits, on_device
 from torch import nn
 
 from notebook_learner import ClassificationOutput, Learner, LearnerBuilder
@@ -130,9 +130,6 @@ def test_a_hundred_played_steps_never_wait_for_the_device(tmp_path: Path) -> Non
     loop.look_around()
     loop._open_split()
     loop._steps(WARM_UP + 1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         loop._steps(10)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     loop.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,24 @@ def test_frames_that_hold_memory_of_the_device_are_cleared(holding: Any) -> None
     error = raised(ValueError("x"), holding)
     release_device_memory(error, torch.device("meta"))
     assert "held" not in names_held(error)
+
+
+def test_what_a_failed_function_held_is_let_go_and_what_a_cell_holds_stays() -> None:
+    cell: dict[str, Any] = {"torch": torch, "weakref": weakref}
+    source = """
+kept = torch.empty(2, device="meta")
+def step():
+    activations = torch.empty(2, device="meta")
+    global gone
+    gone = weakref.ref(activations)
+    raise ValueError("x")
+step()
+"""
+    with pytest.raises(ValueError) as caught:
+        exec(source, cell)
+    assert cell["gone"]() is not None  # the traceback holds it
+    release_device_memory(caught.value, torch.device("meta"))
+    assert cell["gone"]() is None and cell["kept"].device.type == "meta"
 
 
 class Odd:
