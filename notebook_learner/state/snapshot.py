@@ -26,7 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..store.workers import hand_over
 from .copy_memory import CopyMemory
-from .state import Copy, copied
+from .device_copies import copy_to_host
+from .state import Copy
 
 LARGE = 32 << 20
 """Bytes from which a thread is worth it: copying less takes under 4 ms."""
@@ -136,11 +137,11 @@ class _Copying:
         self._work_done: Future[None] | None = None
 
     def take_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [self._take(tensor) for tensor in tensors]
+        there = [tensor for tensor in tensors if not tensor.is_cpu]
+        copies = iter(copy_to_host(there) if there else ())
+        return [self._take(tensor) if tensor.is_cpu else next(copies) for tensor in tensors]
 
     def _take(self, tensor: Tensor) -> Tensor:
-        if not tensor.is_cpu:
-            return copied(tensor)
         known = self._known.get(id(tensor))
         if known is not None:
             return known

@@ -20,6 +20,7 @@ from ..errors import StateError
 from ..event import Record
 from ..event.position import Position
 from .compact_keyframes import SMALL, Compact, is_packed
+from .device_copies import copy_to_host, spread_on_devices
 
 BESIDE = 1000
 """Bytes that a tensor takes beside its numbers: objects, their places in dicts, the ends of memory pieces."""
@@ -145,7 +146,11 @@ def copied(tensor: Tensor) -> Tensor:
 
 def all_copied(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Their copies on the host. One call for all takes half as long as one for each where they are small."""
-    if _clone_all is None or not tensors or not all([tensor.is_cpu for tensor in tensors]):
+    if not tensors:
+        return []
+    if not all([tensor.is_cpu for tensor in tensors]):
+        return copy_to_host(tensors)
+    if _clone_all is None:
         return [copied(tensor) for tensor in tensors]
     with torch.no_grad():
         return _clone_all(tensors)
@@ -158,6 +163,8 @@ _clone_all: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = getattr(torc
 def copy_all(live: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
     """Write saved values into live tensors, in place: in one call, for each of which a small one waits longer
     than for its numbers."""
+    if not all([tensor.is_cpu for tensor in live]):
+        saved = spread_on_devices(live, saved)
     if _write_all is not None and live:
         _write_all(live, saved)
         return

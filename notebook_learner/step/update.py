@@ -279,12 +279,19 @@ class Update:
         if self.scaler is None:
             step(self.optimizer)
             return True
-        # The scaler leaves the step out when a gradient is not finite, and only its scale tells: two
-        # device reads, which fp16 cannot avoid (a fused optimizer avoids torch's own third).
-        before = self.scaler.get_scale()
-        self.scaler.step(self.optimizer)
+        # The scaler leaves the step out when a gradient is not finite. It reads that from the device, once,
+        # and whether the optimizer stepped then tells it; a fused optimizer always steps, and leaves out
+        # itself: only the scale tells, and to read that twice waits for the device twice.
+        fused = getattr(self.optimizer, "_step_supports_amp_scaling", False)
+        before = self.scaler.get_scale() if fused else 0.0
+        stepped = list[bool]()
+        hook = self.optimizer.register_step_post_hook(lambda *_: stepped.append(True))
+        try:
+            self.scaler.step(self.optimizer)
+        finally:
+            hook.remove()
         self.scaler.update()
-        return self.scaler.get_scale() >= before
+        return self.scaler.get_scale() >= before if fused else bool(stepped)
 
     # The window --------------------------------------------------------------------------------------
 

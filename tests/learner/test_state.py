@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from exactness import Setup, differences, everything
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 
 from notebook_learner import StateError
+from notebook_learner.state import device_copies
 from notebook_learner.state import state as states
 from notebook_learner.state.state import ModelPart, OptimizerPart
 from notebook_learner.step.schedule import Torch
@@ -204,13 +207,15 @@ def test_a_state_of_an_optimizer_for_cuda_graphs_goes_on_on_the_host() -> None:
     assert all(bool(parameter.isfinite().all()) for parameter in held)
 
 
-@pytest.mark.parametrize("at_once", [True, False], ids=["in one call", "as an older torch does"])
+@pytest.mark.parametrize("how", ["in one call", "as an older torch does", "as from a device"])
 def test_copies_are_like_clones_of_whatever_a_model_or_an_optimizer_holds(
-    at_once: bool, monkeypatch: pytest.MonkeyPatch
+    how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert states._clone_all is not None, "this torch has a call for all of them"
-    if not at_once:
+    if how == "as an older torch does":
         monkeypatch.setattr(states, "_clone_all", None)
+    monkeypatch.setattr(device_copies, "_is_away", lambda _: True)
+    copy_all = device_copies.copy_to_host if how == "as from a device" else states.all_copied
     held = [
         nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)),
         torch.randn(3, 5).t(),
@@ -219,10 +224,12 @@ def test_copies_are_like_clones_of_whatever_a_model_or_an_optimizer_holds(
         torch.randn(3, dtype=torch.complex64).conj(),
         torch.randn(4).to(torch.bfloat16),
         torch.tensor(3),
+        torch.tensor([True, False, True]),
+        torch.tensor([2.5], dtype=torch.float64),
         torch.zeros(0),
         torch.eye(3).to_sparse(),
     ]
-    copies = states.all_copied(held)
+    copies = copy_all(held)
     for live, copy in zip(held, copies, strict=True):
         like = live.detach().clone()
         assert (type(copy), copy.dtype, copy.layout, copy.is_conj()) == (
@@ -237,6 +244,30 @@ def test_copies_are_like_clones_of_whatever_a_model_or_an_optimizer_holds(
             assert copy.untyped_storage().data_ptr() != live.untyped_storage().data_ptr() or not live.numel()
         torch.testing.assert_close(copy, like, rtol=0, atol=0, equal_nan=True)
     assert torch.signbit(copies[3][1])
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64]),
+            st.lists(st.integers(0, 5), max_size=3),
+        ),
+        max_size=12,
+    ),
+    st.integers(1, 200),
+)
+def test_small_tensors_cross_to_a_device_and_back_in_packs_of_any_size_to_the_bit(shapes, pack: int) -> None:
+    held = [torch.randint(0, 2, shape).to(dtype) for dtype, shape in shapes]
+    live = [torch.zeros_like(each) for each in held]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_copies, "_is_away", lambda _: True)
+        patch.setattr(device_copies, "_PACK", pack)
+        copies = device_copies.copy_to_host(held)
+        states.copy_all(live, device_copies.spread_on_devices(live, copies))
+    for one, copy, written in zip(held, copies, live, strict=True):
+        assert torch.equal(one, copy) and torch.equal(one, written) and copy.dtype == one.dtype
+        assert copy.untyped_storage().nbytes() == one.nbytes  # and holds no other tensor's memory
 
 
 def test_the_states_of_an_epoch_share_what_its_order_was_drawn_from(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ...breakpoint import Condition
 from ...cluster import ClusterError, find_engines, is_cluster
@@ -44,6 +43,7 @@ from ...state.state import ModelPart, OptimizerPart, Part, State
 from ...state.timeline import Timeline
 from ...step.graph_recorder import RECORDERS
 from ...step.graph_step import Log, RecordedStep
+from ...step.moving_average import MovingAverage
 from ...step.schedule import Schedule, Torch
 from ...step.step import TrainingStep, ValidationStep
 from ...step.supervised_step import supervised
@@ -397,12 +397,11 @@ def _own_metrics(registered: list[Registered]) -> list[Registered]:
     return registered
 
 
-def _average(settings: Settings, model: nn.Module) -> AveragedModel | None:
+def _average(settings: Settings, model: nn.Module) -> MovingAverage | None:
     if settings.ema_decay is None:
         return None
-    average = get_ema_multi_avg_fn(settings.ema_decay)  # type: ignore[no-untyped-call]
     try:
-        return AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+        return MovingAverage(model, settings.ema_decay)
     except Exception as refused:
         raise ConfigurationError(
             [f"ema({settings.ema_decay!r}) keeps a copy of the model, which cannot be copied: {refused}"]
