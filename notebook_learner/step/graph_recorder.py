@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -51,11 +51,24 @@ class CudaGraphs:
         with torch.cuda.device(self._device):
             everybodys = torch.cuda.current_stream()
             try:
-                with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+                with self._recording(graph):
                     made = work()
+            except BaseException:
+                self._free_generator()
+                raise
             finally:
                 torch.cuda.set_stream(everybodys)  # torch leaves its own where a recording fails
         return made, graph.replay
+
+    def _recording(self, graph: torch.cuda.CUDAGraph) -> Any:
+        return torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+
+    def _free_generator(self) -> None:
+        """Where a recording fails, torch (2.11) leaves the device's generator as if it were being recorded,
+        and the next dropout raises an error. A recording that succeeds sets it right. To give the generator
+        another state would, too, but graphs of other learners draw from this one."""
+        with suppress(RuntimeError), self._recording(torch.cuda.CUDAGraph()):
+            torch.zeros(1, device=self._device)
 
 
 RECORDERS: dict[str, Callable[[torch.device], GraphRecorder]] = {"cuda": CudaGraphs}

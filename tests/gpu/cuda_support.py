@@ -51,4 +51,6 @@ def counted_waits() -> Iterator[list[str]]:
             yield found
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    found += [f"{each.filename}:{each.lineno}" for each in told if "synchronizing" in str(each.message)]
+    found += [
+        f"{each.filename}:{each.lineno}" for each in told if "called a synchronizing" in str(each.message)
+    ]
