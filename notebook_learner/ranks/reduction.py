@@ -229,12 +229,16 @@ class _GradientSum:
         self.work = None
 
     def _has_come(self) -> bool:
+        began = perf_counter()
         try:
             self.work.wait(_PIECE)
         except RuntimeError:
-            if not self.work.is_completed():
+            if self.work.is_completed():
+                self.work.wait()  # it has come meanwhile, or says why it cannot
+            elif perf_counter() - began < _PIECE.total_seconds():
+                raise  # gloo's reduce_scatter never says that it is over (torch 2.13), also where it fails
+            else:
                 return False  # so much for this piece; the sum goes on
-            self.work.wait()  # it has come meanwhile, or says why it cannot
         return True
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -136,3 +137,31 @@ class _Deaf:
 
     def allreduce(self, tensors: list[Tensor]) -> Any:
         return threading.Event()
+
+
+SCATTERED = dist.ReduceScatterOptions()
+SUMS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {
+    "allreduce": lambda group, part, whole: group.allreduce([part]),
+    "gather": lambda group, part, whole: group._allgather_base(whole, part),
+    "scatter": lambda group, part, whole: group._reduce_scatter_base(part, whole, SCATTERED),
+}
+
+
+@pytest.mark.parametrize("way", SUMS)
+@pytest.mark.parametrize("late", [False, True], ids=["before the sum", "in the midst of it"])
+def test_a_rank_that_is_lost_is_an_error_in_each_kind_of_sum(way: str, late: bool) -> None:
+    folder = mkdtemp()
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda rank: process_group(CPU, ByFile(folder), 0, rank, 2), range(2))
+    waiting = reduction._GradientSum()
+    part, whole = torch.ones(4), torch.ones(8)
+    groups = [other]
+    del other
+    if not late:
+        groups.clear()
+    lost = threading.Timer(1.5 * reduction._PIECE.total_seconds(), groups.clear)
+    lost.start()
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        waiting.begin(SUMS[way](one, part, whole), part)
+        waiting.wait()
+    lost.join()
