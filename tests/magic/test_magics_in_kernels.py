@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -198,7 +199,7 @@ class Debugger:
             self.ask("initialize", clientID="test", adapterID="", linesStartAt1=True, pathFormat="path"),
             self.ask("attach"),
         ]
-        assert all(answer["success"] for answer in started), started
+        assert all(answer.get("success") for answer in started), json.dumps(started, indent=1)
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         self.number += 1
