@@ -236,7 +236,8 @@ class _GradientSum:
             if self.work.is_completed():
                 self.work.wait()  # it has come meanwhile, or says why it cannot
             elif perf_counter() - began < _PIECE.total_seconds():
-                raise  # gloo's reduce_scatter never says that it is over (torch 2.13), also where it fails
+                self.work = None  # it has failed; gloo's reduce_scatter never says that it is over
+                raise
             else:
                 return False  # so much for this piece; the sum goes on
         return True
