@@ -334,3 +334,17 @@ def test_a_run_that_a_button_began_ends_with_a_picture_of_its_end(
         .splitlines()[0]
         .endswith("· finished at epoch 3, valid, step 2 of 2")
     )
+
+
+def test_a_verb_in_a_later_cell_leaves_the_picture_of_the_fit_as_it_was(
+    cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notebook_renderer, "LONG", 0.0)
+    learner, _ = shown(tmp_path)
+    learner.fit()
+    drawn = len(cells.stills)
+    assert "· finished at" in cells.stills[-1][2]["text/plain"]
+    cells.begin("2")
+    learner.rewind(3)
+    learner.step(2)
+    assert len(cells.stills) == drawn
