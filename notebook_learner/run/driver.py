@@ -375,4 +375,7 @@ class _Interrupts:
         self.seen = True
         # Where breaking off would do harm, the boundary that follows in a moment is soon enough.
         if self.control.interrupt() and self._breaking.is_harmless(frame):
+            # One only, and said here: the loop says it on its way out of the block, which a third interrupt
+            # may break off in its turn, and then a fifth the way back to the step.
+            self.control.interruptible = False
             raise KeyboardInterrupt

@@ -99,8 +99,8 @@ class NotebookRenderer:
             case StatusChanged(status="running"):
                 self._since = monotonic()
             case StatusChanged() if event.status in _OVER and (self._fitting or not notebook.cell()):
-                # A button of the panel may have begun it, long after the cell that trained was over. A verb in
-                # a later cell says itself where the learner stands, and the picture stays as its cell left it.
+                # A button of the panel may have begun it, long after the cell that trained was over. A verb
+                # in a later cell says where the learner stands; the picture stays as its own cell left it.
                 self._draw(final=self._fitting or monotonic() - self._since > LONG)
                 self._fitting = False
             case Evaluated():

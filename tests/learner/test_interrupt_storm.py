@@ -23,6 +23,8 @@ from driver_support import (
 )
 
 from notebook_learner import Paused
+from notebook_learner.run.loop import Loop
+from notebook_learner.state.state import ModelPart
 
 STORM = 200
 SHORT, LONG = 6, 40
@@ -100,6 +102,63 @@ def test_interrupts_at_any_call_of_the_package(seed: int, tmp_path: Path) -> Non
     assert storm.sent >= 5
     assert sum(ended.values()) > 2
     assert_ended_like(b, by_hand(epochs=SHORT))
+
+
+def interrupted() -> None:
+    """Twice: the first asks for a pause, the second may break off."""
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+class AtAnInstruction:
+    """Two interrupts before the nth instruction of a block of steps, wherever in it that is."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __enter__(self) -> AtAnInstruction:
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(None)
+
+    def _called(self, frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code is not Loop._block.__code__:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._at
+
+    def _at(self, frame: Any, event: str, argument: Any) -> Any:
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                interrupted()
+        return self._at
+
+
+def test_after_a_step_is_broken_off_nothing_breaks_off_the_way_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench(tmp_path, configure=lambda builder: builder.num_epochs(LONG))
+    restore = ModelPart.restore
+
+    def restored(self: ModelPart, state: Any, /) -> None:
+        restore(self, state)
+        interrupted()  # a person who goes on pressing the button
+
+    monkeypatch.setattr(ModelPart, "restore", restored)
+    ended = []
+    for number in range(1, 200):
+        with AtAnInstruction(number) as instruction:
+            try:
+                b.learner.fit()
+            except (Paused, KeyboardInterrupt) as how:
+                ended.append(type(how))
+        assert_stands_like(b.learner, by_hand(epochs=LONG))
+        if instruction.left > 0:
+            break
+    assert ended.count(KeyboardInterrupt) > 5 and ended.count(Paused) > 5
 
 
 class FromAThread:
