@@ -2,15 +2,15 @@
 
     notebook-learner ls runs              the runs below a directory
     notebook-learner show runs/digits     one run: settings, best epochs, evaluated sets, checkpoints
-    notebook-learner verify runs/digits   is every byte right?
-    notebook-learner repair runs/digits   clear away what a killed process left
+    notebook-learner verify runs/digits   check every byte
+    notebook-learner repair runs/digits   delete the unfinished files of a killed process
     notebook-learner export runs/digits digits.h5
     notebook-learner compare runs/a runs/b
     notebook-learner ctl runs/digits pause     steer the run that trains there
 
 The exit status is 0 when all is well, 1 when damage was found or something failed, 2 for a wrong command.
 
-In come the words of a command line, out go lines of text. Only `repair` and `export` write, and nothing here
+The words of a command line come in; lines of text go out. Only `repair` and `export` write. Nothing here
 loads torch before it is needed.
 """
 
@@ -27,14 +27,14 @@ from ..errors import NotebookLearnerError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; gives the exit status."""
+    """Run one command; return the exit status."""
     given = _parser().parse_args(arguments)
     try:
-        # Each command loads what it needs: looking at runs loads torch, steering one is quicker than that.
+        # Each command loads what it needs: looking at runs loads torch; steering a run does not, and is faster.
         module, name = given.verb
         status: int = getattr(import_module(f".{module}", __name__), name)(given)
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # `| head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (NotebookLearnerError, OSError, KeyError, ValueError) as error:
@@ -85,7 +85,7 @@ def _add_ctl(verbs: Any) -> None:
 
 
 def one_line(text: str) -> str:
-    """A message on one line, without what a terminal would obey."""
+    """A message on one line, without control characters that a terminal would obey."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 

@@ -277,8 +277,7 @@ class LearnerBuilder:
         return self
 
     def step_scheduler(self, when: When, *, metric: str | tuple[Split, str] | None = None) -> Self:
-        """Step the scheduler after each "step" or each "epoch", if that differs from what torch's examples
-        do.
+        """Step the scheduler after each "step" or each "epoch", if that differs from torch's convention.
 
         Args:
             when: after every optimizer step, or after every epoch.
