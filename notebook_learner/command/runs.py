@@ -71,7 +71,7 @@ def verify(given: argparse.Namespace) -> int:
 
 
 def repair(given: argparse.Namespace) -> int:
-    """Delete the unfinished files of a killed process."""
+    """Clean up the unfinished files of a killed process."""
     reports = [Artifacts(directory).repair() for directory in given.directories]
     for report in reports:
         print(report)

@@ -34,7 +34,7 @@ def ctl(given: argparse.Namespace) -> int:
 
 
 def _require_run(directory: str) -> None:
-    """Raise the store's own error if the directory holds no run, after no process has answered."""
+    """Raise the store's own error if the directory holds no run; called when no process listens there."""
     from pathlib import Path
 
     from ..artifacts.run_status import require_run

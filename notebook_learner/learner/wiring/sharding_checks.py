@@ -1,4 +1,4 @@
-"""What `strategy("fsdp")`, where each device has a part of every weight, asks of a learner."""
+"""What `strategy("fsdp")` needs from a learner; with it each device has a part of every weight."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _NUMBER_BY_NUMBER = [
     "Rprop",
     "ASGD",
 ]  # fmt: skip
-"""Optimizers of torch that move each number of a weight by itself, whatever the others are."""
+"""Optimizers of torch that update each number of a weight independently of the others."""
 
 
 def dividing_mistakes(settings: Settings, model: Any) -> Iterator[str]:
-    """What speaks against it, before anything is made."""
+    """What prevents the strategy, as far as known before anything is made."""
     if settings.together not in ("ddp", "fsdp"):
         yield f'strategy({settings.together!r}): choose "ddp" or "fsdp"'
     if not settings.in_parts:
@@ -57,7 +57,7 @@ def _is_too_old() -> bool:
 
 def _options(settings: Settings) -> Iterator[str]:
     if PRECISIONS.get(settings.precision) is torch.float16:
-        yield f"{_SAID}: fp16's loss scaling would look at each part by itself; use precision('bf16')"
+        yield f"{_SAID}: fp16's loss scaling would check each part alone; use precision('bf16')"
     if settings.compile is not None:
         yield f"{_SAID} brings weights together layer by layer, which compile() would cut apart; drop one"
     if settings.graph:
@@ -90,7 +90,7 @@ def _weights(model: nn.Module) -> Iterator[str]:
 
 
 def optimizer_mistakes(settings: Settings, optimizer: Optimizer) -> Iterator[str]:
-    """What speaks against an optimizer."""
+    """Why an optimizer cannot be used."""
     known = [getattr(torch.optim, name) for name in _NUMBER_BY_NUMBER]
     if settings.in_parts and type(optimizer) not in known:
         yield (
