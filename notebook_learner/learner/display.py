@@ -118,7 +118,7 @@ _HERE = {
     "break_on": "learner.breakpoints.add(condition) adds one to this one",
     "checkpoint": "learner.restore(which) goes to one",
     "autosave": "learner.save() saves now",
-    "with_file_checkpointer": "learner.save() saves now, where the learner keeps files",
+    "with_file_checkpointer": "learner.save() saves now, if the learner keeps files",
     "devices": "learner.devices shows those in use",
     "metrics": "learner.evaluate(loader, metrics=[...]) measures others",
     "train_step": "a %%train cell changes it",

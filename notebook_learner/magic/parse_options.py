@@ -29,7 +29,7 @@ BODY: Arguments = (
         "--output",
         choices=KINDS,
         help="the output for the metrics, made of `output` and `target` (or the second part of `x, y = batch`"
-        "); by default classification where the targets are class numbers, else regression, and none without "
+        "); by default classification if the targets are class numbers, else regression, and none without "
         "these",
     ),
 )
@@ -44,7 +44,8 @@ PLACE: Arguments = (
         "what",
         nargs="*",
         metavar="N|EPOCH:STEP",
-        help="how many steps to take back, by default 1, or where to go back to; and the learner's name",
+        help="how many steps to take back, by default 1, or the position to go back to; and the "
+        "learner's name",
     ),
 )
 RANK: Arguments = (
