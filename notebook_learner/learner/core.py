@@ -204,7 +204,7 @@ class LearnerCore:
         start = loop.position.key == Position().key
         self._set_status("finished" if loop.finished else "ready" if start else "paused")
 
-    # What it reports -------------------------------------------------------------------------------
+    # What it reports ----------------------------------------------------------------------------------
 
     @property
     def hit(self) -> Hit | None:

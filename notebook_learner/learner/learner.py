@@ -336,7 +336,7 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         """What the last step returned."""
         return self._replica.loop.output
 
-    # Rare ------------------------------------------------------------------------------------
+    # Rare --------------------------------------------------------------------------------------------
 
     @property
     def devices(self) -> Devices:
@@ -357,7 +357,7 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
             f"{opened.directory})"
         )
 
-    # Verbs, while no other thread drives ------------------------------------------------------------------
+    # Verbs, while no other thread drives -------------------------------------------------------------
 
     def _prepare(self, train: Any, valid: Any, epochs: int | None) -> None:
         """Take the arguments of `fit`, and begin. `start` returns after that: then the status is "running",
@@ -418,7 +418,7 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         self._replica.restore(state)
         self._settle()
 
-    # The one way into the loop, from any thread --------------------------------------------------
+    # The one way into the loop, from any thread ------------------------------------------------------
 
     def _fit(self, train: Any, valid: Any, epochs: int | None) -> Why:
         __tracebackhide__ = True

@@ -63,7 +63,7 @@ def _exported(learner: Learner, names: Names | None) -> Iterator[None]:
             names.update(learner.locals)
 
 
-# A new step, at any place of the training ---------------------------------------------------------------
+# A new step, at any place of the training --------------------------------------------------------------
 
 
 def put_in(learner: Learner, split: Split, step: CellStep) -> bool:

@@ -148,7 +148,7 @@ def _values_left(assigned: tuple[str, ...], required: str | None) -> Callable[..
     return left
 
 
-# What a step must not contain -------------------------------------------------------------------------
+# What a step must not contain ------------------------------------------------------------------------
 
 
 def _refuse(tree: ast.Module) -> None:

@@ -166,7 +166,7 @@ class TrainingMagics(Magics):
         learner = self._learner(given.learner)
         return learner.fork(unquoted(given.directory))
 
-    # Parsing -------------------------------------------------------------------------
+    # Parsing -----------------------------------------------------------------------------------------
 
     def _learner(self, name: str | None) -> Learner:
         return find_learner(self.shell.user_ns, name)

@@ -236,7 +236,7 @@ class Serving:
                     return
                 time.sleep(_AGAIN)
 
-    # From outside -------------------------------------------------------------------------------
+    # From outside ------------------------------------------------------------------------------------
 
     def _to_end(self, signum: int, frame: Any) -> None:
         """A second signal changes nothing, as a state may be on its way to the disk; SIGKILL ends it at

@@ -212,7 +212,7 @@ def _absent(device: torch.device, said: str) -> Iterator[str]:
         yield f"{said}: torch sees no Apple GPU here; try 'cpu'"
 
 
-# Metrics, and what depends on them ----------------------------------------------------------------------
+# Metrics, and what depends on them -------------------------------------------------------------------
 
 
 def listed(metrics: Any) -> list[Any]:
@@ -296,7 +296,7 @@ def _watched(rule: EarlyStoppingRule, settings: Settings) -> Iterator[str]:
         yield f"{said}: the metric does not say which way is better; give mode='min' or mode='max'"
 
 
-# Sinks and checkpoints ---------------------------------------------------------------------------
+# Sinks and checkpoints -------------------------------------------------------------------------------
 
 
 def _sinks(settings: Settings) -> Iterator[str]:

@@ -462,7 +462,7 @@ class Tenancy:
         if learner is not None and place is not None:
             learner._moved_to(place)
 
-    # Who has it -------------------------------------------------------------------------------------
+    # Who has it --------------------------------------------------------------------------------------
 
     def require_mine(self) -> None:
         """Raise if this learner may not go on; a training that was over takes its directory again.
