@@ -2,15 +2,15 @@
 
     notebook-learner ls runs              the runs below a directory
     notebook-learner show runs/digits     one run: settings, best epochs, evaluated sets, checkpoints
-    notebook-learner verify runs/digits   is every byte right?
-    notebook-learner repair runs/digits   clear away what a killed process left
+    notebook-learner verify runs/digits   check every byte
+    notebook-learner repair runs/digits   clean up the unfinished files of a killed process
     notebook-learner export runs/digits digits.h5
     notebook-learner compare runs/a runs/b
     notebook-learner ctl runs/digits pause     steer the run that trains there
 
 The exit status is 0 when all is well, 1 when damage was found or something failed, 2 for a wrong command.
 
-In come the words of a command line, out go lines of text. Only `repair` and `export` write, and nothing here
+The words of a command line come in; lines of text go out. Only `repair` and `export` write. Nothing here
 loads torch before it is needed.
 """
 
@@ -27,14 +27,14 @@ from ..errors import NotebookLearnerError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; gives the exit status."""
+    """Run one command; return the exit status."""
     given = _parser().parse_args(arguments)
     try:
-        # Each command loads what it needs: looking at runs loads torch, steering one is quicker than that.
+        # Each command loads what it needs: looking at runs loads torch, steering a run does not.
         module, name = given.verb
         status: int = getattr(import_module(f".{module}", __name__), name)(given)
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # `| head` has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (NotebookLearnerError, OSError, KeyError, ValueError) as error:
@@ -54,8 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     ls.set_defaults(verb=("runs", "ls"))
     for name, text in (
         ("show", "show runs: settings, best epochs, evaluated sets, checkpoints"),
-        ("verify", "read every byte of runs and say what is damaged"),
-        ("repair", "clear away what a killed process left half done"),
+        ("verify", "read every byte of runs and report what is damaged"),
+        ("repair", "clean up the unfinished files of a killed process"),
         ("compare", "compare runs"),
     ):
         each = verbs.add_parser(name, help=text)
@@ -85,26 +85,26 @@ def _add_ctl(verbs: Any) -> None:
 
 
 def one_line(text: str) -> str:
-    """A message on one line, without what a terminal would obey."""
+    """A message on one line, without control characters that a terminal would obey."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 _COMMANDS = """\
 commands:
-  status                 where it stands, how fast it is, what it measured last; holds nothing up
-  pause                  at the next step boundary; returns once the run stands there
+  status                 print its position, speed and last values; the run does not wait for it
+  pause                  pause at the next step boundary; returns when the run stands there
   resume                 go on, in the background of the run's process
   step [N]               take N steps of a run that is paused; returns when they are taken
   step_epoch             go on to the end of the epoch
-  rewind [N]             take N steps back; rewind_to N goes back to after so many training steps
-  restore LABEL          stand where a checkpoint was saved: an epoch's number, 3-117, latest, best
+  rewind [N]             take N steps back; rewind_to N goes back to the state after N training steps
+  restore LABEL          go to a checkpoint: an epoch's number, 3-117, latest, best
   breakpoint NAME on     switch a breakpoint on, or off
   stop                   end the running fit() at the next step boundary
-  save                   save a checkpoint of this very step; prints its label
+  save                   save a checkpoint of this step; prints its label
   set lr=0.01            the learning rate of all parameter groups, from the next step on
   set lr[1]=0.001        of one parameter group, counted from 0
   set num_epochs=20      train up to this epoch; several changes are made at one boundary
 
-What acts is written to the run's experiment.log, with who asked. The exit status is 0 when it was done, 1
+Each change is written to the run's experiment.log, with its sender. The exit status is 0 when it was done, 1
 when the run refused or could not be reached, 2 for a wrong command.
 """

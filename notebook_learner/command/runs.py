@@ -71,7 +71,7 @@ def verify(given: argparse.Namespace) -> int:
 
 
 def repair(given: argparse.Namespace) -> int:
-    """Clear away what a killed process left."""
+    """Clean up the unfinished files of a killed process."""
     reports = [Artifacts(directory).repair() for directory in given.directories]
     for report in reports:
         print(report)
@@ -92,7 +92,7 @@ def compare(given: argparse.Namespace) -> int:
 
 
 def _print(table: Table) -> None:
-    """With colours and lines on a terminal; aligned text for a pipe, never cut to a width."""
+    """Print with colours and lines on a terminal, and as aligned text into a pipe, never cut to a width."""
     if not sys.stdout.isatty():
         print(table.text())
         return

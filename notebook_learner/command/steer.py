@@ -34,7 +34,7 @@ def ctl(given: argparse.Namespace) -> int:
 
 
 def _require_run(directory: str) -> None:
-    """Where nobody listens: say so in the words of whoever knows directories of runs."""
+    """Raise the store's own error if the directory holds no run; called when no process listens there."""
     from pathlib import Path
 
     from ..artifacts.run_status import require_run

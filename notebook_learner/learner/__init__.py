@@ -1,5 +1,5 @@
-"""The face: what users build and hold.
+"""What users build and hold: `LearnerBuilder` and `Learner`.
 
-In comes what a user configures (`LearnerBuilder`), out comes a `Learner`, whose verbs are calls on `run`.
-`wiring` checks the settings, makes the parts and joins them. Nothing here takes a step itself.
+`LearnerBuilder` takes the user's settings and gives a `Learner`, whose verbs are calls on `run`. `wiring`
+checks the settings, makes the parts and joins them. Nothing here takes a step itself.
 """

@@ -1,4 +1,4 @@
-"""What every verb of a Learner stands on: its parts, and the one way into the loop, from whichever thread."""
+"""The base of all verbs of a Learner: its parts, and the one way into the loop, from any thread."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ _STATUS: dict[Why, Status] = {
     "finished": "finished",
 }
 _LAST_STEP = 10.0
-"""Seconds that the interpreter's end waits for a background step."""
+"""Seconds that the interpreter waits for a background step before it ends."""
 
 
 class LearnerCore:
-    """The parts of a Learner, and how its verbs run: each of them drives, and no two drive at once."""
+    """The parts of a Learner, and how its verbs run: a verb drives the loop, and only one verb drives at a
+    time."""
 
     locals: dict[str, Any]
-    """After a step of a `%%train` or `%%valid` cell: the values that the cell's body left. They are those
-    of one step, and gone when the next one begins."""
+    """After a step of a `%%train` or `%%valid` cell: the values of the names in the cell's body. They are
+    kept until the next step begins."""
 
     def __init__(
         self,
@@ -89,18 +90,18 @@ class LearnerCore:
         """What was measured, step by step and epoch by epoch."""
         return self._replica.history
 
-    # A verb, once no other thread drives --------------------------------------------------------------
+    # A verb, while no other thread drives -------------------------------------------------------------
 
     def _drive(self, work: Callable[[], T]) -> T:
         __tracebackhide__ = True
         with self._blocking():
             value, interrupted = self._driver.here(partial(self._resting, work))
-        if interrupted:  # it came when the work was as good as done
+        if interrupted:  # the interrupt came when the work was almost done
             raise Paused(str(self.position))
         return value
 
     def _leaving_locals(self, work: Callable[[], T]) -> T:
-        """What a step of a cell leaves is not what one that was only tried left."""
+        """Do the work; a step that it only tries does not change the locals that the last real step left."""
         __tracebackhide__ = True
         values = self.locals
         try:
@@ -109,19 +110,19 @@ class LearnerCore:
             self.locals = values
 
     def _blocking(self) -> AbstractContextManager[Callable[[], None]]:
-        """While a verb keeps this thread from everything else."""
+        """A context for the time that a verb blocks this thread."""
         __tracebackhide__ = True
         self._driver.require_own()
         return nullcontext(_nothing) if self._display is None else self._display.blocking()
 
     def _enter(self, *, goes_on: bool = False, saves: bool = False) -> None:
-        """Before anything is written: a run that lies in the directory has to go first, unless this one
-        goes on with it; and a learner whose directory is another's by now goes no further."""
+        """Take the directory before anything is written. A run that lies there is moved first, unless this
+        one goes on with it. Raise if the directory belongs to another learner by now."""
         __tracebackhide__ = True
         self._untold += self._premises.enter(self, goes_on=goes_on, saves=saves)
 
     def _resting(self, work: Callable[[], T]) -> T:
-        """Do it; where training is over then, others may go on in the directory."""
+        """Do the work; if training is over then, others may go on in the directory."""
         __tracebackhide__ = True
         try:
             return work()
@@ -158,7 +159,7 @@ class LearnerCore:
             self._tell_hit()
         elif self._status != _STATUS[why]:
             self._set_status(_STATUS[why], self._why_over() if why == "finished" else process_end.why())
-        if why != "budget":  # between two steps taken by hand nobody waits for the disk
+        if why != "budget":  # between two steps by hand the user does not wait for the disk
             self._replica.keep_stop()
             self._replica.saving.wait()
         if why == "finished":
@@ -175,12 +176,12 @@ class LearnerCore:
             self._emit(self._untold.pop(0))
 
     def _fail(self, error: BaseException) -> None:
-        with suppress(LoggerError):  # it keeps the line until its disk takes it; the error at hand tells more
+        with suppress(LoggerError):  # the logger keeps the line; the other error says more
             paused = isinstance(error, (KeyboardInterrupt, MovedError))
             self._set_status("paused" if paused else "failed", _reason(error))
         if isinstance(error, (LoggerError, CheckpointError)):
-            return  # a disk that refuses has its cause removed first
-        with suppress(Exception):  # the state is safe in memory; a device that failed may not even give it
+            return  # the user has to repair the disk first
+        with suppress(Exception):  # the state is in memory; a failed device may not give it
             self._replica.keep_stop()
 
     def _set_status(self, status: Status, reason: str = "") -> None:
@@ -189,25 +190,25 @@ class LearnerCore:
         self._emit(StatusChanged(status, at.epoch, at.split, at.step, at.total, reason))
 
     def _emit(self, event: Event) -> None:
-        """Hand on what happens between runs. A failing logger is told of here and now: left for the
-        loop to find, it would fail the next run, whose cause for it may be gone."""
+        """Hand on an event between runs. A failing logger is reported at once: otherwise the loop would fail
+        the next run for it, when its cause may be gone."""
         self._premises.wake()
         self._replica.sinks.emit(event)
 
     def _settle(self) -> None:
-        """The status of wherever a jump led to, and metrics that only what is restored there has logged."""
+        """Set the status after a jump, and report metrics that only the restored state has logged."""
         self._tell_logged()
         loop = self._replica.loop
-        if loop.output is None:  # no step was taken on the way: what is left is of one that never was
+        if loop.output is None:  # no step was replayed: the old values are of a step that is gone
             self.locals = {}
         start = loop.position.key == Position().key
         self._set_status("finished" if loop.finished else "ready" if start else "paused")
 
-    # What is told of it -------------------------------------------------------------------------------
+    # What it reports ----------------------------------------------------------------------------------
 
     @property
     def hit(self) -> Hit | None:
-        """The breakpoint that stopped the learner here, and what it found; None otherwise."""
+        """The breakpoint that stopped the learner here, with what it found, or None."""
         stands = self._replica.watch.stood == self._replica.loop.position.key
         return self._replica.hit if stands else None
 
@@ -222,7 +223,7 @@ class LearnerCore:
         self._emit(Marked(kind, at.epoch, at.split, at.step, text))
 
     def _tell_logged(self) -> None:
-        """Let everybody who shows metrics know of the logged ones."""
+        """Report the logged metrics to all displays."""
         known = {(info.name, info.split) for info in self._opened.metrics}
         for split, each in self._replica.loop.passes.items():
             for name in each.metrics.logged:
@@ -238,19 +239,20 @@ class LearnerCore:
     # Its devices --------------------------------------------------------------------------------------
 
     def _at_hand(self) -> Update:
-        """Model and optimizer for somebody who looks: whole, where a run stands between two steps."""
+        """Model and optimizer for the user to look at: the whole weights, if the run stands between two
+        steps."""
         ranks = self._replica.ranks
         if ranks is not None and self._driver.inside:
             ranks.look()
         return self._replica.loop.update
 
     def _ranks(self) -> Any:
-        """The other processes as a panel shows them: seen from outside, without waiting for any of them."""
+        """The other processes as a panel shows them, without waiting for any of them."""
         ranks = self._replica.ranks
         return () if ranks is None else ranks.seen()
 
     def _on_rank(self, rank: int) -> Any:
-        """Where another rank is asked."""
+        """The object that asks another rank."""
         ranks = self._replica.ranks
         world = 1 if ranks is None else ranks.world
         if not isinstance(rank, int) or not 0 < rank < world:
@@ -260,10 +262,11 @@ class LearnerCore:
 
 
 def _let_go(driver: Driver, replica: Replica, premises: Premises) -> None:
-    """Nobody holds the learner any more, or the interpreter ends while it trains in the background."""
+    """Stop the learner when it is garbage-collected, or when the interpreter ends during background
+    training."""
     if driver.leave(_LAST_STEP):
         try:
-            with suppress(MovedError):  # it was told of
+            with suppress(MovedError):  # the user has seen it
                 replica.let_go()
         finally:
             premises.leave()

@@ -1,4 +1,4 @@
-"""The half of a Learner that looks at a training and tries things out: what a debugger is for code."""
+"""The half of a Learner that looks at a training and tries things out, like a debugger for code."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Debugging(LearnerCore):
     _seen: tuple[Inspection | None, tuple[int, int, int] | None] = (None, None)
 
     def _step_in_use(self, split: Split) -> StepFunction | None:
-        """This split's `fn(model, batch)`; None where a loss, or a method of the model, is in its place."""
+        """This split's `fn(model, batch)`; None if a loss, or a method of the model, is used instead."""
         return self._supplies.step_of(split)
 
     # Breakpoints -------------------------------------------------------------------------------------
 
     @property
     def breakpoints(self) -> Breakpoints:
-        """What stops the training before the update of a step that goes wrong.
+        """The conditions that stop training before the update of a step that goes wrong.
 
         `learner.breakpoints.add(NonFinite())`; `notebook_learner.breakpoint` has the conditions. They hold
         in every verb that trains.
@@ -46,21 +46,21 @@ class Debugging(LearnerCore):
     # Look --------------------------------------------------------------------------------------------
 
     def inspect(self, batch: Any = None, *, tokenizer: Any = None, rank: int = 0) -> Inspection:
-        """What a step looks like here: batch, single samples, every layer, optimizer, memory, time.
+        """Report what a step does here: batch, single samples, every layer, optimizer, memory, time.
 
-        It runs the training step once, and what its update would do; afterwards everything is as it was,
-        to the bit. Shown as a report at the end of a cell.
+        The training step runs once, and its update is tried; afterwards everything is as it was, to the bit.
+        At the end of a cell the result is shown as a report.
 
         Args:
-            batch: which batch: by default the one at hand (`learner.batch`: the last one, or the one that
-                failed or hit a breakpoint), "next" for the one to come, or any batch of yours.
-            tokenizer: with a `decode`, or a function from token numbers to text, to show texts.
-            rank: on several devices, which one's step, with its part of the batch.
+            batch: by default `learner.batch` (the last batch, or the one that failed or hit a breakpoint);
+                "next" for the next batch; or any batch of yours.
+            tokenizer: an object with a `decode`, or a function from token numbers to text, to show texts.
+            rank: on several devices, the rank whose step is shown, with its part of the batch.
         """
         return self._leaving_locals(lambda: self._inspected(batch, tokenizer, rank))
 
     def _inspected(self, batch: Any, tokenizer: Any, rank: int) -> Inspection:
-        from ..trial.inspect_step import inspect_step  # loads the whole report with it
+        from ..trial.inspect_step import inspect_step  # it loads all that a report needs
 
         if "train" not in self._replica.loop.passes:
             self._supplies.require()
@@ -74,28 +74,29 @@ class Debugging(LearnerCore):
 
     @property
     def _last_seen(self) -> Inspection | None:
-        """What `inspect()` last gave, while the learner stands where it was asked."""
+        """The last result of `inspect()`, while the learner still stands at the same step."""
         seen, place = self._seen
         return seen if place == self._replica.loop.position.key else None
 
     @property
     def _reach(self) -> Position:
-        """The earliest place that `rewind` can go back to."""
+        """The earliest position that `rewind` can go back to."""
         return self._replica.reach
 
     # Try ---------------------------------------------------------------------------------------------
 
     @names_descriptors
     def what_if(self, steps: int = 5, **changes: Any) -> Comparison:
-        """Take the next training steps twice, as they would be and with a change, and take all of it back.
+        """Compare the next training steps with and without a change; afterwards take all of them back.
 
         `learner.what_if(lr=1e-2)`, `learner.what_if(20, train_step=another, clip_norm=1.0)`.
 
         Args:
-            steps: how many training steps; a validation on the way is gone through, and not counted.
+            steps: the number of training steps. Validation steps between them are taken, too, and not
+                counted.
             changes: `train_step` (fn(model, batch)), `batch` (one for all steps, in place of the
-                loader's), `clip_norm`, and every option of the optimizer: lr, weight_decay, ... A rate that
-                is tried stays for all steps, whatever the schedule. A list has a value for each group.
+                loader's), `clip_norm`, and every option of the optimizer: lr, weight_decay, ... A rate given
+                here stays for all steps; the schedule does not change it. A list has a value for each group.
         """
         from ..trial.what_if import what_if
 
@@ -103,13 +104,14 @@ class Debugging(LearnerCore):
         return self._leaving_locals(lambda: what_if(self._replica, steps, changes))
 
     def fork(self, directory: str | os.PathLike[str]) -> Any:
-        """A sibling that goes on from this very step, in a directory of its own: another Learner, with
-        copies of the model, the optimizer and the schedule. This one stays as it is.
+        """Make another Learner that goes on from this step, in a directory of its own, with copies of the
+        model, the optimizer and the schedule. This learner stays as it is.
 
-        It knows what was measured so far. Both histories, and `experiment.log`, say where they parted.
+        The new learner has the history up to this step. Both histories, and `experiment.log`, say where the
+        new run began.
 
         Args:
-            directory: of the new run; it may not hold one yet.
+            directory: of the new run; it must not hold a run.
         """
         return self._drive(lambda: self._forked(directory))
 
@@ -119,12 +121,12 @@ class Debugging(LearnerCore):
             step = self._supplies.step_of(split)
             if isinstance(step, OfOneLearner):
                 sibling._supplies.use_step(split, step.of(sibling))
-        with suppress(LoggerError):  # a directory that was moved is a reason to fork; it has kept the line
+        with suppress(LoggerError):  # a moved directory is a reason to fork; the line is kept
             self._mark("forked", f"to {os.fspath(directory)}")
         return sibling
 
     def _note_fork(self, parent: str) -> None:
-        """Note in history and logs which run this one was forked from, and where."""
+        """Note in history and logs from which run, and at which step, this run was forked."""
         self._mark("forked", f"from {parent}")
 
     # Values by name ----------------------------------------------------------------------------------
@@ -133,8 +135,9 @@ class Debugging(LearnerCore):
         """Inside a step: note a number under a name, which becomes a metric with a curve and a log.
 
         Args:
-            name: of the metric, made at its first value.
-            value: a number, or a tensor with one element. It stays on its device, and nothing waits for it.
+            name: of the metric, which is made at its first value.
+            value: a number, or a tensor with one element. A tensor stays on its device, and the step does not
+                wait for it.
         """
         loop = self._replica.loop
         if not self._driver.inside:
@@ -151,7 +154,7 @@ class Debugging(LearnerCore):
         group = loop.current.metrics
         if name not in group.logged:
             _require_file_of_its_own(name, [metric.name for metric in group.metrics])
-        if group.log(name, value) and not loop.passing:  # else it goes again with the steps themselves
+        if group.log(name, value) and not loop.passing:  # a replayed value goes out with its step
             self._tell_logged()
 
 

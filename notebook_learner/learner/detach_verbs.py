@@ -1,4 +1,4 @@
-"""A Learner's verbs about going on without its kernel."""
+"""A Learner's verbs to go on without its kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DetachVerbs(LearnerCore):
     """The process that the run was handed over to."""
 
     def _ask(self, what: Request) -> bool:
-        """Of whoever drives, if anybody does here: a process of the run's own is asked otherwise."""
+        """Ask the thread that drives, if there is one. A detached process is asked in another way."""
         if self._away is not None:
             self._premises.require_mine()
         return self._driver.ask(what)
@@ -33,17 +33,18 @@ class DetachVerbs(LearnerCore):
         *,
         epochs: int | None = None,
     ) -> HandedOver:
-        """Hand the run over to a process of its own, which outlives this kernel: from this very step, to the
-        same bits. Returns once it trains there. A training in the background stops at its next step for it.
+        """Hand the run over to a process of its own, which goes on when this kernel ends: from this step, to
+        the same bits. The call returns when the process trains. A training in the background stops at its
+        next step first.
 
         The process runs on this machine until the last epoch is over. `Artifacts(directory)` shows it,
-        `notebook-learner ctl DIR status|pause|resume|stop` steers it, and what it prints is in the
-        directory's `detached.log`. Stopped, or told to end (SIGTERM), it saves exactly where it stands, and
-        ends; so it does after an error. Paused it waits. Of a process that is killed the last checkpoint is
-        left, which is at least the one that it began with.
+        `notebook-learner ctl DIR status|pause|resume|stop` steers it, and its output is in the directory's
+        `detached.log`. After a stop, SIGTERM or an error, the process saves exactly where it stands, and
+        ends. After a pause it waits. If the process is killed, its last checkpoint stays; the first one is
+        the step that it began with.
 
-        This learner trains no more meanwhile; `take_back()` goes on with it where the process stands. In a
-        new kernel that is `.resume(take_back=True)` on the builder.
+        Meanwhile this learner does not train. `take_back()` stops the process, and this learner goes on from
+        there. In a new kernel, use `.resume(take_back=True)` on the builder.
 
         >>> import torch
         >>> from torch.nn import functional as F
@@ -60,33 +61,33 @@ class DetachVerbs(LearnerCore):
         >>> learner.fit() is model, learner.status
         (True, 'finished')
 
-        Model, optimizer, data, steps and metrics travel by pickle, classes and functions of cells by value
-        (the extra `devices` brings what does that). Modules are imported as their files are now.
+        Model, optimizer, data, steps and metrics are pickled. Classes and functions of cells are pickled by
+        value, which needs the extra `devices`. Modules are imported as their files are now.
 
         Args:
             train: the training loader, as `fit` takes it; by default the one in use.
             valid: the validation loader, likewise.
-            epochs: train so many epochs from here, as in `fit`.
+            epochs: train this number of epochs from here, as in `fit`.
 
         Raises:
-            ConfigurationError: something of the learner cannot be sent to another process.
-            DetachError: the process failed before it trained; with its traceback. The learner stands where
-                it stood, and can train on.
+            ConfigurationError: a part of the learner cannot be sent to another process.
+            DetachError: the process failed before it trained; the error has its traceback. The learner stands
+                where it stood, and can go on.
         """
-        from .hand_over import hand_over  # with what packs and starts: for whoever leaves
+        from .hand_over import hand_over  # it loads what packs and starts a process, which only detach needs
 
         return hand_over(self, train, valid, epochs)
 
     @names_descriptors
     def take_back(self) -> RunTakenBack:
-        """Have the process that `detach()` handed the run to stop at its next step, and stand exactly there.
+        """Stop the process of `detach()` at its next step, and go on from exactly there.
 
-        Where it has finished meanwhile, the learner is finished. Where it failed, or was killed, the
-        learner stands at the last checkpoint, and the answer says what had happened.
+        If the process has finished meanwhile, the learner is finished. If the process failed or was killed,
+        the learner stands at the last checkpoint, and the result says what happened.
 
         Raises:
             StateError: the run was not handed over.
-            Paused: somebody interrupted the wait. The process stops all the same; call it again.
+            Paused: the user interrupted the wait. The process stops all the same; call `take_back()` again.
         """
         from .hand_over import take_back
 

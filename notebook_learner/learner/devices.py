@@ -1,4 +1,4 @@
-"""`learner.devices`: the processes of a training on several devices, and how to start them anew."""
+"""`learner.devices`: the processes of a training on several devices, and how to start them again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .display import why_built
 
 
 class Devices(Sequence[RankInfo]):
-    """The processes that train: rank, host, device, process, whether it is alive, how far it is, how fast it
-    is alone, and its memory. Shown as a table; one row where there is one device. The processes are asked
-    once, when the table is first looked at.
+    """The processes that train, as a table: rank, host, device, process, whether it is alive, its step, its
+    own speed, and its memory. With one device the table has one row. The processes are asked once, when the
+    table is first read.
 
     >>> import torch
     >>> from torch.nn import functional as F
@@ -31,8 +31,7 @@ class Devices(Sequence[RankInfo]):
         self._learner = learner
 
     def restart(self) -> None:
-        """Start the other ranks anew, after one of them died, from where the learner stands. `fit()` goes on
-        from there.
+        """Start the other ranks again, after one of them died. `fit()` goes on from where the learner stands.
 
         Raises:
             StateError: the learner has one device, and trains in this process.

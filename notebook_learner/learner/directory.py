@@ -1,4 +1,4 @@
-"""A Learner's place in its run's directory: it comes in, reads there, and lets others in once it is over."""
+"""The Learner's verbs for its run's directory: it enters, reads there, and leaves when training is over."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class DirectoryVerbs(LearnerCore):
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """What is saved in the run's directory, in the order it was saved: shown as a table."""
+        """The checkpoints in the run's directory, in the order they were saved, as a table."""
         self._driver.require_own()
         return Checkpoints(self._replica.saving.checkpoints())
 
     @property
     def _elsewhere(self) -> str:
-        """Which other process, or learner, goes on with this run; nothing where this one has it."""
+        """The other process, or learner, that goes on with this run; empty if this learner has it."""
         return self._premises.away
 
     def _look_for_checkpoints(self) -> Checkpoints:
-        """As `checkpoints`, before anything was trained; whoever writes there finishes first."""
+        """Like `checkpoints`, before any training; another writer in the directory finishes first."""
         try:
             self._premises.look_in()
             return self.checkpoints
@@ -36,7 +36,7 @@ class DirectoryVerbs(LearnerCore):
             self._rest()
 
     def _moved_to(self, directory: os.PathLike[str]) -> None:
-        """The run's files lie elsewhere now, and it is over: a newer one has its directory."""
+        """End this run, whose files were moved: a newer run has its directory."""
         self._opened = replace(self._opened, directory=os.fspath(directory))
 
     def _restore_checkpoint(self, which: int | str) -> None:

@@ -1,4 +1,4 @@
-"""What a learner asks of whoever knows its directory: it opens no file itself."""
+"""The protocol by which a learner uses its directory; the learner opens no file itself."""
 
 from __future__ import annotations
 
@@ -12,43 +12,44 @@ class Premises(Protocol):
     """The learner's place in the run's directory."""
 
     def look_in(self) -> None:
-        """Before a checkpoint is read there: nobody else begins there until `look_away`."""
+        """Reserve the directory before a checkpoint is read: no other run begins there until `look_away`."""
 
     def look_away(self) -> None:
-        """It was read."""
+        """The checkpoint was read."""
 
     def stands(self, status: str) -> None:
-        """How training stands, for others who want the directory."""
+        """Note the status of the training, for others who want the directory."""
 
     def rest(self) -> None:
-        """Training is over: others may go on in the directory, until something more is wanted here."""
+        """Training is over: others may go on in the directory, until this learner needs it again."""
 
     def wake(self) -> None:
-        """Something is about to be told: take the directory again for it, where it is still free."""
+        """Take the directory again, if it is still free, before an event is written."""
 
     def leave(self) -> None:
-        """Nobody holds the learner any more."""
+        """Leave the directory: the learner was garbage-collected."""
 
     @property
     def away(self) -> str:
-        """Who else goes on with the run; nothing where this learner has it."""
+        """Who else goes on with the run; empty if this learner has it."""
 
     def require_mine(self) -> None:
-        """Raise where this learner may not go on: another process does, or the directory is another's."""
+        """Raise if this learner may not go on: another process does, or the directory belongs to another
+        run."""
 
     def lend(self, why: str) -> int:
-        """Another process goes on in the directory; `why` is what whoever wants to train here is told. Gives
-        the descriptor that it needs for that."""
+        """Lend the directory to another process and return the descriptor that it needs. `why` is the error
+        message for a verb that wants to train here meanwhile."""
 
     def lent(self) -> None:
-        """It has the directory alone now."""
+        """The other process has the directory alone now."""
 
     def adopt(self, descriptor: int) -> None:
-        """Have the directory with the descriptor that another process has lent."""
+        """Take the directory with the descriptor that another process has lent."""
 
     def take_back(self, learner: Any, stand: Callable[[], Sequence[Event]], /) -> None:
-        """It does so no more: `stand` puts the learner where the run stands, and gives the events that bring
-        what writes in the directory there."""
+        """Take the directory back from the other process. `stand` moves the learner to where the run stands,
+        and returns the events that bring the writers of the directory there."""
 
     def enter(self, learner: Any, /, *, goes_on: bool, saves: bool) -> list[Notice]:
-        """Before something is written there; what a person should know."""
+        """Take the directory before something is written there; return the notices for the user."""

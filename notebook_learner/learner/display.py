@@ -1,4 +1,4 @@
-"""The part of a Learner that is on show: which display it has, and what that is told."""
+"""The part of a Learner that is shown: which display it has, and what the display receives."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class DisplayVerbs(LearnerCore):
     """How a learner appears on a page. A class of its own only because a file has one subject."""
 
     _builder_verbs: ClassVar[frozenset[str]] = frozenset()
-    """The verbs of LearnerBuilder, which tells them to this class: an error explains that they are over."""
+    """The names of LearnerBuilder's verbs, set by LearnerBuilder: an error explains that they are over."""
 
     if not TYPE_CHECKING:  # a type checker would take every misspelt verb for an attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Asked for what is not here: a verb of the builder, perhaps, which is over."""
+            """Explain that a verb of the builder comes before `build`; called for every unknown name."""
             own = f"{type(self).__name__!r} object has no attribute {name!r}"
             if name in MOVED:
                 own += f"; it is learner.{MOVED[name]}"
@@ -37,7 +37,7 @@ class DisplayVerbs(LearnerCore):
             raise AttributeError(own, name=name, obj=self)
 
     def _shown_on(self, display: Display) -> None:
-        """Let a display show this learner where it trains, and where it is a cell's last line."""
+        """Let a display show this learner when it trains, and when it is a cell's last line."""
         with self._driver.held():
             self._display = display
             display.attach(self)
@@ -45,14 +45,14 @@ class DisplayVerbs(LearnerCore):
 
     @names_descriptors
     def plot(self, metrics: str | Iterable[str] | None = None) -> Figure:
-        """The curves so far, as a matplotlib figure: of one metric, of several, or of all."""
+        """Draw the curves so far as a matplotlib figure: of one metric, of several, or of all."""
         from ..renderer.figure import plot
 
         return plot(self.history, metrics, infos=self._opened.metrics)
 
     @names_descriptors
     def summary(self) -> Summary:
-        """Model, settings, and the best and worst epochs of every metric."""
+        """Summarize model, settings, and the best and worst epochs of every metric."""
         from ..renderer.summary import Summary, summary_rows
 
         opened, loop = self._opened, self._replica.loop
@@ -61,14 +61,14 @@ class DisplayVerbs(LearnerCore):
         return Summary(opened.model, opened.parameters, settings, rows)
 
     def _show(self) -> None:
-        """Show the panel below the cell that runs, where there is one. `fit` and `start` do so."""
+        """Show the panel, if there is one, below the running cell. `fit` and `start` do so."""
         __tracebackhide__ = True
         self._driver.require_own()
         if self._display is not None:
             self._display.show()
 
     def _tell(self, newcomer: Sink) -> None:
-        """Tell somebody who comes later what happened so far."""
+        """Send a new display everything that happened before it was opened."""
         at, record = self.position, self.history.snapshot()
         newcomer.handle(replace(self._opened, num_epochs=self._replica.loop.num_epochs))
         if record:
@@ -78,13 +78,13 @@ class DisplayVerbs(LearnerCore):
         newcomer.handle(StatusChanged(self._status, at.epoch, at.split, at.step, at.total))
 
     def _saved(self) -> tuple[Sequence[CheckpointInfo], str | None]:
-        """The checkpoints on the disk right now, and the label of the best: as `checkpoints`, but nothing
-        is waited for."""
+        """The checkpoints on the disk right now, and the label of the best: like `checkpoints`, but without
+        waiting."""
         return self._replica.saving.saved()
 
     @property
     def _lacks(self) -> str:
-        """What is missing before it can train; nothing where it can."""
+        """What is missing before the learner can train; empty if it can train."""
         return "" if "train" in self._replica.loop.passes else "there is nothing to train on: give it loaders"
 
     @names_descriptors
@@ -100,7 +100,7 @@ class DisplayVerbs(LearnerCore):
 
 
 class Epochs(int):
-    """A number of epochs, which is set and not called, as it is on the builder."""
+    """A number of epochs, which is set and not called; on the builder it is called."""
 
     def __new__(cls, number: Any) -> Epochs:
         if not isinstance(number, Integral) or isinstance(number, bool):
@@ -118,7 +118,7 @@ _HERE = {
     "break_on": "learner.breakpoints.add(condition) adds one to this one",
     "checkpoint": "learner.restore(which) goes to one",
     "autosave": "learner.save() saves now",
-    "with_file_checkpointer": "learner.save() saves now, where the learner keeps files",
+    "with_file_checkpointer": "learner.save() saves now, if the learner keeps files",
     "devices": "learner.devices shows those in use",
     "metrics": "learner.evaluate(loader, metrics=[...]) measures others",
     "train_step": "a %%train cell changes it",
@@ -126,7 +126,7 @@ _HERE = {
     "loss": "a %%train cell changes the step",
     "build": "what is to change is given to the builder",
 }
-"""What a learner that is built can do instead."""
+"""What a built learner can do instead."""
 
 
 MOVED = {
@@ -139,7 +139,7 @@ MOVED = {
     "try_step": "tools.try_step(...)",
     "use_step": "tools.use_step(split, function)",
 }
-"""What a Learner had itself once, and where it is now."""
+"""Former names of a Learner, and where each is now."""
 
 
 def why_built(verb: str) -> str:

@@ -1,4 +1,4 @@
-"""Measuring what a saved run has learned, without a Learner."""
+"""The `Evaluator`, which measures the weights of a saved run without a Learner."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ T = TypeVar("T")
 
 
 class Evaluator:
-    """Evaluates and predicts with the weights of a saved run.
+    """Evaluate and predict with the weights of a saved run.
 
     `Evaluator("runs/digits", Net(), loss=F.cross_entropy, metrics=[Loss(), Accuracy()]).evaluate(loader)`
 
-    The values go where `learner.evaluate` puts them, below `test/<name>` of the run's directory. What
-    `learner.predict` says of batches and outputs holds here, too.
+    The values go to the same place as those of `learner.evaluate`: below `test/<name>` of the run's
+    directory. The rules of `learner.predict` for batches and outputs hold here, too.
 
     Args:
         run: the run's directory, or its `Artifacts`.
-        model: of the same shape; the weights are loaded into it. It stays on its device, and keeps its mode.
+        model: a model of the same shape; the weights are loaded into it. It keeps its device and its mode.
         checkpoint: an epoch's number, "best", "latest", or a label such as "3-117".
-        average: whether to take the moving average of the weights; by default where the run kept one, as its
-            validation did (but for `.ema(..., validate=False)`: there say False).
-        loss: for `(x, y)` batches, where nothing else says how to measure one.
+        average: whether to take the moving average of the weights. By default it is taken if the run kept
+            one, as in the run's validation. After `.ema(..., validate=False)`, give False.
+        loss: for `(x, y)` batches, if there is no `valid_step`.
         valid_step: `fn(model, batch)`; by default the model's own `valid_step`, if it has one.
         metrics: by default the loss.
-        precision: "fp32", "bf16" or "fp16", as the builder's.
-        renderer: where progress is shown: "auto", "rich", "plain", "silent", or a sink.
+        precision: "fp32", "bf16" or "fp16", as for the builder.
+        renderer: what shows the progress: "auto", "rich", "plain", "silent", or a sink.
 
     Raises:
         StateError: there is no such checkpoint, or it is of another model: every difference is listed.
         DamagedError: the checkpoint is damaged.
-        ConfigurationError: nothing says how to measure a batch, or something given is no metric.
+        ConfigurationError: nothing says how to measure a batch, or `metrics` has something else than metrics.
     """
 
     @names_descriptors
@@ -80,13 +80,13 @@ class Evaluator:
         self.metrics: list[AnyMetric] = [Loss()] if metrics is None else listed(metrics)
         self._settings = Settings(self.artifacts.directory, loss=loss, valid_step=valid_step)
         self._settings.precision = precision
-        from ..renderer import resolve  # a display is loaded for whoever evaluates
+        from ..renderer import resolve  # loads a display, which only an evaluation needs
 
         self._renderer = resolve(renderer)
         _require_sound(self._settings, self.metrics, model)
         self.checkpoint = self.artifacts.find(checkpoint)
-        """Whose weights the model has."""
-        label = self.checkpoint.label  # what is the best or the latest one may change meanwhile
+        """The checkpoint that the weights come from."""
+        label = self.checkpoint.label  # "best" and "latest" may name another one meanwhile
         averaged = self.artifacts.has_average(label) if average is None else average
         self.model = self.artifacts.load_model(model, label, average=averaged)
         self._driver = Driver(Control())
@@ -94,15 +94,15 @@ class Evaluator:
     def evaluate(
         self, loader: Any, name: str | None = None, metrics: Iterable[AnyMetric] | None = None
     ) -> Any:
-        """Measure a set; gives its values. Several by name: `evaluate({"clean": a, "noisy": b})`.
+        """Measure a set and return its values; several sets by name: `evaluate({"clean": a, "noisy": b})`.
 
         Args:
             loader: any iterable of batches.
-            name: of the set; "test" if none is given.
-            metrics: in place of the evaluator's.
+            name: the set's name, by default "test".
+            metrics: to use instead of the evaluator's.
 
         Raises:
-            Paused: somebody interrupted it. Nothing was recorded.
+            Paused: the user interrupted it. Nothing was recorded.
         """
         __tracebackhide__ = True
         chosen: list[AnyMetric] = self.metrics if metrics is None else listed(metrics)
@@ -115,12 +115,12 @@ class Evaluator:
         return Evaluations.of(self._evaluate(each, key, chosen) for key, each in loader.items())
 
     def predict(self, loader: Any, function: AfterBatch | None = None, *, step: Forward | None = None) -> Any:
-        """The model's outputs for all batches, joined, on the host.
+        """Compute the model's outputs for all batches, joined, on the CPU.
 
         Args:
             loader: any iterable of batches; a tensor is one batch, `evaluator.predict(x)`.
             function: `fn(output, batch)`, whose value is kept in place of the output.
-            step: `fn(model, batch)` that gives the output, for batches that are no x, (x,) or (x, y).
+            step: `fn(model, batch)` that gives the output, for batches other than x, (x,) or (x, y).
         """
         __tracebackhide__ = True
         require_functions(function, step)
@@ -140,7 +140,7 @@ class Evaluator:
 
     def _evaluate(self, loader: Any, name: str, metrics: list[AnyMetric]) -> Evaluation:
         __tracebackhide__ = True
-        RunLayout("").test_dir(name)  # before an hour's work: can it be a folder's name?
+        RunLayout("").test_dir(name)  # fail before an hour's work if it cannot be a folder's name
         step = self._step(self._validate())
         tour = self._tour(loader, f"evaluate {name}", step)
         at = self._place()
@@ -149,8 +149,8 @@ class Evaluator:
         return Evaluation.of(found)
 
     def _record(self, found: Evaluated) -> None:
-        """Write it down as a learner does. Who trains there meanwhile will find it when it next writes
-        artifacts.h5; else that is made anew here."""
+        """Record the values as a learner does. A learner that trains in the directory meanwhile finds them
+        when it next writes artifacts.h5; if no learner trains there, the evaluator writes that file again."""
         directory = Path(self.artifacts.directory)
         rests = self.artifacts.status != "running"
         recorders: list[Sink] = [FileMetricLogger(directory)]
@@ -164,7 +164,7 @@ class Evaluator:
             self.artifacts.renew()
 
     def _place(self) -> Position:
-        """Where the training stood that the weights are of: the end of an epoch is its last step."""
+        """The training position of the weights: the end of an epoch is its last step."""
         info, history = self.checkpoint, self.artifacts.history
         if "-" in info.label:
             return Position(info.epoch, info.split, info.step, info.iteration)
@@ -195,7 +195,7 @@ class Evaluator:
         self._renderer.handle(event)
 
     def _beside(self, tour: Tour, work: Callable[[], T]) -> T:
-        """Do the work; the model's mode and all random generators come out as they went in."""
+        """Do the work; afterwards the model's mode and all random generators are as they were."""
         __tracebackhide__ = True
         modes, generators = Modes(self.model, self.model), tour.cursor.walk.generators
         drawn, live = capture_generators(generators), capture_rng()

@@ -1,12 +1,13 @@
-"""What a learner leaves behind is ended once nobody holds the learner any more.
+"""Stops a learner's threads and worker processes when the learner is garbage-collected.
 
-Whoever lets go of it waits for that, and finds its memory free. The garbage collector must not: it calls a
-finalizer wherever it happens to run, in any thread, between any two calls, with any lock held. A writer
-that it struck inside h5py, whose one lock it held, waited there for another learner's writer, which needed
-that lock: for ever. So what is collected is handed to a thread of its own.
+When the last reference to a learner goes, the thread that dropped it waits for the end, and finds the memory
+free. The garbage collector must not wait: it calls a finalizer in any thread, between any two calls, with any
+lock held. Once it ran in a writer inside h5py, which held h5py's only lock. There it waited for another
+learner's writer, which needed that lock: a deadlock. So a collected learner is handed to a thread of its own.
 
-Nothing here holds what it ends. A step, a model or a metric that refers to its learner (in a closure, say)
-makes a circle of it all; held from here, as `weakref.finalize` would, none of it was ever collected.
+This module keeps no reference to what it ends. A step, a model or a metric that refers to its learner (in a
+closure, for example) makes a reference cycle. With a reference from here, such as `weakref.finalize` keeps,
+the cycle would never be collected.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ Ending = Callable[[], None]
 _OURS = __name__.partition(".")[0] + "."
 
 _left: SimpleQueue[Ending | None] = SimpleQueue()
-"""The one queue that may be put into by a finalizer that interrupts another `put`."""
+"""The only queue into which a finalizer may put while it interrupts another `put`."""
 _lock = threading.Lock()
 _partings: weakref.WeakSet[Parting] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 _process = os.getpid()
 _told = OrderedDict.fromkeys(("start", "stop"))
-"""What the garbage collector said last comes last. Its callback is `move_to_end`, in C: in a function of
-Python's an interrupt may be raised, and there it would be printed and lost. Which thread collects is not
-known so; what another one lets go of in that very moment is handed over, too."""
+"""The last phase of the garbage collector is the last key. The collector's callback is `move_to_end`, which
+is written in C: in a Python function an interrupt could be raised, and it would be printed and lost there. So
+the collecting thread is not known; what another thread drops in that moment is handed over, too."""
 
 
 def lets_go(verb: Callable[P, T]) -> Callable[P, T]:
-    """A learner's verb whose interrupt holds no learner: Python and IPython keep the last traceback, and what
-    ran in our own frames belongs to nobody then. Those of the user's code stay whole, for `%debug`."""
+    """Decorate a learner's verb so that the traceback of its interrupt keeps no learner alive. Python and
+    IPython keep the last traceback, so the locals of our own frames are cleared. The frames of the user's
+    code stay whole, for `%debug`."""
 
     @wraps(verb)
     def letting_go(*given: P.args, **named: P.kwargs) -> T:
@@ -55,7 +57,7 @@ def lets_go(verb: Callable[P, T]) -> Callable[P, T]:
             trace = interrupt.__traceback__
             while trace is not None:
                 if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(_OURS):
-                    with suppress(RuntimeError):  # this one still runs
+                    with suppress(RuntimeError):  # this frame still runs
                         trace.tb_frame.clear()
                 trace = trace.tb_next
             del given, named, trace
@@ -65,7 +67,7 @@ def lets_go(verb: Callable[P, T]) -> Callable[P, T]:
 
 
 class Parting:
-    """Held by one thing alone: calls `end` when nobody holds that thing, or as the interpreter ends.
+    """Calls `end` when its only owner is garbage-collected, or when the interpreter ends.
 
     >>> class Thing: ...
     >>> thing = Thing()
@@ -82,21 +84,22 @@ class Parting:
             _begin()
 
     def __del__(self) -> None:
-        # What is handed over from a collection lives on for a moment, whole, and the next one takes it.
+        # After a collection the handed-over object lives on for a moment; the next collection takes it.
         if (end := self.take()) is not None:
             _part(end)
 
     def take(self) -> Ending | None:
-        """What is to be called, given to whoever asks first; not to a child that was forked meanwhile, where
-        it would end what is its parent's."""
+        """Give the ending to the first caller only. A forked child gets None, as it would end what belongs to
+        its parent."""
         end, self._end = self._end, None
         return None if end is None or os.getpid() != self._process else end
 
 
 def end_all() -> None:
-    """The interpreter ends: whatever is still held is ended by this thread, and all else is over first."""
+    """End in this thread all learners that are still alive, as the interpreter ends; pending endings finish
+    first."""
     global _thread
-    if os.getpid() != _process:  # forked: what the parent holds is not ours to end
+    if os.getpid() != _process:  # in a forked child: the parent ends its own learners
         return
     with _lock:
         thread, _thread = _thread, None
@@ -110,7 +113,7 @@ def end_all() -> None:
 
 
 def _part(end: Ending) -> None:
-    if next(reversed(_told)) == "start" and _thread is not None:  # none is there when all is over
+    if next(reversed(_told)) == "start" and _thread is not None:  # there is no thread after the end
         _left.put(end)
     else:
         _end(end)
@@ -118,9 +121,9 @@ def _part(end: Ending) -> None:
 
 def _begin() -> None:
     global _thread, _process
-    if _thread is None or not _thread.is_alive():  # none is alive in a process that was forked
+    if _thread is None or not _thread.is_alive():  # a forked process has no live thread
         _process = os.getpid()
-        # A daemon: it waits for learners as long as there may be any, and `end_all` waits for it.
+        # A daemon thread: it waits for learners as long as the process runs, and `end_all` waits for it.
         _thread = threading.Thread(target=_serve, name="notebook_learner parting", daemon=True)
         _thread.start()
 
@@ -128,18 +131,18 @@ def _begin() -> None:
 def _serve() -> None:
     while (end := _left.get()) is not None:
         _end(end)
-        del end  # it holds a whole training
+        del end  # it refers to a whole training
 
 
 def _end(end: Ending) -> None:
     try:
         end()
-    except Exception as error:  # nobody is left to raise it to; told as that of any thread is
+    except Exception as error:  # no caller is left; it is printed like an error of any thread
         told = (type(error), error, error.__traceback__, threading.current_thread())
         threading.excepthook(threading.ExceptHookArgs(told))
 
 
-_tell: Any = _told.move_to_end  # of (phase, info); `info` is never empty, so it is always to the end
+_tell: Any = _told.move_to_end  # gets (phase, info); `info` is never empty, so it always moves to the end
 gc.callbacks.append(_tell)
 atexit.register(end_all)
 ends_before(end_all)

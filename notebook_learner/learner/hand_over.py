@@ -1,9 +1,9 @@
-"""Handing a run over, and taking it back: what `learner.detach()` and `learner.take_back()` do.
+"""Hand a run over, and take it back: the work of `learner.detach()` and `learner.take_back()`.
 
-Nothing of the run's directory is given up before the process has made the learner again. From then on there
-is no moment in which nobody has it: the process is given the descriptor that the directory is locked with,
-and this one gives its own back once the process trains. What fails in between has the learner here go on in
-its directory, and stand where it stood.
+This process keeps the run's directory until the new process has made the learner again. The directory is
+locked at every moment: the new process gets the descriptor that the directory is locked with, and this
+process closes its own when the new process trains. If something fails in between, the learner here keeps its
+directory, and stands where it stood.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..remote.detached import LOG, Detached, forget_in, noted_in
 from ..run.step_reports import HandedOver, RunTakenBack, why_over
 
 STEP = 10.0
-"""Seconds that its first step is waited for: what fails mostly fails there. It may take an hour, too."""
+"""Seconds to wait for the first step, in which most failures happen. The step may also take an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def hand_over(learner: Any, train: Any, valid: Any, epochs: int | None) -> Hande
     """See `Learner.detach`."""
     _require_possible(learner)
     ran = learner._driver.busy
-    if not learner._driver.inside:  # else it is told that it cannot be
+    if not learner._driver.inside:  # inside a step the verb raises below
         learner.pause()
     try:
         report: HandedOver = learner._drive(lambda: _handed_over(learner, train, valid, epochs))
@@ -64,7 +64,7 @@ def hand_over(learner: Any, train: Any, valid: Any, epochs: int | None) -> Hande
 
 
 def take_back(learner: Any) -> RunTakenBack:
-    """See `Learner.take_back`; nobody else drives the learner."""
+    """See `Learner.take_back`; no other thread drives the learner meanwhile."""
     away = learner._away
     if away is None:
         raise StateError("there is nothing to take back: this learner's run goes on here; fit() trains on")
@@ -93,7 +93,7 @@ def take_back(learner: Any) -> RunTakenBack:
 
 
 def _require_possible(learner: Any) -> None:
-    learner._premises.look_in()  # before a process is started, which would be for nothing
+    learner._premises.look_in()  # before a process is started for nothing
     learner._premises.look_away()
     wrong = []
     if os.name != "posix":
@@ -142,7 +142,7 @@ def _handed_over(learner: Any, train: Any, valid: Any, epochs: int | None) -> Ha
 
 
 def _prepare(learner: Any, train: Any, valid: Any, epochs: int | None) -> None:
-    """As before a `fit`."""
+    """Prepare as for a `fit`."""
     if epochs is not None and epochs < 1:
         raise ValueError(f"detach(epochs={epochs}): train at least one epoch more")
     for split, loader in (("train", train), ("valid", valid)):
@@ -160,8 +160,8 @@ def _prepare(learner: Any, train: Any, valid: Any, epochs: int | None) -> None:
 
 
 def _saved(learner: Any) -> str:
-    """Everything that a step can change, on the disk; its label there. Also where this place was saved
-    before: a person may have changed something since."""
+    """Save everything that a step can change; return the checkpoint's label. It saves again if this step was
+    saved before, as the user may have changed something since."""
     learner._enter(saves=True)
     learner._announce()
     replica = learner._replica
@@ -172,7 +172,7 @@ def _saved(learner: Any) -> str:
 
 
 def _lend(learner: Any, noted: Detached) -> int:
-    """Give the directory up; the descriptor that it is locked with, for the process."""
+    """Lend the directory; return the descriptor that it is locked with, for the process."""
     directory = learner._premises.directory
     noted.note_in(directory)
     descriptor: int = learner._premises.lend(
@@ -181,7 +181,7 @@ def _lend(learner: Any, noted: Detached) -> int:
         f"it stands, and Artifacts({str(directory)!r}) shows it"
     )
     if learner._replica.ranks is not None:
-        from ..ranks.rank_processes import release_spare  # loaded long ago, where there are ranks
+        from ..ranks.rank_processes import release_spare  # loaded long ago, if there are ranks
 
         learner._replica.ranks.shut()
         release_spare()
@@ -192,24 +192,24 @@ def _begin(learner: Any, process: Process, label: str, descriptor: int) -> None:
     info = os.stat(learner._premises.directory)
     process.give(descriptor)
     process.tell(label=label, identity=[info.st_dev, info.st_ino], kernel=os.getpid())
-    if process.hear("trains", "stepped") == "trains":  # one that is quick may be over by now
+    if process.hear("trains", "stepped") == "trains":  # a quick run may be over by now
         process.hear("stepped", seconds=STEP)
 
 
 def _leave(learner: Any, noted: Detached) -> None:
-    """Nothing is held here that the process needs."""
+    """Release here all that the process needs."""
     for each in learner._replica.loop.passes.values():
         each.cursor.close()
-    with suppress(NotebookLearnerError):  # it trains there; that it does must not be told as an error
+    with suppress(NotebookLearnerError):  # it trains there; this must not become an error
         learner._set_status("paused", f"handed over: goes on in process {noted.pid}")
 
 
 def _come_back(learner: Any) -> None:
-    """It did not begin there: this learner has its directory again, and its files are as it knows them."""
+    """Take the directory again after the process did not begin, and put its files in order."""
     forget_in(learner._premises.directory)
     learner._premises.take_back(learner, lambda: _first_of(learner))
     replica = learner._replica
-    try:  # what it may have saved, or measured, is none of this run's
+    try:  # what the process saved or measured is not part of this run
         replica.saving.take_auto(replica.capture())
         replica.saving.wait()
     except CheckpointError as error:
@@ -233,7 +233,8 @@ def _unless_interrupted(learner: Any, noted: Detached) -> Callable[[], None]:
 
 
 def _stand_at_the_newest(learner: Any) -> None:
-    """Where the process saved last. By its label: "latest" may be asked of the user's own checkpointer."""
+    """Go to the last checkpoint of the process. By its label, as "latest" may ask the user's own
+    checkpointer."""
     replica = learner._replica
     whole = [info for info in replica.saving.checkpoints() if info.exact and not info.damage]
     if not whole:
@@ -245,7 +246,7 @@ def _stand_at_the_newest(learner: Any) -> None:
 
 
 def _first_of(learner: Any) -> Sequence[Event]:
-    """What brings new writers to where the run stands: their files hold just that already."""
+    """The events that bring new writers to where the run stands; their files already hold that."""
     record, at = learner.history.snapshot(), learner._replica.loop.position
     opened = replace(learner._opened, num_epochs=learner._replica.loop.num_epochs)
     return opened, Rewound(at.epoch, at.split, at.step, record, len(record), 0, "taken back")

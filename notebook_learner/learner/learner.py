@@ -1,4 +1,4 @@
-"""The Learner: what users hold. Every verb is one call on the replica, through the driver."""
+"""The Learner, the object that users work with. Every verb is one call on the replica, through the driver."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ T = TypeVar("T")
 
 
 class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
-    """A model in training: run it, stop it anywhere, look at it, go back, go on.
+    """A model in training: run it, stop it after any step, look at it, go back, go on.
 
-    Build one with `LearnerBuilder`. Whatever stops training (a pause, an error, the end of a cell),
-    it stands at the boundary between two steps, and `fit()` goes on from there as if nothing had
-    happened.
+    Build one with `LearnerBuilder`. When training stops (a pause, an error, the end of a cell), the learner
+    stands at the boundary between two steps. `fit()` goes on from there as if nothing had happened.
 
     >>> import torch
     >>> from torch.nn import functional as F
@@ -81,19 +80,19 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         *,
         epochs: int | None = None,
     ) -> nn.Module:
-        """Train until the last epoch is over; returns the trained model.
+        """Train until the last epoch is over, and return the trained model.
 
-        After a pause, an error or a stop it goes on from that very step. After the end `fit(epochs=5)`
-        trains five more epochs, and `fit()` returns the model at once.
+        After a pause, an error or a stop, `fit()` goes on from that step. When training is finished,
+        `fit(epochs=5)` trains five more epochs, and `fit()` returns the model at once.
 
         Args:
             train: the training loader, any iterable of batches; by default the one in use.
             valid: the validation loader, likewise.
-            epochs: train so many epochs from here, the running one included, instead of up to
+            epochs: train this number of epochs from here, including the running one, instead of up to
                 `num_epochs`.
 
         Raises:
-            Paused: when Pause, the interrupt button or Ctrl-C was used.
+            Paused: the user pressed Pause, the interrupt button or Ctrl-C.
         """
         __tracebackhide__ = True  # tracebacks show the user's code; IPython leaves these frames out
         self._show()
@@ -109,9 +108,9 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         *,
         epochs: int | None = None,
     ) -> None:
-        """As `fit`, in the background: returns at once. `wait()` gives the result.
+        """Train like `fit`, but in the background: the call returns at once. `wait()` gives the result.
 
-        In a notebook, what the training prints stays with the cell that started it.
+        In a notebook, the output of the training stays below the cell that started it.
         """
         if not self._driver.busy:
             self._show()
@@ -123,7 +122,7 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
 
     @lets_go
     def wait(self) -> nn.Module:
-        """Wait for background training; what `fit` would have returned or raised.
+        """Wait for the training in the background; return or raise what `fit` would.
 
         Interrupting the wait pauses the training.
         """
@@ -144,9 +143,9 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         raise paused
 
     def pause(self) -> None:
-        """Pause at the next step boundary; returns once the learner stands there. From any thread.
+        """Pause at the next step boundary, from any thread. The call returns when the learner stands there.
 
-        Called by a step or a metric it returns at once, and the pause comes after that step.
+        If a step or a metric calls it, it returns at once, and the learner pauses after that step.
         """
         self._ask("pause")
 
@@ -155,9 +154,9 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         self.start()
 
     def stop(self) -> None:
-        """End the running `fit` at the next step boundary: it returns the model as it is.
+        """End the running `fit` at the next step boundary; `fit` then returns the model as it is.
 
-        `fit()` can go on from there all the same.
+        A later `fit()` can go on from there.
         """
         if self._ask("stop"):
             return
@@ -168,10 +167,11 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
 
     @contextmanager
     def paused(self) -> Iterator[Learner]:
-        """Stand still for a moment: inside, another thread or cell sees one consistent state.
+        """Hold the training for a moment: inside the `with`, other threads and cells see one consistent
+        state.
 
-        Training that runs waits at its next step boundary and goes on afterwards; training that is
-        started meanwhile waits, too.
+        A running training waits at its next step boundary and goes on afterwards. A training that is started
+        meanwhile waits, too.
 
         `with learner.paused(): torch.save(learner.model.state_dict(), "now.pt")` saves one step's weights.
         """
@@ -184,22 +184,22 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
 
     @lets_go
     def step(self, n: int = 1) -> StepReport:
-        """Take n steps, of training or validation, whichever comes."""
+        """Take the next n steps, of training or of validation."""
         __tracebackhide__ = True
         count = counted("step", n, "rewind(n) goes back")
         return self._move(lambda: Steps(count))
 
     @lets_go
     def step_epoch(self) -> StepReport:
-        """Go on to the end of the epoch that the learner stands in."""
+        """Take steps up to the end of the current epoch."""
         __tracebackhide__ = True
         return self._move(lambda: EpochDone(self._replica.loop.position))
 
     @lets_go
     def run_until(self, target: Callable[[Learner], bool] | Position | tuple[Any, ...]) -> StepReport:
-        """Go on until a condition holds after a step, or to a position.
+        """Take steps until a condition holds after a step, or up to a position.
 
-        A condition is given the learner: `learner.run_until(lambda l: l.output.loss < 0.1)`. A position
+        A condition is called with the learner: `learner.run_until(lambda l: l.output.loss < 0.1)`. A position
         is `(epoch, step)` or `(epoch, split, step)`: `learner.run_until((3, 117))`,
         `learner.run_until((3, "valid", 0))`.
         """
@@ -212,11 +212,12 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
 
     @lets_go
     def rewind(self, n: int = 1, *, to: Position | tuple[Any, ...] | int | None = None) -> RewindReport:
-        """Take back n steps, or all steps after a position. Stepping on gives the same bits again.
+        """Take back n steps, or all steps after a position. The same steps then give the same bits again.
 
         `learner.rewind(3)`, `learner.rewind(to=(1, 5))`, `learner.rewind(to=(1, "valid", 0))`; and by the
-        run's training steps, `learner.rewind(to=1200)`. Steps on the way are taken again; what your code
-        prints then is not shown, and `breakpoint()` does not stop there.
+        number of the run's training steps, `learner.rewind(to=1200)`. The learner goes back to an earlier
+        state and replays the steps from there. During the replay the output of your code is not shown, and
+        `breakpoint()` does not stop.
         """
         count = counted("rewind", n, "step(n) goes forward, rewind(to=(epoch, step)) goes to a place")
         target: Position | int | None = None
@@ -227,8 +228,8 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
     # State -------------------------------------------------------------------------------------------
 
     def capture(self) -> State:
-        """Everything that a step can change, as a value to `restore` later: the weights, the
-        optimizer, random generators, the place in the data, partial metrics, and more."""
+        """Copy everything that a step can change, for a later `restore`: the weights, the optimizer, random
+        generators, the place in the data, partial metrics, and more."""
         self._driver.require_own()
         if not self._driver.still:
             raise BusyError(
@@ -239,7 +240,7 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
             return self._replica.capture()
 
     def restore(self, state: State | int | str) -> None:
-        """Stand exactly where a state was captured, or a checkpoint saved; history and logs follow.
+        """Go to the step of a captured state or of a checkpoint; history and logs follow.
 
         Args:
             state: what `capture()` gave; or a checkpoint: an epoch's number, a label such as "3-117",
@@ -260,16 +261,16 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
             )
 
     def save(self, *, wait: bool = True) -> str:
-        """Save a checkpoint of this very step; gives its label, for `restore` and `.checkpoint`.
+        """Save a checkpoint of this step, and return its label for `restore` and `.checkpoint`.
 
-        It stays until somebody deletes it. Training that runs in the background is held for a moment.
+        The file stays until you delete it. A training in the background is held for a moment.
 
         Args:
-            wait: return only when it is on the disk. Otherwise it is written in the background, and an
-                error is raised by the next verb that trains, waits or saves.
+            wait: return when the file is on the disk. With False it is written in the background, and the
+                next verb that trains, waits or saves raises the error, if there is one.
 
         Raises:
-            CheckpointError: it could not be written; training is as it was.
+            CheckpointError: the file could not be written; training is unchanged.
         """
         if not isinstance(wait, bool):
             raise TypeError(f"save(wait={wait!r}): give True or False")
@@ -284,14 +285,14 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
 
     @property
     def artifacts(self) -> Artifacts:
-        """The run's directory as anybody sees it, also once this process is gone; read-only."""
+        """The files in the run's directory, read-only. They can be read after this process has ended, too."""
         self._driver.require_own()
         self._replica.saving.close()
         return Artifacts(self._opened.directory)
 
     @property
     def num_epochs(self) -> int:
-        """The last epoch's number. Set it, while training runs too, to train more epochs or fewer."""
+        """The number of the last epoch. Set it, also during training, to train more epochs or fewer."""
         return Epochs(self._replica.loop.num_epochs)
 
     @num_epochs.setter
@@ -311,12 +312,12 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
 
     @property
     def model(self) -> nn.Module:
-        """The model in training: the live one."""
+        """The model in training, not a copy."""
         return self._at_hand().model
 
     @property
     def ema_model(self) -> nn.Module | None:
-        """The moving average of the model, where `.ema(...)` asked for one."""
+        """The moving average of the model, if `.ema(...)` asked for one."""
         average = self._replica.loop.update.average
         return None if average is None else average.module
 
@@ -327,7 +328,7 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
 
     @property
     def batch(self) -> Any:
-        """The last batch, as the loader gave it; after an error, the one that failed."""
+        """The last batch, as the loader gave it; after an error, the batch that failed."""
         return self._replica.loop.batch
 
     @property
@@ -335,16 +336,17 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         """What the last step returned."""
         return self._replica.loop.output
 
-    # What is rare ------------------------------------------------------------------------------------
+    # Rare --------------------------------------------------------------------------------------------
 
     @property
     def devices(self) -> Devices:
-        """The processes that train, shown as a table; `learner.devices.restart()` starts them anew."""
+        """The processes that train, shown as a table; `learner.devices.restart()` starts them again."""
         return Devices(self)
 
     @property
     def tools(self) -> Tools:
-        """What is needed now and then: `lr_find`, `reload_code`, `try_step`, `use_step`, `note`, `freeze`."""
+        """Verbs that you need now and then: `lr_find`, `reload_code`, `try_step`, `use_step`, `note`,
+        `freeze`."""
         return Tools(self)
 
     def __repr__(self) -> str:
@@ -355,11 +357,11 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
             f"{opened.directory})"
         )
 
-    # Verbs, once nobody else drives ------------------------------------------------------------------
+    # Verbs, while no other thread drives -------------------------------------------------------------
 
     def _prepare(self, train: Any, valid: Any, epochs: int | None) -> None:
-        """Take what `fit` was given, and begin. `start` returns after that: whoever asks then is told that it
-        runs, and what stood in the way was raised in the cell that wanted it."""
+        """Take the arguments of `fit`, and begin. `start` returns after that: then the status is "running",
+        and an error that prevents the training was raised in the cell that started it."""
         __tracebackhide__ = True
         more = None if epochs is None else counted("fit", epochs, "train at least one epoch more", "epochs")
         data: tuple[tuple[Split, Any], ...] = (("train", train), ("valid", valid))
@@ -373,7 +375,7 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         self._begin()
 
     def _move(self, until: Callable[[], Until]) -> StepReport:
-        """Take the steps of a bound that is made when nobody else can move the learner any more."""
+        """Take steps up to a bound, which is made when no other thread can move the learner."""
         __tracebackhide__ = True
         return self._drive(partial(self._moved, until))  # a lambda would be a frame that tracebacks show
 
@@ -393,7 +395,7 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         return StepReport(self.position, steps, *(measured or (split, {})), why=why, reason=reason)
 
     def _measured_steps(self) -> int:
-        """Steps of training and validation that stand: none that was taken back, or again on the way."""
+        """The training and validation steps that count: not those taken back, and not those replayed."""
         return sum(part.steps for part in self.history.snapshot())
 
     def _rewind(self, n: int, target: Position | int | None) -> RewindReport:
@@ -416,7 +418,7 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         self._replica.restore(state)
         self._settle()
 
-    # The one way into the loop, from whichever thread --------------------------------------------------
+    # The one way into the loop, from any thread ------------------------------------------------------
 
     def _fit(self, train: Any, valid: Any, epochs: int | None) -> Why:
         __tracebackhide__ = True
@@ -432,6 +434,6 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         return why
 
     def _paused(self, why: Why | None) -> Paused | None:
-        """What a blocking verb ends with, where it did not come to its end."""
+        """The `Paused` that a blocking verb raises if it did not come to its end."""
         stopped = why in ("pause", "breakpoint")
         return Paused(str(self.position), str(self.hit or "")) if stopped else None

@@ -1,4 +1,4 @@
-"""The part of a Learner that goes through other data than the training's: it evaluates and predicts."""
+"""The part of a Learner that evaluates and predicts: it goes through other data than the training's."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ class SetVerbs(LearnerCore):
     def evaluate(
         self, loader: Any, name: str | None = None, metrics: Metrics = None
     ) -> Evaluation | Evaluations:
-        """Measure other data with the weights as they are now: the validation step without gradients, in
-        eval mode, over the whole loader. Training goes on afterwards as if nothing had happened, to the bit.
+        """Measure other data with the current weights: run the validation step over the whole loader. It runs
+        without gradients and in eval mode. Afterwards training goes on as if nothing had happened, to the
+        bit.
 
         The values are in the logs below `test/<name>`, in `history["test/<name>", "Loss"]`, in
-        `artifacts.h5`, and on the panel. A set of the same name is replaced once the new one is complete.
+        `artifacts.h5`, and on the panel. A complete set replaces an older one of the same name.
 
-        On several devices every rank measures its part of each batch, and values are those of all samples.
-        Where a metric or a batch allows no parts, rank 0 does it alone, and a notice says why.
+        On several devices every rank measures its part of each batch, and the values are those of all
+        samples. If a metric or a batch cannot be split, rank 0 measures alone, and a notice says why.
 
         >>> import torch
         >>> from torch.nn import functional as F
@@ -62,13 +63,13 @@ class SetVerbs(LearnerCore):
         Loss    9.000
 
         Args:
-            loader: any iterable of batches, or a dataset where the learner has a batch size; or several by
-                name: `evaluate({"clean": a, "noisy": b})`.
-            name: of the set; "test" if none is given.
-            metrics: by default copies of the validation's.
+            loader: any iterable of batches, or a dataset if the learner has a batch size; or several by name:
+                `evaluate({"clean": a, "noisy": b})`.
+            name: the set's name, by default "test".
+            metrics: by default copies of the validation metrics.
 
         Raises:
-            Paused: somebody interrupted it. Nothing was recorded, nothing has changed.
+            Paused: the user interrupted it. Nothing was recorded, and the learner is unchanged.
             RankDied: another rank's process is gone; `devices.restart()` starts it anew.
             BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
         """
@@ -93,29 +94,30 @@ class SetVerbs(LearnerCore):
         return Evaluations.of(map(Evaluation.of, self._replica.history.evaluated.values()))
 
     def predict(self, loader: Any, function: AfterBatch | None = None, *, step: Forward | None = None) -> Any:
-        """The model's outputs for all batches, joined, on the host. The learner stays as it is, to the bit.
+        """Compute the model's outputs for all batches, joined, on the CPU. The learner stays as it is, to the
+        bit.
 
-        Where a batch is a tensor x, or (x,), or (x, y), the output is `model(x)`; else it is the `output`
-        (or `logits`) of the validation step. Tensors of all batches become one, also inside tuples and
-        dicts; where their lengths differ, a list of each batch's. Lists are put one after the other, and
-        anything else becomes a list with an entry for each batch.
+        If a batch is a tensor x, or (x,), or (x, y), the output is `model(x)`; else it is the `output` (or
+        `logits`) of the validation step. The tensors of all batches become one tensor, also inside tuples and
+        dicts; if their lengths differ, they become a list with one tensor for each batch. Lists are joined.
+        Anything else becomes a list with an entry for each batch.
 
-        On several devices every rank is asked about its part of each batch, and `function` and `step` are
-        called there: what they change in the notebook is not seen. `function` is tried once on a batch that
-        is one sample shorter. Where what is kept has no entry for each sample (a mean of the batch), or a
-        function cannot be sent, or the loader can be walked only once, rank 0 does it alone, and a notice
-        says why.
+        On several devices every rank predicts its part of each batch. `function` and `step` are called in the
+        rank's process, so what they change there is not seen in the notebook. `function` is tried once on a
+        batch that is one sample shorter. Rank 0 does all of it alone, and a notice says why, if a kept value
+        has no entry for each sample (a mean of the batch), if a function cannot be sent, or if the loader can
+        be walked only once.
 
         `learner.predict(loader, lambda output, batch: output.argmax(1))`
 
         Args:
-            loader: any iterable of batches, or a dataset where the learner has a batch size; a tensor is
-                one batch, `learner.predict(x)`.
+            loader: any iterable of batches, or a dataset if the learner has a batch size; a tensor is one
+                batch, `learner.predict(x)`.
             function: `fn(output, batch)`, whose value is kept in place of the output.
             step: `fn(model, batch)` that gives the output, for other batches.
 
         Raises:
-            Paused: somebody interrupted it. Nothing has changed.
+            Paused: the user interrupted it. The learner is unchanged.
             RankDied: another rank's process is gone; `devices.restart()` starts it anew.
             BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
         """
@@ -125,7 +127,7 @@ class SetVerbs(LearnerCore):
 
     def _evaluate(self, loader: Any, name: str, metrics: Metrics) -> Evaluation:
         __tracebackhide__ = True
-        RunLayout("").test_dir(name)  # before an hour's work: can it be a folder's name?
+        RunLayout("").test_dir(name)  # fail before an hour's work if it cannot be a folder's name
         what = f"evaluate {name}"
         chosen = self._supplies.metrics_for(metrics, what)
         step = self._supplies.validation_step(what)
@@ -149,7 +151,7 @@ class SetVerbs(LearnerCore):
         return self._through(task, cursor, step, lambda tour: predict(tour, step, function))
 
     def _through(self, task: Task, cursor: Cursor, step: ValidationStep, work: Callable[[Tour], T]) -> T:
-        """Go through a set on all ranks, or on this one."""
+        """Go through a set on all ranks, or on this rank alone."""
         __tracebackhide__ = True
         ranks = self._replica.ranks
         if ranks is not None:

@@ -34,13 +34,13 @@ class Supplies(Protocol):
         """Train or validate with this from here on."""
 
     def renew(self) -> None:
-        """The model's code has changed: its steps are looked up again."""
+        """Look up the model's steps again, after its code has changed."""
 
     def step_of(self, split: Split, /) -> StepFunction | None:
-        """What was given as the step of this split: by the builder, or by `use_step`."""
+        """The step of this split that the builder or `use_step` was given."""
 
     def fork(self, learner: Any, state: State, directory: str | os.PathLike[str], /) -> Any:
-        """A sibling of a learner, in this state."""
+        """Make another learner like this one, in this state."""
 
     def given(self) -> Mapping[Split, Any]:
         """The data of each split, as it was given."""
@@ -54,7 +54,7 @@ class Supplies(Protocol):
         """The loss function of `.loss(...)`, if there is one."""
 
     def require(self) -> None:
-        """Raise where something is missing before training can begin."""
+        """Raise if something is missing before training can begin."""
 
     def cursor_for(self, given: Any, what: str, /, way: Any = ...) -> Cursor:
         """A way through a loader or dataset, for one rank or several."""
@@ -66,4 +66,4 @@ class Supplies(Protocol):
         """A step that gives the model's output."""
 
     def metrics_for(self, given: Metrics, what: str, /) -> list[AnyMetric]:
-        """The metrics that were given, if they are any; by default those of the validation."""
+        """The given metrics, if there are any; by default those of the validation."""

@@ -1,4 +1,4 @@
-"""`learner.tools`: what is needed now and then."""
+"""`learner.tools`: verbs that are needed now and then."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tools:
     # Try -----------------------------------------------------------------------------------------------
 
     def try_step(self, function: StepFunction | None = None) -> Trial:
-        """Take the next training step, and take it back: nothing has happened, to the bit.
+        """Take the next training step and take it back: afterwards everything is as it was, to the bit.
 
         >>> import torch
         >>> from torch.nn import functional as F
@@ -74,15 +74,15 @@ class Tools:
         growth: float = 4.0,
         smoothing: float = 0.9,
     ) -> RateSearch:
-        """Train with a growing learning rate and see where the loss falls fastest, then take it all back:
-        afterwards everything is as it was to the bit, also where it was interrupted.
+        """Train with a growing learning rate, find where the loss falls fastest, and take all of it back.
+        Afterwards everything is as it was, to the bit, also after an interrupt.
 
         Args:
             start: the first rate.
             end: the last one.
-            steps: how many rates, one a training step; epochs begin again as needed.
-            growth: end where the smoothed loss is so many times its least value.
-            smoothing: how much of the mean each loss leaves in place, from 0 to below 1.
+            steps: how many rates, one for each training step; a new epoch begins if the loader ends.
+            growth: end when the smoothed loss is this many times its smallest value.
+            smoothing: the weight of the old mean when a loss is added to it, from 0 to below 1.
         """
         from ..trial.lr_find import lr_find
 
@@ -95,12 +95,12 @@ class Tools:
     # Change the code of the step -----------------------------------------------------------------------
 
     def use_step(self, split: Split, function: StepFunction, note: str = "") -> None:
-        """Train (or validate) with another step, from the very place where the learner stands.
+        """Train (or validate) with another step function, from the current step on.
 
         Args:
             split: "train" or "valid".
             function: `fn(model, batch)`, as the builder's `train_step` takes.
-            note: what the history says of it.
+            note: the text that the history shows for this change.
         """
         if split not in ("train", "valid"):
             raise ValueError(f'use_step({split!r}, ...): the split is "train" or "valid"')
@@ -116,9 +116,10 @@ class Tools:
             self._learner._mark("edited", note or f"another {split} step")
 
     def reload_code(self) -> Reloaded:
-        """Give the live model the methods of classes that a cell has defined anew; the weights stay.
+        """Give the model the new methods of classes that a cell has defined again; the weights stay.
 
-        A class's `__init__` is not run: what a new one would make is missed at once, and named.
+        A class's `__init__` is not run. If the new code needs parts that only a new `__init__` makes, an
+        error names them at once.
 
         Raises:
             StateError: the new code needs parts that the live model does not have. Nothing has changed.
@@ -126,7 +127,7 @@ class Tools:
         return self._learner._drive(self._reloaded)
 
     def _reloaded(self) -> Reloaded:
-        from ..trial.reload_code import reload_code  # reads source code: only for whoever edits it
+        from ..trial.reload_code import reload_code  # it reads source code, which only this verb needs
 
         average = self._learner._replica.loop.update.average
         also = () if average is None else (average.module,)
@@ -141,12 +142,12 @@ class Tools:
     # The log and the page ------------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Write a line into the log of what happened, at a step boundary; from any thread."""
+        """Write a line into the application log, at a step boundary; from any thread."""
         with self._learner._driver.held():
             self._learner._emit(Notice(text))
             self._learner._rest()
 
     def freeze(self) -> None:
-        """Leave of the panel only what a saved notebook shows: curves and table, as they are now."""
+        """Reduce the panel to what a saved notebook shows: curves and table, as they are now."""
         if self._learner._display is not None:
             self._learner._display.freeze()

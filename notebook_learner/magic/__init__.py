@@ -1,7 +1,7 @@
-"""`%load_ext notebook_learner`: a notebook cell becomes the training step, and magics steer it.
+"""`%load_ext notebook_learner`: a notebook cell becomes the training step, and magics steer the training.
 
-In come the text of a cell and the notebook's names; out go a step, and calls of a Learner's verbs. Nothing is
-kept in the shell that unloading does not take out again.
+The text of a cell and the notebook's names come in; a step, and calls of a Learner's verbs, go out. Unloading
+removes everything that loading put into the shell.
 """
 
 from .extension import load, unload

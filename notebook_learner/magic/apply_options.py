@@ -19,17 +19,17 @@ from .parse_options import Running
 
 Names = dict[str, Any]
 FIELDS = ("output", "logits", "targets", "loss")
-"""What an output that no cell made may have."""
+"""Fields that an output may have which no cell made."""
 
 
 def run(learner: Learner, options: Running, names: Names) -> Any:
-    """Train as far as the options say; what the cell shows."""
-    __tracebackhide__ = True  # as in `fit`: a traceback shows the cell, not what ran it
+    """Train as far as the options say; return what the cell shows."""
+    __tracebackhide__ = True  # as in `fit`: a traceback shows the cell only
     step = learner._step_in_use("train")
     cell = step if isinstance(step, CellStep) else None
     if options.background:
         return learner.start(epochs=options.epochs)
-    learner._show()  # a long way to go: there is something to look at, and a button to pause
+    learner._show()  # a long training needs a panel, with its button to pause
     with _exported(learner, names if options.export else None):
         if options.steps is not None:
             return learner.step(options.steps)
@@ -40,7 +40,7 @@ def run(learner: Learner, options: Running, names: Names) -> Any:
 
 
 def dry(learner: Learner, step: CellStep | None, options: Running, names: Names) -> DryReport:
-    """One step of this cell (or of the step in use), taken back."""
+    """Take one step of this cell (or of the step in use), and take it back."""
     __tracebackhide__ = True
     trial = learner.tools.try_step(step)
     if options.export:
@@ -55,7 +55,7 @@ def _fields(output: Any) -> Names:
 
 @contextmanager
 def _exported(learner: Learner, names: Names | None) -> Iterator[None]:
-    """Bring the last step's values into the notebook at the end, whatever ended it."""
+    """Bring the last step's values into the notebook at the end, also after an error or an interrupt."""
     try:
         yield
     finally:
@@ -63,12 +63,12 @@ def _exported(learner: Learner, names: Names | None) -> Iterator[None]:
             names.update(learner.locals)
 
 
-# A new step, wherever training is ----------------------------------------------------------------------
+# A new step, at any place of the training --------------------------------------------------------------
 
 
 def put_in(learner: Learner, split: Split, step: CellStep) -> bool:
-    """Make a cell the step of this split, also where training runs in the background: then it pauses for
-    that, and the answer is True. A cell that says what the last one said is no edit."""
+    """Make a cell the step of this split. If training runs in the background, pause it for that, and return
+    True. A cell with the same code as the last one is no edit."""
     paused = pause_background(learner)
     present = learner._step_in_use(split)
     if isinstance(present, CellStep) and step.is_like(present):
@@ -80,11 +80,11 @@ def put_in(learner: Learner, split: Split, step: CellStep) -> bool:
 
 
 def pause_background(learner: Learner) -> bool:
-    """Pause training that runs while this cell does; whether there was some, and it stands now."""
+    """Pause background training; return True if it ran, and now stands."""
     if learner.status != "running":
         return False
     learner.pause()
-    status: str = learner.status  # it may have come to its end just now
+    status: str = learner.status  # it may have ended just now
     return status == "paused"
 
 
@@ -92,10 +92,10 @@ def pause_background(learner: Learner) -> bool:
 
 
 def condition(learner: Learner, text: str, cell: CellStep | None, names: Names) -> Callable[[Learner], bool]:
-    """An expression over what the cell left, asked after each step that the cell took.
+    """Make a condition of an expression over the cell's values, checked after each step of the cell.
 
     Raises:
-        UsageError: it is no expression, or names what nobody has.
+        UsageError: the text is not an expression, or has a name that does not exist.
     """
     try:
         code = compile(text, "--until", "eval", dont_inherit=True)
@@ -114,7 +114,7 @@ def condition(learner: Learner, text: str, cell: CellStep | None, names: Names) 
         nonlocal asked
         before, asked = asked, learner.position.iteration
         if before == asked:
-            return False  # a step of the validation: nothing new to ask about
+            return False  # a validation step has no new values
         values = learner.locals if cell is not None else _fields(learner.output)
         return bool(eval(code, {**names, **_given(learner), **values}))
 
@@ -122,7 +122,7 @@ def condition(learner: Learner, text: str, cell: CellStep | None, names: Names) 
 
 
 def _given(learner: Learner) -> Names:
-    """What the body was given in the training step that was just taken."""
+    """The values that the body was given in the last training step."""
     at = learner.position
     return dict(zip(GIVEN, (learner.model, learner.batch, learner, at.epoch, at.step - 1), strict=True))
 

@@ -1,7 +1,8 @@
-"""`breakpoint()` in a notebook without a debugger: a prompt below the cell, as without the kernel's own hook.
+"""`breakpoint()` in a notebook without a debugger: a prompt opens below the cell, as without the kernel's
+hook.
 
-ipykernel loads debugpy, and that puts a hook of its own in the place of Python's, which does nothing until a
-debugger (JupyterLab's, with its bug button pressed) is connected.
+ipykernel loads debugpy, which replaces Python's hook by its own. That hook does nothing until a debugger is
+connected (JupyterLab's, with its bug button pressed).
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ Hook = Callable[..., Any]
 
 
 class Stopping:
-    """Takes the hook's place and gives it back."""
+    """Replaces the hook, and restores it."""
 
     def __init__(self) -> None:
         self._before: Hook | None = None
 
     def add(self) -> None:
-        """From here on `breakpoint()` stops with a debugger and without."""
+        """Let `breakpoint()` stop with and without a debugger from here on."""
         if str(sys.breakpointhook.__module__).startswith(("debugpy", "pydevd")):
             self._before = sys.breakpointhook
             sys.breakpointhook = self._stop
 
     def remove(self) -> None:
-        """Leave it as it was, unless somebody has put another one there since."""
+        """Restore the earlier hook, unless other code has replaced ours since."""
         if self._before is not None and sys.breakpointhook == self._stop:
             sys.breakpointhook = self._before
         self._before = None
@@ -38,7 +39,7 @@ class Stopping:
         """`breakpoint()`."""
         if self._before is not None and _is_connected():
             return self._before(*given, **named)
-        if os.environ.get("PYTHONBREAKPOINT"):  # somebody's choice, or "0" for none
+        if os.environ.get("PYTHONBREAKPOINT"):  # the user's choice, or "0" for no stop
             return sys.__breakpointhook__(*given, **named)
         set_trace: Any = debugger.set_trace
         return set_trace(sys._getframe(1))

@@ -1,4 +1,4 @@
-"""The body of a cell as a function: it sees the notebook's names, and its own stay its own."""
+"""The body of a cell as a function: it sees the notebook's names, and its own names are local."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .cell_source import CellSource
 from .find_targets import Targets, targets_in
 
 GIVEN = ("model", "batch", "learner", "epoch", "step")
-"""What every body is given, under these names."""
+"""The names of the values that every body is given."""
 _LEFT, _LOCALS = "__left__", "__locals__"
 _CELL = "<module>"
 
@@ -37,21 +37,21 @@ _NO_PLACE: dict[type[ast.AST], str] = {
 
 @dataclass(frozen=True)
 class Body:
-    """A cell's body, ready to be called with what GIVEN names; gives the values it left, by name."""
+    """A cell's body, called with the values that GIVEN names; it returns the values it left, by name."""
 
     function: Callable[..., dict[str, Any]]
     assigned: tuple[str, ...]
-    """The names that it gives values, at some point or other, in their order."""
+    """The names that it assigns anywhere, in their order."""
     targets: Targets
     shape: str = field(repr=False)
-    """The same for two bodies that differ in comments, blank lines and place only."""
+    """Equal for two bodies that differ only in comments, blank lines and place."""
 
 
 def compiled(shell: Any, source: CellSource, kind: str) -> Body:
-    """The body as a function whose globals are the notebook's names, looked up when it runs.
+    """Make the body a function whose globals are the notebook's names, looked up when it runs.
 
-    What the body assigns are the function's local variables: it cannot bind a name of the notebook, and
-    says so where it tries.
+    The names that the body assigns are local variables of the function. It cannot bind a name of the
+    notebook; an error says so if it tries.
     """
     with _mistakes_shown(shell):
         tree = shell.compile.ast_parse(source.text, source.name)
@@ -76,15 +76,15 @@ def compiled(shell: Any, source: CellSource, kind: str) -> Body:
 
 
 def _named_as_a_cell(code: CodeType) -> CodeType:
-    """Tracebacks and debuggers show the lines of a cell for this name. For that of a function `inspect` looks
-    for a `def` in its source, finds none, and shows the first line."""
+    """Name the code like a cell's code, so that tracebacks and debuggers show the right lines. For a
+    function's name `inspect` looks for a `def` in the source, finds none, and shows the first line."""
     names = {"co_name": _CELL, "co_qualname": _CELL} if hasattr(code, "co_qualname") else {"co_name": _CELL}
     return code.replace(**names)  # type: ignore[arg-type]
 
 
 @contextmanager
 def _mistakes_shown(shell: Any) -> Iterator[None]:
-    """A mistake in the cell is shown as in any cell: its line, and nothing of how it came to be compiled."""
+    """Show a mistake in the cell as in any cell: its line, without the frames that compiled it."""
     try:
         yield
     except SyntaxError as mistake:
@@ -93,7 +93,7 @@ def _mistakes_shown(shell: Any) -> Iterator[None]:
 
 
 class CellSyntaxError(Exception):
-    """No SyntaxError for Python, since IPython shows all frames of those; it is called one all the same."""
+    """Shown as a SyntaxError, but not a subclass, since IPython shows all frames of those."""
 
     def __init__(self, mistake: SyntaxError, shown: list[str]) -> None:
         super().__init__(str(mistake))
@@ -110,8 +110,8 @@ CellSyntaxError.__name__ = "SyntaxError"
 def _wrapped(tree: ast.Module, name: str, last: int) -> ast.Module:
     """`def make(__left__, __locals__): def name(model, ...): <body>; return __left__(__locals__())`.
 
-    Variables of an outer function, so that neither the notebook's names nor builtins that were overwritten
-    there can stand in their way. (Asking the frame instead of `locals` costs each step 4 us more.)
+    `__left__` and `__locals__` are variables of an outer function, so that the notebook's names and
+    overwritten builtins cannot hide them. (Asking the frame instead of `locals` costs each step 4 us more.)
     """
     values = ast.Call(ast.Name(_LOCALS, ast.Load()), [], [])
     leave = ast.Return(ast.Call(ast.Name(_LEFT, ast.Load()), [values], []))
@@ -136,19 +136,19 @@ def _inner(code: CodeType) -> CodeType:
 
 def _values_left(assigned: tuple[str, ...], required: str | None) -> Callable[..., dict[str, Any]]:
     def left(present: dict[str, Any]) -> dict[str, Any]:
-        """Called by the body as its last act, so that what is missing is missing in the cell's own frame."""
+        """Called last in the body, so that the error of a missing value is raised in the cell's own frame."""
         values = {name: present[name] for name in assigned if name in present}
         if required is not None and required not in values:
             raise StepError(
-                f"the cell has left no `{required}` in this step: it is assigned on one way through it, "
-                "and this step took another; assign it on every way"
+                f"the cell has left no `{required}` in this step: it is assigned in one branch only, "
+                "and this step took another one; assign it in every branch"
             )
         return values
 
     return left
 
 
-# What has no place in a step -------------------------------------------------------------------------
+# What a step must not contain ------------------------------------------------------------------------
 
 
 def _refuse(tree: ast.Module) -> None:
@@ -167,7 +167,7 @@ def _refuse(tree: ast.Module) -> None:
 
 
 def _outside_of_functions(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those of functions and classes defined in the body, which have rules of their own."""
+    """All nodes outside of functions and classes in the body, which have rules of their own."""
     for child in ast.iter_child_nodes(node):
         yield child
         if isinstance(child, _SCOPES):
@@ -176,7 +176,7 @@ def _outside_of_functions(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _stored(tree: ast.Module) -> frozenset[str]:
-    """Which of the given names the body binds anew."""
+    """The given names that the body binds again."""
     found = set()
     for node in _outside_of_functions(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):

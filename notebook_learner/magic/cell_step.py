@@ -41,9 +41,9 @@ class CellStep:
     def __call__(self, model: Any, batch: Any) -> Any:
         __tracebackhide__ = True
         learner = self._learner()
-        assert learner is not None  # it is what calls this
-        learner.locals = {}  # the last step's values need not live through this one's peak
-        loop = learner._replica.loop  # learner.position tells the same, but makes an object of it: 2 us more
+        assert learner is not None  # the learner calls this
+        learner.locals = {}  # frees the last step's values before this step's memory peak
+        loop = learner._replica.loop  # learner.position would make an object: 2 us more
         try:
             values = self.body.function(model, batch, learner, loop.epoch, loop.done)
         except UnboundLocalError as error:
@@ -53,11 +53,11 @@ class CellStep:
         return self.make_output(values)
 
     def is_like(self, other: object) -> bool:
-        """Whether it does the same, comments apart."""
+        """Whether both have the same code, apart from comments."""
         return isinstance(other, CellStep) and (self.body.shape, self.kind) == (other.body.shape, other.kind)
 
     def adopt(self, other: CellStep) -> None:
-        """Be the cell that was run again without a change, whose lines may stand elsewhere."""
+        """Take the place of the unchanged cell that was run again, as its lines may have moved."""
         self.body = other.body
 
     def of(self, learner: Learner) -> CellStep:
@@ -65,11 +65,11 @@ class CellStep:
         return CellStep(learner, self.body, self.kind)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without its learner, which stays in its process: other ranks have learners of their own."""
+        """Pickle without the learner, which stays in its process: other ranks have their own learners."""
         return _of_nobody, (self.body, self.kind)
 
     def _explain(self, error: UnboundLocalError) -> None:
-        """Python's message does not tell why a name that the next cell prints has no value here."""
+        """Say why a name has no value here although the next cell can print it; Python's message does not."""
         found = re.search(r"'(\w+)'", str(error))
         name = found[1] if found else ""
         if name in self.body.assigned and name in self.body.function.__globals__:
@@ -80,7 +80,7 @@ class CellStep:
 
 
 class _Nobody:
-    """In the place of a learner for a step that is on its way to another process."""
+    """Stands in for a learner while a step is sent to another process."""
 
 
 def _of_nobody(body: Body, kind: str | None) -> CellStep:
@@ -95,7 +95,7 @@ KINDS = ("classification", "regression", "multilabel", "sequence", "none")
 
 
 def output_maker(kind: str | None, assigned: Collection[str], targets: Targets) -> MakeOutput:
-    """How the output is made of the values, decided by the names once for all steps.
+    """Choose how the output is made from the values, once for all steps, by the names.
 
     Raises:
         UsageError: the kind asked for needs a name that the body never assigns.
@@ -118,7 +118,7 @@ def output_maker(kind: str | None, assigned: Collection[str], targets: Targets) 
 
 
 def _choose(targets: Targets) -> str:
-    """Which names to set, where several may be meant."""
+    """The names to set, if the target is not clear."""
     if not targets.possible or targets.name is not None:
         return ""
     ways = " or ".join(f"`target = {name}`" for name in targets.possible)
@@ -126,22 +126,22 @@ def _choose(targets: Targets) -> str:
 
 
 class CellOutput(SimpleNamespace):
-    """All that a body left, where it is of no kind that metrics know."""
+    """All that a body left, if it is no kind of output that metrics know."""
 
     _advice = "Let the cell leave `output` and `target` (or `targets`), or leave the metric out"
 
 
 def _plain_maker(targets: Targets) -> MakeOutput:
-    """A class for each body: metrics look at the fields of the first output of a class only."""
+    """Make a class for each body, as metrics check the fields of only the first output of a class."""
     kind = type("CellOutput", (CellOutput,), {"_advice": CellOutput._advice + _choose(targets)})
-    # But `weight`: it would be taken for a number of samples.
+    # Not `weight`: metrics would take it for a number of samples.
     return lambda values: kind(**{name: value for name, value in values.items() if name != "weight"})
 
 
 def _guessed(plain: MakeOutput, name: str, values: Values) -> Any:
-    """As `.loss(fn)` does it: class numbers have one dimension less than their scores."""
+    """Guess the kind as `.loss(fn)` does: class numbers have one dimension less than their scores."""
     output, targets = values.get("output"), values.get(name)
-    countable = getattr(targets, "ndim", 1) > 0  # a lone number is the target of no samples
+    countable = getattr(targets, "ndim", 1) > 0  # a single number is not a target for samples
     if output is None or targets is None or "loss" not in values or not countable:
         return plain({**values, "targets": targets})
     return kind_of(output, targets)(values["loss"], output, targets)

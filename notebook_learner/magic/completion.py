@@ -1,4 +1,4 @@
-"""Tab behind a magic: its options, their choices, and the names of the notebook's learners."""
+"""Tab completion after a magic: its options, their choices, and the names of the notebook's learners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE = re.compile(r"^(?:\s*|.*=\s*)(%%?)(\w+)\s(.*)$")
 
 
 class Completion:
-    """Adds itself to a shell's completer, in whichever way that IPython has."""
+    """Adds itself to a shell's completer, in the way that this version of IPython has."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
@@ -24,17 +24,17 @@ class Completion:
         self._matcher = _alone(self.matches) if newer else _among_others(shell, self.matches)
 
     def add(self) -> None:
-        """From here on Tab knows the magics."""
+        """Let Tab complete the magics from here on."""
         if self.shell.Completer is not None:
             self.shell.Completer.custom_matchers.append(self._matcher)
 
     def remove(self) -> None:
-        """Tab knows nothing of them any more."""
+        """Remove the completion of the magics."""
         if self.shell.Completer is not None and self._matcher in self.shell.Completer.custom_matchers:
             self.shell.Completer.custom_matchers.remove(self._matcher)
 
     def matches(self, line: str) -> list[str]:
-        """What the word that the line ends with may become."""
+        """The completions of the word at the end of the line."""
         found = _LINE.match(line)
         parser = self.parsers.get((found[1], found[2])) if found else None
         if found is None or parser is None:
@@ -56,7 +56,7 @@ class Completion:
 
 
 def _parsers() -> dict[tuple[str, str], Any]:
-    """By the magic as it is written: ("%%", "train")."""
+    """The parsers by the parts of the written magic: ("%%", "train")."""
     signs = {"cell": "%%", "line": "%"}
     return {
         (signs[kind], name): getattr(TrainingMagics, method).parser
@@ -66,7 +66,7 @@ def _parsers() -> dict[tuple[str, str], Any]:
 
 
 def _alone(matches: Callable[[str], list[str]]) -> Any:
-    """A matcher whose results stand alone: builtins have no place behind a magic."""
+    """A matcher that hides the results of others: builtins make no sense after a magic."""
 
     def matcher(context: Any) -> dict[str, Any]:
         found = matches(context.text_until_cursor)
@@ -79,5 +79,5 @@ def _alone(matches: Callable[[str], list[str]]) -> Any:
 
 
 def _among_others(shell: Any, matches: Callable[[str], list[str]]) -> Any:
-    """IPython 7 hands a matcher a word, tells the line apart, and mixes all matchers' results."""
+    """IPython 7 gives a matcher a word, keeps the line elsewhere, and mixes all matchers' results."""
     return lambda word: matches(shell.Completer.text_until_cursor)

@@ -1,4 +1,4 @@
-"""IPython's decorators in one of our own, with types: what a magic is called, and what it takes."""
+"""One typed decorator for IPython's decorators: a magic's name and its arguments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ argument = _parsing.argument
 
 
 def magics(cls: C) -> C:
-    """A class of magics."""
+    """Mark a class as a class of magics."""
     made: C = _core.magics_class(cls)
     return made
 
 
 def magic(written: str, *groups: Arguments) -> Callable[[F], F]:
-    """A method as the magic that is written like this ("%%train" or "%train"), with these arguments; its
+    """Make a method the magic that is written like this ("%%train" or "%train"), with these arguments. Its
     help shows them in this order."""
     name = written.lstrip("%")
     kind = _core.cell_magic if written.startswith("%%") else _core.line_magic
@@ -40,5 +40,5 @@ def magic(written: str, *groups: Arguments) -> Callable[[F], F]:
 
 
 def read(method: Any, line: str) -> Any:
-    """What was written behind a magic, as attributes; a mistake is a UsageError."""
+    """Parse the text after a magic into attributes; a mistake raises a UsageError."""
     return _parsing.parse_argstring(method, line)

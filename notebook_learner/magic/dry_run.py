@@ -1,4 +1,4 @@
-"""What `--dry` answers with: the values that one step left, as text."""
+"""The report of `--dry`: the values that one step left, as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDTH = 60
 
 @dataclass(frozen=True, repr=False)
 class DryReport:
-    """One step that was taken and taken back: `values` are what it left, by name."""
+    """One step that was taken and taken back; `values` has its values by name."""
 
     position: Position
     values: Mapping[str, Any]
@@ -38,7 +38,7 @@ class DryReport:
 
 
 def described(value: Any) -> str:
-    """A value in a few words: shape and type of a tensor, the number itself where it is one."""
+    """A value in a few words: shape and type of a tensor, or the number itself."""
     if isinstance(value, Tensor):
         kind = f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
         where = "" if value.device.type == "cpu" else f" {value.device}"

@@ -1,4 +1,4 @@
-"""Loading the magics into a shell, and taking them out again without a trace."""
+"""Load the magics into a shell, and remove them again without a trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .magics import TrainingMagics
 from .reload_offer import Offer
 
 _HOLDS = "_notebook_learner_extension"
-"""The attribute of the shell that holds what was loaded: shells are many where notebooks are tested."""
+"""The shell's attribute that holds what was loaded: tests of notebooks have many shells in a process."""
 
 
 class _Loaded:
@@ -23,7 +23,7 @@ class _Loaded:
 
 
 def load(shell: Any) -> None:
-    """Register the magics. Doing it twice is doing it once."""
+    """Register the magics. A second call changes nothing."""
     unload(shell)
     loaded = _Loaded(shell)
     shell.register_magics(loaded.magics)
@@ -35,7 +35,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Take out what `load` put in, but nothing that somebody has put in its place since."""
+    """Remove what `load` put in, but nothing that other code has put in its place since."""
     loaded = getattr(shell, _HOLDS, None)
     if loaded is None:
         return

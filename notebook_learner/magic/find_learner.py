@@ -1,4 +1,4 @@
-"""Which learner a magic means: the one that is named, or the only one of the notebook."""
+"""Find the learner that a magic means: the named one, or the only one in the notebook."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..learner.learner import Learner
 
 
 def learners_in(names: Mapping[str, Any]) -> dict[str, Learner]:
-    """The notebook's learners by name. One with two names counts once; `_` and its like are the history."""
+    """The notebook's learners by name. One with two names counts once; names like `_` are IPython's
+    history."""
     found: dict[int, tuple[str, Learner]] = {}
     for name, value in list(names.items()):
         if isinstance(value, Learner) and not name.startswith("_"):
@@ -24,7 +25,8 @@ def find_learner(names: Mapping[str, Any], name: str | None) -> Learner:
     """The learner of this name, or the only one.
 
     Raises:
-        UsageError: there is none of that name, none at all, or more than one to choose from.
+        UsageError: no learner has that name, or there is no learner, or there are several and no name is
+            given.
     """
     there = learners_in(names)
     if name is not None:

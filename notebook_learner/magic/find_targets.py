@@ -1,4 +1,4 @@
-"""Which name of a cell holds the targets: the one that says so, or the batch's second part."""
+"""Find the name in a cell that holds the targets: `target` or `targets`, or the batch's second part."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _NAMED = ("targets", "target")
-"""A cell that assigns one of these says it."""
+"""A cell that assigns one of these names its targets."""
 _KEYS = ("labels", "label", "targets", "target", "y")
-"""What a batch that is a dict calls its targets."""
+"""The keys of the targets in a batch that is a dict."""
 _KEEPS = (
     *("to", "cuda", "cpu", "float", "double", "half", "long", "int", "bool", "type"),
     *("contiguous", "clone", "detach", "squeeze", "unsqueeze", "flatten", "view", "reshape"),
@@ -19,24 +19,24 @@ _KEEPS = (
 
 @dataclass(frozen=True)
 class Targets:
-    """Where a cell leaves its targets."""
+    """The name under which a cell leaves its targets."""
 
     name: str | None
-    """None where the cell does not show it."""
+    """None if the cell does not show it."""
     possible: tuple[str, ...] = ()
-    """The parts of the batch that may be the targets, where the cell leaves a doubt."""
+    """The parts of the batch that may be the targets, if the cell leaves a doubt."""
 
 
 def targets_in(nodes: Iterable[ast.AST], batch: str) -> Targets:
-    """The name of the targets, where the cell leaves no doubt.
+    """Find the name of the targets, if the cell leaves no doubt.
 
-    The batch's second part is the `y` of `x, y = batch` (with any names), of `y = batch[1]` where no third
-    part is used, or of `y = batch["label"]`. Of three parts none must be the targets, and of two names that
-    fit neither is taken: metrics of the wrong one would look like true ones.
+    The batch's second part is the `y` of `x, y = batch` (with any names), of `y = batch[1]` if no third part
+    is used, or of `y = batch["label"]`. With three parts the second need not be the targets. If two names
+    fit, neither is taken, as metrics of the wrong one would look right.
 
     Args:
-        nodes: those of the cell, without the inside of functions and classes that it defines.
-        batch: what the batch is called there.
+        nodes: the nodes of the cell, without the inside of functions and classes that it defines.
+        batch: the name of the batch in the cell.
     """
     found = list(nodes)
     bindings = [each for node in found for each in _bindings(node)]
@@ -53,7 +53,7 @@ def targets_in(nodes: Iterable[ast.AST], batch: str) -> Targets:
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
-    """The names that a node binds, and what each is given; None where no assignment shows it."""
+    """The names that a node binds, with the value of each; None if no assignment shows it."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _pairs(target, node.value)
@@ -87,7 +87,7 @@ def _element(value: ast.expr, index: int) -> ast.expr | None:
 
 
 def _part(value: ast.expr | None, batch: str) -> int | str | None:
-    """Which part of the batch an expression gives, by its number or its key."""
+    """The part of the batch that an expression gives, by its number or its key."""
     return None if value is None else _key(_without_conversions(value), batch)
 
 
@@ -102,14 +102,14 @@ def _key(node: ast.AST, batch: str) -> int | str | None:
 
 
 def _without_conversions(value: ast.expr) -> ast.expr:
-    """`y.to(device).long()` is y, for what it means."""
+    """Reduce `y.to(device).long()` to y, which has the same meaning."""
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _KEEPS:
         value = value.func.value
     return value
 
 
 def _is_kept(name: str, bindings: list[tuple[str, ast.expr | None]], batch: str) -> bool:
-    """Whether the name holds that part to the end: `for y in ...` or `y = smooth(y)` changes it."""
+    """Whether the name keeps that part to the end: `for y in ...` or `y = smooth(y)` changes it."""
     given = [value for bound, value in bindings if bound == name]
     return all(
         value is not None and (_part(value, batch) is not None or _is_name(_without_conversions(value), name))

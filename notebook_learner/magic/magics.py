@@ -1,4 +1,4 @@
-"""The magics themselves: what is written is read here, and handed to who does it."""
+"""The magics: they parse what the user writes, and call the code that does it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .parse_options import (
 
 @magics
 class TrainingMagics(Magics):
-    """`%%train` and its family, for the learners of this notebook."""
+    """`%%train` and the other magics, for the learners of this notebook."""
 
     shell: Any
 
@@ -43,18 +43,19 @@ class TrainingMagics(Magics):
     def train_cell(self, line: str, cell: str) -> Any:
         """Train with this cell: its body is the training step.
 
-        The body is given `model`, `batch` (on the model's device), `learner`, and where the step stands:
-        `epoch`, from 1, and `step`, the steps of this epoch that came before. It also sees every name of the
-        notebook. It must leave a scalar tensor in `loss`. Where it leaves `output` as well, metrics such as
-        Accuracy read that and the targets: the batch's second part, by whatever name (`x, y = batch`,
-        `y = batch["label"]`), or what it assigns to `target` or `targets`. learner.log("name", value) makes
-        a metric of any other number. The learner does the rest: zero_grad, backward, optimizer, scheduler.
+        The body can use `model`, `batch` (on the model's device), `learner`, `epoch` (from 1) and `step` (the
+        number of steps of this epoch before this one). It also sees every name of the notebook. It must
+        assign a scalar tensor to `loss`. If it also assigns `output`, metrics such as Accuracy read that and
+        the targets. The targets are the batch's second part, under any name (`x, y = batch`, `y =
+        batch["label"]`), or the value of `target` or `targets`. learner.log("name", value) makes a metric of
+        any other number. The learner does the rest: zero_grad, backward, optimizer, scheduler.
 
-        What the body assigns stays its own: it changes no name of the notebook. `learner.locals` holds the
-        values of the last step. To hand something on, change an object's contents, or take --export.
+        The names that the body assigns are local: it changes no name of the notebook. `learner.locals` holds
+        the values of the last step. To bring values into the notebook, change an object's contents, or use
+        --export.
 
-        Run an edited cell again while training is paused (or in the background), and it goes on from that
-        very step with the new body.
+        If you run an edited cell again while training is paused (or runs in the background), training goes on
+        from that step with the new body.
 
         Example::
 
@@ -79,8 +80,9 @@ class TrainingMagics(Magics):
     def valid_cell(self, line: str, cell: str) -> None:
         """Validate with this cell: its body is the validation step.
 
-        As `%%train`, but without gradients and in eval mode, and nothing is run yet: the next `%%train`,
-        `%train` or `fit` uses it at the end of each epoch. It leaves `loss`, or `output` and the targets.
+        It is like `%%train`, but without gradients and in eval mode. The cell itself runs nothing yet: the
+        next `%%train`, `%train` or `fit` uses it at the end of each epoch. It assigns `loss`, or `output` and
+        the targets.
 
         Example::
 
@@ -98,7 +100,7 @@ class TrainingMagics(Magics):
 
     @magic("%train", RUNNING, EXPORT)
     def train_line(self, line: str) -> Any:
-        """Train on with the step in use, to the last epoch if nothing else is said."""
+        """Go on training with the step in use, by default to the last epoch."""
         __tracebackhide__ = True
         given = read(self.train_line, line)
         options = running(given)
@@ -109,7 +111,7 @@ class TrainingMagics(Magics):
 
     @magic("%step", COUNT)
     def step(self, line: str) -> Any:
-        """Take one step, or N, of training or validation, whichever comes; gives a report.
+        """Take the next step, or the next N steps, of training or of validation, and show a report.
 
         `%step`, `%step 10`, `%step 10 learner`
         """
@@ -119,7 +121,8 @@ class TrainingMagics(Magics):
 
     @magic("%rewind", PLACE)
     def rewind(self, line: str) -> Any:
-        """Take back one step, or N, or go back to a place; stepping on gives the same bits again.
+        """Take back one step or N steps, or go back to a position. The same steps then give the same bits
+        again.
 
         `%rewind`, `%rewind 3`, `%rewind 2:117` (epoch 2, step 117), `%rewind 2:valid:0`
         """
@@ -131,7 +134,7 @@ class TrainingMagics(Magics):
 
     @magic("%pause", LEARNER)
     def pause(self, line: str) -> None:
-        """Pause training that runs in the background; it stands at a step when the cell ends."""
+        """Pause background training; when the cell ends, it stands between two steps."""
         learner = self._learner(read(self.pause, line).learner)
         learner.pause()
         self._tell(learner)
@@ -143,7 +146,7 @@ class TrainingMagics(Magics):
 
     @magic("%stop", LEARNER)
     def stop(self, line: str) -> None:
-        """End training that runs in the background at its next step; `%train` can go on from there."""
+        """End background training at its next step; `%train` can go on from there."""
         learner = self._learner(read(self.stop, line).learner)
         learner.stop()
         self._tell(learner)
@@ -152,24 +155,24 @@ class TrainingMagics(Magics):
 
     @magic("%inspect", RANK, LEARNER)
     def inspect(self, line: str) -> Any:
-        """Look at the step in hand: its batch, every layer, gradients and updates. Changes nothing."""
+        """Inspect the current step: its batch, every layer, gradients and updates. It changes nothing."""
         given = read(self.inspect, line)
         return self._learner(given.learner).inspect(rank=given.rank)
 
     @magic("%fork", DIRECTORY, LEARNER)
     def fork(self, line: str) -> Any:
-        """A second learner from this very step, with a folder of its own: `other = %fork runs/other`."""
+        """Make a second learner that goes on from this step in its own folder: `other = %fork runs/other`."""
         given = read(self.fork, line)
         learner = self._learner(given.learner)
         return learner.fork(unquoted(given.directory))
 
-    # Reading what was written ------------------------------------------------------------------------
+    # Parsing -----------------------------------------------------------------------------------------
 
     def _learner(self, name: str | None) -> Learner:
         return find_learner(self.shell.user_ns, name)
 
     def _learner_and(self, words: list[str], magic: str) -> tuple[Learner, str | None]:
-        """A name and a number in any order, each of which may be missing."""
+        """Read a name and a number, in any order; each may be missing."""
         names = [word for word in words if word.isidentifier()]
         others = [word for word in words if word not in names]
         if len(names) > 1 or len(others) > 1:

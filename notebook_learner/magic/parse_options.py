@@ -1,4 +1,4 @@
-"""What can be written behind the magics that run: checked at once, a mistake is one line."""
+"""The options of the magics that train. They are checked at once; a mistake is reported in one line."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ BODY: Arguments = (
     argument(
         "--output",
         choices=KINDS,
-        help="what the metrics are given: made of `output` and `target` (or the second part of `x, y = batch`"
-        "); by default classification where the targets are class numbers, else regression, and none without "
+        help="the output for the metrics, made of `output` and `target` (or the second part of `x, y = batch`"
+        "); by default classification if the targets are class numbers, else regression, and none without "
         "these",
     ),
 )
@@ -44,7 +44,8 @@ PLACE: Arguments = (
         "what",
         nargs="*",
         metavar="N|EPOCH:STEP",
-        help="how many steps to take back, by default 1, or where to go back to; and the learner's name",
+        help="how many steps to take back, by default 1, or the position to go back to; and the "
+        "learner's name",
     ),
 )
 RANK: Arguments = (
@@ -66,12 +67,12 @@ class Running:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing was said, so that training goes on as it went."""
+        """Whether no option was given, so that training goes on as before."""
         return self == Running(export=self.export)
 
 
 def running(given: Any) -> Running:
-    """What was written, checked.
+    """Check the parsed options.
 
     Raises:
         UsageError: a number below 1, or two options that exclude each other.
@@ -100,16 +101,16 @@ def _exclude(options: Running) -> None:
 
 
 def unquoted(text: str) -> str:
-    """IPython hands quotes on."""
+    """The text without the quotes, which IPython leaves in it."""
     quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
     return text[1:-1] if quoted else text
 
 
 def position_or_count(text: str) -> int | tuple[Any, ...]:
-    """What `%rewind` takes: 3, or 2:117, or 2:valid:0.
+    """Parse the argument of `%rewind`: 3, or 2:117, or 2:valid:0.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text has another form.
     """
     parts = text.split(":")
     middle = parts[1:2] if len(parts) == 3 else []
@@ -126,10 +127,10 @@ def position_or_count(text: str) -> int | tuple[Any, ...]:
 
 
 def at_least_one(magic: str, text: str) -> int:
-    """A number of steps.
+    """Parse a number of steps.
 
     Raises:
-        UsageError: it is no whole number from 1.
+        UsageError: the text is not a whole number from 1.
     """
     if not (text.isascii() and text.isdigit() and int(text)):
         raise UsageError(f"{magic} {text}: give a whole number from 1")

@@ -1,4 +1,4 @@
-"""After a cell that defined the class of a live model anew: one line, which says what can be done."""
+"""After a cell that defined the class of a live model again: one line that says what the user can do."""
 
 from __future__ import annotations
 

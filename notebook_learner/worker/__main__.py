@@ -4,5 +4,5 @@ import sys
 
 from .detached_run import main
 
-if __name__ == "__main__":  # a loader's worker that is spawned imports it by another name
+if __name__ == "__main__":  # a spawned worker of a loader imports it by another name
     sys.exit(main(*map(int, sys.argv[1:4])))

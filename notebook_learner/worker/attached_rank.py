@@ -13,19 +13,19 @@ from ..ranks.engines import end_processes, family_of
 from .rank import Follower, follow
 
 _GRACE = 10.0
-"""Seconds that a rank has to leave a step in which it waits for others, once rank 0 is gone."""
+"""Seconds that a rank has to leave a step in which it waits for others, after rank 0 is gone."""
 
 
 def begin(door: tuple[str, bytes, bytes, bytes], rank: int, beside: int) -> int:
-    """Follow rank 0 in a thread of this process; gives the process's number.
+    """Follow rank 0 in a thread of this process; return the process's number.
 
     Args:
-        door: where rank 0 expects it.
-        rank: which one it is.
-        beside: ranks on this machine, which share its cores.
+        door: where this rank connects to rank 0.
+        rank: the number of this rank.
+        beside: the number of ranks on this machine, which share its cores.
     """
     for earlier in _EARLIER:
-        earlier.over()  # it may hang in a sum of a lost training, and must not end this process any more
+        earlier.over()  # it may hang in a sum of a lost training, and must not end this process
     left = _Left()
     _EARLIER[:] = [left]
     try:
@@ -37,15 +37,16 @@ def begin(door: tuple[str, bytes, bytes, bytes], rank: int, beside: int) -> int:
 
 
 def threads_of_one(beside: int) -> int:
-    """For one of so many ranks on this machine. Slurm may have given its job a part of the cores, and each
-    rank its own part of those."""
+    """Count the threads for one of several ranks on this machine. Slurm may have given the job a part of the
+    cores, and each rank its own part of those."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     given = int(os.environ.get("SLURM_CPUS_ON_NODE", cores))
     return cores if cores < given else max(1, given // beside)
 
 
 class FollowerElsewhere(Follower):
-    """Rank 1 or higher, on a machine of its own: rank 0 cannot end it, and its files may lie elsewhere."""
+    """Rank 1 or higher, on a machine of its own: rank 0 cannot end it, and its files may be in another
+    place."""
 
     def __init__(self, channel: Channel, rank: int, left: _Left) -> None:
         super().__init__(channel, rank, [])
@@ -66,16 +67,17 @@ class FollowerElsewhere(Follower):
 
 
 class _Left:
-    """What becomes of this process when rank 0 has no use for it any more: it is the user's, and lives on."""
+    """What happens to this process when rank 0 does not need it any more: it belongs to the user, and lives
+    on."""
 
     def __init__(self) -> None:
         self._ended = threading.Event()
 
     def behind(self) -> None:
-        """Rank 0 cannot be reached: nothing of its training is to outlive it."""
+        """End all that belongs to the training, when rank 0 cannot be reached."""
         if self._ended.wait(_GRACE):
             return
-        # The rank waits in a sum, which hears of nothing.
+        # The rank waits in a sum and does not see that rank 0 is gone.
         with suppress(Exception):
             end_processes(family_of(os.getpid())[1:])  # its nanny, and a loader's workers
         os._exit(1)

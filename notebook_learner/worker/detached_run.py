@@ -1,7 +1,7 @@
-"""What runs in the process: it makes the learner again, goes on with the run, and ends when that is over.
+"""The process of a detached run: it makes the learner again, goes on with the run, and then ends.
 
-It trains in its main thread, as a kernel does. What asks it to pause or to stop comes through the run's
-socket; SIGTERM has it stop at the next step boundary, save exactly where it stands, and end.
+It trains in its main thread, as a kernel does. Requests to pause or to stop come through the run's socket.
+After SIGTERM it stops at the next step boundary, saves exactly where it stands, and ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..store.layout import RunLayout
 from ..store.run_folder import RunPath
 
 _AGAIN = 5.0
-"""Seconds after which what a disk refused is tried again."""
+"""Seconds until a failed write is tried again."""
 _OVER = (
     "the run is over here: its process writes down where it stands, and ends. learner.take_back(), or "
     ".resume() on the builder, goes on from there"
@@ -45,10 +45,10 @@ _OVER = (
 
 
 def main(there: int, here: int, taking: int) -> int:
-    """Do what the process at the other end of these pipes wants; the exit status."""
+    """Do what the process at the other end of these pipes wants; return the exit status."""
     faulthandler.enable()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # while it trains it is a pause, as everywhere
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # during training it is a pause, as everywhere
     voice = Voice(here)
     serving = Serving(voice)
     try:
@@ -57,7 +57,7 @@ def main(there: int, here: int, taking: int) -> int:
             serving.make(surroundings, ticket)
             voice.say("made")
             order = json.loads(orders.readline() or b"{}")
-        if not order:  # nobody waits for it any more
+        if not order:  # the other process has ended
             return 1
         serving.begin(_taken(taking), **order)
     except BaseException as error:
@@ -69,16 +69,16 @@ def main(there: int, here: int, taking: int) -> int:
 
 
 class Voice:
-    """What the process says to the one that started it, while that listens."""
+    """Sends words to the process that started this one, as long as that listens."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         os.set_inheritable(descriptor, False)
 
     def say(self, word: str, **more: Any) -> None:
-        """A word, and what belongs to it."""
+        """Send a word, with its details."""
         data = json.dumps({"said": word, **more}).encode() + b"\n"
-        with suppress(OSError):  # the kernel is gone, which is what all of this is for
+        with suppress(OSError):  # the kernel is gone, and the run must go on without it
             while data:
                 data = data[os.write(self._descriptor, data) :]
 
@@ -98,7 +98,7 @@ class Serving:
     # Making it again ---------------------------------------------------------------------------------
 
     def make(self, surroundings: Surroundings, packed: bytes) -> None:
-        """The learner, which touches nothing of the run's directory yet."""
+        """Make the learner, which does not touch the run's directory yet."""
         _come_into(surroundings)
         self._ticket = ticket = unpack(packed, {THE_LEARNER: Here(self)})
         assert isinstance(ticket, Ticket)
@@ -122,10 +122,11 @@ class Serving:
     # Going on ----------------------------------------------------------------------------------------
 
     def begin(self, lock: int, label: str, identity: list[int], kernel: int) -> None:
-        """Take the directory, by the descriptor it is locked with, and stand where the other process stood.
+        """Take the directory by the descriptor that it is locked with, and go to where the other process
+        stood.
 
         Raises:
-            DetachError: somebody else has come into the directory meanwhile.
+            DetachError: another run has begun in the directory meanwhile.
         """
         learner = self._learner
         directory = os.fspath(learner._supplies.origin.settings.directory)
@@ -145,7 +146,7 @@ class Serving:
         signal.signal(signal.SIGTERM, self._to_end)
 
     def _measured_before(self, directory: str) -> None:
-        """Where the user's own loggers have it, and the directory does not."""
+        """Fill in the history that only the user's own loggers have, and the directory does not."""
         learner, record = self._learner, self._ticket.measured
         if not record:
             return
@@ -156,7 +157,7 @@ class Serving:
                 writer.handle(Rewound(at.epoch, at.split, at.step, record, 0, 0))
 
     def train(self) -> int:
-        """Until the run is over, or somebody ends it; the exit status."""
+        """Train until the run is over, or is ended from outside; return the exit status."""
         threading.Thread(target=self._tell_of_steps, name="notebook_learner detached", daemon=True).start()
         error = self._fit()
         if error is not None and self._learner._replica.loop.position.key == self._start:
@@ -181,9 +182,10 @@ class Serving:
         return None
 
     def _stand(self, error: BaseException | None) -> BaseException | None:
-        """While it is paused, or waits for a disk, others may have it go on. Gives what it failed with.
+        """Wait while the run is paused, or a disk refuses to write; a request can make it go on. Return its
+        error.
 
-        Once it is over, nothing is done for others any more: nothing would tell of it.
+        After the run is over it obeys no request, because no record would show the effect.
         """
         learner = self._learner
         while True:
@@ -207,19 +209,19 @@ class Serving:
     def _end(self, error: BaseException | None) -> int:
         learner, replica = self._learner, self._learner._replica
         self._save()
-        with suppress(CheckpointError, LoggerError):  # it was told of
+        with suppress(CheckpointError, LoggerError):  # it was reported
             replica.saving.close()
         told = "" if error is None else f"{type(error).__name__}: {error}"
         directory = os.fspath(learner._supplies.origin.settings.directory)
         noted = noted_in(directory)
         if noted is not None and noted.pid == os.getpid():
             noted.ends(directory, learner.status, told, learner.num_epochs)
-        learner._premises.leave()  # who waits for the directory need not wait for the end of this process
+        learner._premises.leave()  # others can take the directory before this process ends
         replica.let_go()
         return 0 if error is None else 1
 
     def _save(self) -> None:
-        """Where it stands. A person may have changed something there since a pause was saved."""
+        """Save the current step; the user may have changed something since the pause was saved."""
         replica = self._learner._replica
         saving, loop = replica.saving, replica.loop
         kept = saving.store is not None and saving.store.is_kept(loop.position)
@@ -234,16 +236,17 @@ class Serving:
                     return
                 time.sleep(_AGAIN)
 
-    # Told from outside -------------------------------------------------------------------------------
+    # From outside ------------------------------------------------------------------------------------
 
     def _to_end(self, signum: int, frame: Any) -> None:
-        """Again changes nothing, as a state may be on its way to the disk: SIGKILL is there for at once."""
+        """A second signal changes nothing, as a state may be on its way to the disk; SIGKILL ends it at
+        once."""
         self._told_to_end = True
-        if self._training:  # this very thread, which may hold any lock
+        if self._training:  # the signal runs in this thread, which may hold any lock
             self._learner._replica.loop.control.interrupt()
 
     def _tell_of_steps(self) -> None:
-        """That it trains, and that it has taken a step."""
+        """Report that the run trains, and that it has taken a step."""
         learner = self._learner
         until = time.monotonic() + 600.0
         told = False
@@ -269,7 +272,7 @@ def _received(orders: BinaryIO) -> tuple[Surroundings, bytes]:
 
 
 def _taken(taking: int) -> int:
-    """The descriptor that the other process gives."""
+    """The descriptor that the other process sends."""
     with socket.socket(fileno=taking) as end:
         _, (descriptor,), _, _ = socket.recv_fds(end, 1, 1)
     os.set_inheritable(descriptor, False)
@@ -284,7 +287,7 @@ def _exactly(orders: BinaryIO, size: int) -> bytes:
 
 
 def _come_into(surroundings: Surroundings) -> None:
-    """See modules and files as the other process does, and compute as it does."""
+    """Find modules and files as the other process does, and compute as it does."""
     sys.path[:] = surroundings.path
     os.chdir(surroundings.folder)
     if surroundings.python_path is None:
@@ -302,14 +305,14 @@ def _breakpoints(ticket: Ticket) -> Breakpoints:
 
 
 def _require_the_same(directory: str, identity: list[int]) -> None:
-    """It was put in the place of ours otherwise."""
+    """Raise if another directory has taken the place of ours."""
     info = os.stat(directory)
     if [info.st_dev, info.st_ino] != identity:
         raise DetachError(f"{directory!r} is another directory by now: another run has begun there")
 
 
 def _print_into(path: RunPath) -> None:
-    """From here on into this file, with what was printed so far."""
+    """Print into this file from here on, after what was printed so far."""
     sys.stdout.flush()
     sys.stderr.flush()
     log = files.open_to_append(path)
@@ -321,12 +324,12 @@ def _print_into(path: RunPath) -> None:
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
-    for stream in (sys.stdout, sys.stderr):  # a file's are written when 8 KiB are full
+    for stream in (sys.stdout, sys.stderr):  # else a file is written each 8 KiB
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def _error_of(learner: Learner) -> BaseException | None:
-    """What the last background run failed with."""
+    """The error of the last background run."""
     try:
         learner._driver.wait()()
     except BaseException as error:

@@ -1,7 +1,7 @@
-"""A rank beside rank 0, in its own process: does what it is told, between steps and never else.
+"""A rank other than rank 0, in its own process: it obeys rank 0, and only between steps.
 
-It runs in a thread, so that the engine's own shell answers meanwhile. Where rank 0 is gone without a word, so
-is this process in a moment.
+It runs in a thread, so that the engine's own shell answers meanwhile. If rank 0 ends without a message, this
+process ends, too, after a moment.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from ..step.schedule import report_steps, set_rates
 from ..trial.changes import Changes, changed
 
 IN_USE: dict[int, Follower] = {}
-"""The followers of this process, by rank: for whoever looks into an engine."""
+"""The followers of this process, by rank, for a user who looks into an engine."""
 
 
 class BrokenOff(Exception):
-    """Rank 0 has given the block up."""
+    """Rank 0 has given up the block of steps."""
 
 
 def begin(door: Iterable[Any], rank: int, threads: int, helpers: Iterable[tuple[int, float]]) -> int:
-    """Follow a rank 0 of this machine in a thread of this process; gives the process's number."""
+    """Follow a rank 0 of this machine in a thread of this process; return the process's number."""
     return follow(Follower(come_to(RankDoor(*door)), rank, [Known(*each) for each in helpers]), threads)
 
 
 def follow(follower: Follower, threads: int) -> int:
-    """Answer rank 0 in a thread; gives the process's number."""
+    """Answer rank 0 in a thread; return the process's number."""
     IN_USE[follower.rank] = follower
     threading.Thread(
         target=follower.serve, args=(threads,), name="notebook_learner rank", daemon=True
@@ -72,19 +72,19 @@ class Follower:
         self.rank = rank
         self.learner: Learner | None = None
         self._helpers = helpers
-        """Who is to end with this rank, where rank 0 is gone."""
+        """The processes that end with this rank, if rank 0 is gone."""
         self._meant: dict[str, Any] = {}
         self._reducer: Reducer = Reducer(None, 1.0)
         self._parts: Parts | None = None
-        """Where it has but a part of the weights."""
+        """Set if this rank has only a part of the weights."""
         self._fed: dict[str, Fed] = {}
         self._entered = False
         self._trying = ExitStack()
-        """Steps are taken with changes, or a set is gone through, until it is closed."""
+        """What to undo after steps with changes, or after a set; closed at their end."""
         self._on_tour: Any = None
-        """How batches of that set are fetched, and what takes them."""
+        """The function that fetches the set's batches, and the work that takes them."""
         self._failing: tuple[Place, Any] | None = None
-        """Where a step failed, and its batch: the steps before may be taken again meanwhile."""
+        """The place of a failed step, and its batch; the steps before it may be replayed meanwhile."""
         self._verbs: dict[str, Callable[..., Any]] = {
             "make": self._make,
             "classes": self._classes,
@@ -118,9 +118,9 @@ class Follower:
                 verb, arguments = self.channel.receive()
                 if verb == "end":
                     return self._end()
-                if verb == "break":  # rank 0 gave up what is over here already
+                if verb == "break":  # rank 0 gave up a block that is over here already
                     self._trying.close()
-                elif verb not in ("batch", "empty", "over"):  # those are left of a block that failed here
+                elif verb not in ("batch", "empty", "over"):  # leftovers of a block that failed here
                     self.channel.send_bytes(self._answer(verb, arguments))
         except Gone:
             self._vanish()
@@ -131,7 +131,7 @@ class Follower:
         except Gone:
             raise
         except BaseException as error:
-            self._reducer.sever()  # whoever waits for this rank's part of a sum waits no more
+            self._reducer.sever()  # the other ranks wait for this rank's part no more
             failed = self._failed(error)
             self._trying.close()
             return pack(failed)
@@ -147,15 +147,15 @@ class Follower:
             rows = group.rows()
         sent = None
         with suppress(Exception):
-            error.__traceback__ = None  # it is in the text; what its frames hold stays here
+            error.__traceback__ = None  # the text has it; the objects in its frames stay here
             sent = pack(error)
         return Failed(sent, text, isinstance(error, (Severed, BrokenOff)), rows)
 
     def _end(self) -> None:
-        """Rank 0 needs it no more, and ends the process."""
+        """Do nothing: rank 0 does not need this rank any more, and ends the process."""
 
     def _vanish(self) -> None:
-        """Rank 0 died: nothing of its training is to outlive it."""
+        """End all that belongs to the training, after rank 0 died."""
         with suppress(Exception):
             own = family_of(os.getpid())[1:]  # its nanny, and a loader's workers
             end_processes([*self._helpers, *own])
@@ -166,11 +166,11 @@ class Follower:
     @property
     def _replica(self) -> Any:
         if self.learner is None:
-            raise StateError("this rank was told nothing yet")
+            raise StateError("rank 0 has not set this rank up yet")
         return self.learner._replica
 
     def _make(self, path: list[str], folder: str, recipe: bytes) -> None:
-        from ..learner.wiring.assembly import assemble  # which knows of fleets
+        from ..learner.wiring.assembly import assemble  # it knows about fleets of ranks
 
         self._see(path, folder)
         made: Recipe = unpack(recipe, {"the learner": Here(self)})
@@ -198,9 +198,9 @@ class Follower:
         os.chdir(folder)
 
     def _classes(self, packed: bytes) -> None:
-        """Layers, by name, run other code from here on."""
+        """Let layers, by name, run other code from here on."""
         assert self.learner is not None
-        if self._parts is not None:  # torch has made classes of its own of theirs
+        if self._parts is not None:  # torch has replaced their classes by its own
             self._parts.make_whole()
         update = self._replica.loop.update
         for model in (update.model, *([] if update.average is None else [update.average.module])):
@@ -211,7 +211,7 @@ class Follower:
         supplies.renew()
 
     def _data(self, split: str, given: bytes | None) -> None:
-        """The data of a split: a loader of its own, or None where rank 0 hands over each part."""
+        """The data of a split: a loader of its own, or None if rank 0 hands over each part."""
         learner, loop = self.learner, self._replica.loop
         assert learner is not None
         supplies: Any = learner._supplies
@@ -239,7 +239,7 @@ class Follower:
     def _meet(self, place: Rendezvous, generation: int, world: int, reference: float) -> None:
         self._reducer.sever()
         group = process_group(self._device, place, generation, self.rank, world)
-        if self._parts is not None:  # what is left of a step that was broken off; rank 0 knows better
+        if self._parts is not None:  # leftovers of a broken-off step; rank 0 has the right ones
             self._parts.make_whole()
         self._reducer = (Reducer if self._parts is None else InParts)(group, reference)
         self._replica.loop.update.join(self._reducer)
@@ -250,7 +250,7 @@ class Follower:
             assert isinstance(self._reducer, InParts)
             self._parts.divide(self._reducer)
         if keeps and own_of(self._replica)["window"]["count"] == parts["window"]["count"]:
-            own = own_of(self._replica)  # a person changed something at this boundary; what is its own stays
+            own = own_of(self._replica)  # the user changed something here; the rank's own parts stay
         take(self._replica, parts, own, seed, divided=self._parts is not None)
         if self._replica.loop.place != stood:
             self._replica.loop.batch = None
@@ -260,7 +260,7 @@ class Follower:
         return self._reducer.begun, self._reducer.ended, self._parts.captured()
 
     def _hand_over(self) -> tuple[int, int, dict[str, Any]]:
-        """The pieces, for a rank 0 that has all of it from then on; the samples of an open window, too."""
+        """The pieces, for a rank 0 that has all of them from then on; with the samples of an open window."""
         pieces = self._pieces()
         update = self._replica.loop.update
         update._total = update._total * 0
@@ -270,7 +270,7 @@ class Follower:
 
     def _enter(self, changes: bytes | None) -> None:
         self._trying.close()
-        if not self._entered:  # else a run was broken off, and its stream put right since
+        if not self._entered:  # else a run was broken off, and its stream was put right
             self._replica.rng.enter()
         self._entered = True
         if changes is not None:
@@ -283,7 +283,7 @@ class Follower:
         values = dict(changes.values)
         if "train_step" in values:
             values["train_step"] = self._own(values["train_step"])
-        if "train" in self._fed:  # rank 0 hands out its parts
+        if "train" in self._fed:  # rank 0 hands out the parts
             values.pop("batch", None)
         return replace(changes, values=values)
 
@@ -332,7 +332,7 @@ class Follower:
     # Other data --------------------------------------------------------------------------------------
 
     def _tour(self, packed: bytes, epoch: int, start: Mapping[str, Any] | None) -> None:
-        """Stand before the first batch of a set. Whatever happens to this rank there is taken back."""
+        """Go to the first batch of a set. All changes to this rank there are taken back afterwards."""
         assert self.learner is not None
         supplies: Any = self.learner._supplies
         task, split = unpack(packed, self._meant)
@@ -366,7 +366,7 @@ class Follower:
             raise StateError(f"rank {self.rank} stands at {here}, rank 0 at {place}")
 
     def _inspect(self, packed: bytes) -> Any:
-        from ..trial.inspect_step import inspect_step  # loads the whole report with it
+        from ..trial.inspect_step import inspect_step  # it loads all that a report needs
 
         assert self.learner is not None
         batch, tokenizer = unpack(packed, self._meant)
@@ -392,7 +392,7 @@ class Follower:
 
 
 class Fed:
-    """In the place of a cursor: rank 0 walks the loader and hands over this rank's part of each batch."""
+    """Stands in for a cursor: rank 0 walks the loader and hands over this rank's part of each batch."""
 
     walks_again = True
 
@@ -405,7 +405,7 @@ class Fed:
         self.walk = _NoWalk()
 
     def fetch(self) -> Any:
-        """What rank 0 hands over."""
+        """The next part that rank 0 hands over."""
         verb, arguments = self._channel.receive()
         if verb == "break":
             raise BrokenOff("rank 0 has given the block up")
@@ -416,11 +416,11 @@ class Fed:
         return END if verb == "over" else arguments[0]
 
     def begin(self, epoch: int) -> None:
-        """Nothing stands anywhere here."""
+        """Do nothing: there is no position here."""
         self.epoch = epoch
 
     def _stream_now(self) -> None:
-        """Another loader that takes its place has no stream to go on with."""
+        """Do nothing: another loader that takes its place has no stream to go on with."""
 
     def drop(self) -> None:
         """Nothing is held."""
@@ -429,7 +429,7 @@ class Fed:
         """Nothing is held."""
 
     def drop_if_broken(self, step: int) -> None:
-        """Nothing can be."""
+        """Do nothing: nothing can be broken here."""
 
 
 class _NoWalk:

@@ -99,7 +99,7 @@ def test_what_needs_whole_weights_is_refused_all_at_once(tmp_path):
     with pytest.raises(ConfigurationError) as caught:
         learner_on(TWO, tmp_path, configure=configure)
     said = str(caught.value)
-    for part in ("use precision('bf16')", "compile() would cut", "ema() averages", "break_on(GradNorm"):
+    for part in ("use precision('bf16')", "compile() would break", "ema() averages", "break_on(GradNorm"):
         assert part in said
 
 
@@ -117,10 +117,10 @@ class Odd(nn.Module):
     ("model", "optimizer", "devices", "said"),
     [
         (Odd, torch.optim.SGD, TWO, "scale has none"),
-        (Odd, torch.optim.SGD, TWO, "as those of turned are not"),
+        (Odd, torch.optim.SGD, TWO, "these are not: turned"),
         (Odd, torch.optim.SGD, TWO, "torch.bfloat16, torch.float32"),
-        (lambda: nn.Linear(3, 3), torch.optim.Adafactor, TWO, "Adafactor may go by whole weights"),
-        (lambda: nn.Linear(3, 3), torch.optim.SGD, ["cpu"], "to several devices; name them"),
+        (lambda: nn.Linear(3, 3), torch.optim.Adafactor, TWO, "Adafactor may need whole weights"),
+        (lambda: nn.Linear(3, 3), torch.optim.SGD, ["cpu"], "among several devices; name them"),
         (lambda: nn.Embedding(3, 3, sparse=True), torch.optim.SGD, TWO, "cannot sum sparse gradients"),
     ],
 )

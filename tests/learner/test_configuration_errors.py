@@ -183,7 +183,7 @@ OPTIONS = {
     ),
     "a strategy for no checkpoints": (
         lambda b: b.with_checkpointing_strategy(KeepLast(2)),
-        "with_checkpointing_strategy(...) says what to keep of nothing; add with_file_checkpointer()",
+        "with_checkpointing_strategy(...) needs checkpoints to keep; add with_file_checkpointer()",
     ),
     "the best by what is not measured": (
         lambda b: b.with_file_checkpointer().with_checkpointing_strategy(KeepBest("AUROC")),
@@ -192,7 +192,7 @@ OPTIONS = {
     ),
     "an autosave of no time": (
         lambda b: b.autosave("soon"),
-        "autosave('soon'): 'soon' is no time; write '30 s', '10 min' or '2 h'",
+        "autosave('soon'): 'soon' is not a time; write '30 s', '10 min' or '2 h'",
     ),
     "an autosave of no steps": (
         lambda b: b.autosave(0),
@@ -397,7 +397,7 @@ def ill(step):
 PLATEAU = {
     "by steps": (
         lambda b: b.step_scheduler("step"),
-        """ReduceLROnPlateau goes by an epoch's value; leave out step_scheduler("step")""",
+        """ReduceLROnPlateau needs an epoch's value; leave out step_scheduler("step")""",
     ),
     "by a metric that is not there": (
         lambda b: b.step_scheduler("epoch", metric="Accuracy"),

@@ -551,8 +551,8 @@ def test_a_directory_without_permission(tmp_path, monkeypatch):
 def test_the_latest_checkpoint_where_there_is_none(tmp_path):
     said = one_mistake_of(classifier(tmp_path / "run").with_file_checkpointer().checkpoint("latest"))
     assert said == (
-        "checkpoint('latest'): there is no checkpoint latest; there is none yet; resume() in place of it "
-        "starts anew where there is none"
+        "checkpoint('latest'): there is no checkpoint latest; there is none yet; use resume() instead, "
+        "which then starts from the beginning"
     )
 
 

@@ -351,7 +351,7 @@ def test_what_cannot_be_said_together_is_told_with_the_other_mistakes(run):
     )
     said = mistakes_of(builder_in(run).resume().num_epochs(0))
     assert said[0].startswith("num_epochs is 0")
-    assert said[1].startswith("resume() goes on from a checkpoint, and nothing saves any; add with_file_")
+    assert said[1].startswith("resume() goes on from a checkpoint, but nothing saves one; add with_file_")
 
 
 # The learner of before, in the same kernel ------------------------------------------------------------

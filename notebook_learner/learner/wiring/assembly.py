@@ -1,4 +1,4 @@
-"""From settings to a Learner: the one place that knows every part and wires them together."""
+"""From settings to a Learner: the only module that knows every part and joins them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def assemble(
     train: Iterable[Any] | None,
     valid: Iterable[Any] | None,
 ) -> Learner:
-    """Check, make, check what was made, then wire. When it fails, nothing of the user's was changed."""
+    """Check, make the parts, check them, then join them. A failed build leaves the user's objects
+    unchanged."""
     settings = settings.of_one_learner()
     wrong: list[str] = []
     _note_engines(wrong, settings)
@@ -101,7 +102,7 @@ def assemble(
 
 
 def _note_engines(found: list[str], settings: Settings) -> None:
-    """Where the devices are engines of a cluster: find out how many, while all else is checked."""
+    """Find the engines, if the devices are those of a cluster; a mistake is noted like all others."""
     given = settings.devices
     if isinstance(given, list) and len(given) == 1:
         given = given[0]  # a cluster's id
@@ -113,24 +114,24 @@ def _note_engines(found: list[str], settings: Settings) -> None:
 
 
 def _resume(learner: Learner, settings: Settings) -> None:
-    if settings.takes_back:  # now that nothing else stands in the way of going on here
+    if settings.takes_back:  # only when nothing else prevents going on here
         end_detached(settings.directory)
     if found := learner._look_for_checkpoints():
         _go_on(learner, "latest" if settings.files_asked else found[-1].label, "resume()")
 
 
 def _go_on(learner: Learner, which: Which, said: str) -> None:
-    """From a checkpoint in the run's own folder."""
+    """Go on from a checkpoint in the run's own folder."""
     try:
         learner.restore(which)
     except (StateError, StoreError) as refused:
         none = which == "latest" and not learner.checkpoints
-        more = "; resume() in place of it starts anew where there is none" if none else ""
+        more = "; use resume() instead, which then starts from the beginning" if none else ""
         raise ConfigurationError([f"{said}: {refused}{more}"]) from refused
 
 
 def _noted(found: list[str], make: Callable[[], Any], error: type[Exception]) -> Any:
-    """What was made, or None and one mistake more."""
+    """Return what was made, or note a mistake and return None."""
     try:
         return make()
     except error as refused:
@@ -139,17 +140,17 @@ def _noted(found: list[str], make: Callable[[], Any], error: type[Exception]) ->
 
 
 def _checkpoint(found: list[str], settings: Settings) -> State | None:
-    """The state to go on from, which a mistake of the settings has kept from being looked for."""
+    """Load the state to go on from; after a mistake in the settings it is not looked for."""
     which, keeper = settings.checkpoint, settings.checkpointer
     if keeper is None or settings.files_asked or found:
         return None
     if settings.takes_back and detached_in(settings.directory):
-        return None  # it knows better, and keeps states in the directory
+        return None  # the detached process has the newest state, in the directory
     state: State | None = None
     if which is not None:
         state = _noted(found, lambda: keeper.load(which), StateError)
     elif settings.resume:
-        state = _noted([], lambda: keeper.load("latest"), StateError)  # none yet: it starts anew
+        state = _noted([], lambda: keeper.load("latest"), StateError)  # no state yet: a new start
     settings.goes_on = state is not None
     return state
 
@@ -157,8 +158,8 @@ def _checkpoint(found: list[str], settings: Settings) -> State | None:
 def _made(
     found: list[str], settings: Settings, model: nn.Module, optimizer: Any, scheduler: Any
 ) -> tuple[Optimizer | None, Schedule | None]:
-    """Optimizer and schedule. The model moves before, since some optimizers make their state at once;
-    with a mistake found already that is for nothing, and they are made only to be checked."""
+    """Make optimizer and schedule. The model moves to its device first, since some optimizers make their
+    state at once. After a mistake the model does not move, and they are made only to be checked."""
     if not found:
         _move(model, optimizer, settings)
     made, wrong = make_optimizer(model, optimizer)
@@ -173,10 +174,10 @@ def _made(
 
 def _move(model: nn.Module, optimizer: Any, settings: Settings) -> None:
     device = _device_of(settings, model)
-    if isinstance(settings.loss, nn.Module):  # class weights, for one
+    if isinstance(settings.loss, nn.Module):  # for example because of class weights
         settings.loss.to(device)
     if settings.devices is None:
-        return  # the model stays where it is, in several places even
+        return  # the model stays where it is, even on several devices
     model.to(device)
     if isinstance(optimizer, Optimizer):
         move_state(optimizer, device)
@@ -189,7 +190,7 @@ def _device_of(settings: Settings, model: nn.Module) -> torch.device:
 
 
 class _Wiring:
-    """The parts of one learner while they are put together."""
+    """The parts of one learner while they are joined."""
 
     def __init__(
         self, settings: Settings, model: nn.Module, optimizer: Optimizer, schedule: Schedule, renderer: Sink
@@ -210,7 +211,7 @@ class _Wiring:
         self.watch = self._watch()
 
     def learner(self, scheduler: Any, data: Data) -> Learner:
-        """Put everything together, and the data in."""
+        """Join all parts, and put the data in."""
         update = self._update()
         groups = self._groups()
         opened = opening(
@@ -263,7 +264,7 @@ class _Wiring:
         return rule.watch(getattr(metric, "higher_is_better", None))
 
     def _rules(self) -> dict[str, Source]:
-        """What goes by an epoch's value."""
+        """The metrics by which early stopping and ReduceLROnPlateau decide."""
         rules = {}
         if self.watch is not None:
             rules[str(self.watch)] = self.watch.goes_by
@@ -329,11 +330,11 @@ class _Wiring:
         storing.emit = replica.emit
         for condition, once in settings.breakpoints:
             own = copy.deepcopy(condition) if isinstance(condition, Condition) else condition
-            replica.watch.breakpoints.add(own, once=once)  # what it has seen is of this run alone
+            replica.watch.breakpoints.add(own, once=once)  # what it has seen belongs to this run alone
         return replica
 
     def _parts(self, loop: Loop, update: Update, rng: RngPart) -> dict[str, Part]:
-        """Everything that a step can change, but for the data, which comes with its loaders."""
+        """Everything that a step can change, except the data, which comes with its loaders."""
         parts: dict[str, Part] = {
             "model": ModelPart(self.model),
             "optimizer": OptimizerPart(self.optimizer),
@@ -363,10 +364,10 @@ class _Wiring:
 
 
 def _remote(settings: Settings, replica: Replica) -> RemoteControl | None:
-    """What lets other processes steer the run, called when it opens; gives what speaks against it."""
+    """Make the remote control of the run, or None."""
     if not settings.remote_control or not settings.keeps_files:
         return None
-    anew = weakref.WeakMethod(replica.stand_anew)  # a thread listens, and what it holds is never collected
+    anew = weakref.WeakMethod(replica.stand_anew)  # a listening thread must not keep it alive
 
     def changed() -> None:
         if (stand_anew := anew()) is not None:
@@ -387,8 +388,8 @@ def _nothing() -> None:
 
 
 def _own_metrics(registered: list[Registered]) -> list[Registered]:
-    """Each metric accumulates one split of one learner, so an object that is registered twice, or was
-    used by an earlier learner, becomes another one."""
+    """Copy a metric that is registered twice, or was used by an earlier learner, as each metric object
+    accumulates one split of one learner."""
     taken: list[AnyMetric] = []
     for each in registered:
         if hasattr(each.metric, "context") or any(each.metric is other for other in taken):

@@ -1,4 +1,4 @@
-"""How often a run saves itself, as people write it."""
+"""How often a run saves itself, parsed from what the user writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TIME = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+?)s?\s*")
 
 
 def autosave_of(given: tuple[Any, bool] | None) -> Autosave:
-    """What `.autosave` was told; by default a pause is saved."""
+    """Parse the arguments of `.autosave`; by default a pause is saved."""
     if given is None:
         return Autosave()
     every, on_pause = given
@@ -23,7 +23,7 @@ def autosave_of(given: tuple[Any, bool] | None) -> Autosave:
 
 
 def seconds_of(every: str | timedelta) -> float:
-    """A time as people write it.
+    """Parse a time as people write it.
 
     >>> seconds_of("10 min"), seconds_of("1.5h"), seconds_of("30 seconds")
     (600.0, 5400.0, 30.0)
@@ -32,5 +32,5 @@ def seconds_of(every: str | timedelta) -> float:
         return every.total_seconds()
     match = _TIME.fullmatch(every.lower())
     if match is None or match[2] not in _UNITS:
-        raise ValueError(f"{every!r} is no time; write '30 s', '10 min' or '2 h'")
+        raise ValueError(f"{every!r} is not a time; write '30 s', '10 min' or '2 h'")
     return float(match[1]) * _UNITS[match[2]]

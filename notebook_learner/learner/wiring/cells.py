@@ -1,7 +1,7 @@
 """Whether a step may still come from a `%%train` or `%%valid` cell.
 
-Without the magics a model that does not say how it trains is a mistake, told when it is built. With them the
-step may be the next cell.
+Without the magics, a model that does not say how it trains is a mistake, which `build` reports. With the
+magics, the next cell may be the step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ _loaded = False
 
 
 def expect_cells(expected: bool = True) -> None:
-    """The magics are loaded, or are not any more."""
+    """Note that the magics are loaded, or were unloaded."""
     global _loaded  # a property of the process, like the extension itself
     _loaded = expected
 

@@ -1,5 +1,5 @@
-"""What can be wrong with a configuration: each check gives its mistakes as lines, and none raises,
-whatever it was given. What takes making first (optimizer, schedule, data) is checked where it is made."""
+"""Checks of a configuration. Each check gives its mistakes as lines, and none raises, for any argument. What
+has to be made first (optimizer, schedule, data) is checked where it is made."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .sharding_checks import dividing_mistakes
 
 
 def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
-    """Everything that is wrong before anything is made."""
+    """All mistakes that can be found before anything is made."""
     yield from _directory(settings)
     yield from _counts(settings)
     yield from _numbers(settings)
@@ -139,14 +139,14 @@ def _directory(settings: Settings) -> Iterator[str]:
 
 
 def _first_there(directory: str) -> str:
-    """The directory, or the one above in which it would be made."""
+    """The directory, or the nearest existing one above it."""
     while not os.path.exists(directory):
         directory = os.path.dirname(directory)
     return directory
 
 
 def device_mistakes(devices: Any) -> Iterator[str]:
-    """What is wrong with the devices asked for."""
+    """What is wrong with the given devices."""
     if devices is None:
         return
     if not isinstance(devices, (list, tuple)):
@@ -168,7 +168,7 @@ def device_mistakes(devices: Any) -> Iterator[str]:
 
 
 def _sorted_out(devices: Iterable[Any]) -> tuple[list[torch.device], list[Any]]:
-    """Those that torch knows, and those that it does not."""
+    """The devices that torch knows, and those that it does not."""
     known, unknown = [], []
     for each in devices:
         try:
@@ -179,7 +179,7 @@ def _sorted_out(devices: Iterable[Any]) -> tuple[list[torch.device], list[Any]]:
 
 
 def _together(devices: list[torch.device], said: str) -> Iterator[str]:
-    """What is wrong with devices of one machine beside each other."""
+    """What is wrong with several devices of one machine together."""
     mixed = list(_of_one_kind({device.type for device in devices}, said))
     yield from mixed or _named_twice(devices, said)
     yield from _packages(said)
@@ -212,17 +212,17 @@ def _absent(device: torch.device, said: str) -> Iterator[str]:
         yield f"{said}: torch sees no Apple GPU here; try 'cpu'"
 
 
-# Metrics, and what goes by them ----------------------------------------------------------------------
+# Metrics, and what depends on them -------------------------------------------------------------------
 
 
 def listed(metrics: Any) -> list[Any]:
-    """Metrics that were given together, or one by itself; what is none of either is refused as a metric."""
+    """Make a list of one metric or of several; a later check refuses anything else as a metric."""
     several = isinstance(metrics, Iterable) and not isinstance(metrics, str)
     return list(metrics) if several else [metrics]
 
 
 def metric_mistakes(metrics: Iterable[Registered]) -> Iterator[str]:
-    """What is wrong with metrics: one by one, and beside each other."""
+    """What is wrong with metrics, each alone and all together."""
     seen: list[tuple[str, str]] = []
     for registered in metrics:
         metric, split = registered.metric, registered.split
@@ -296,7 +296,7 @@ def _watched(rule: EarlyStoppingRule, settings: Settings) -> Iterator[str]:
         yield f"{said}: the metric does not say which way is better; give mode='min' or mode='max'"
 
 
-# What listens, what keeps ----------------------------------------------------------------------------
+# Sinks and checkpoints -------------------------------------------------------------------------------
 
 
 def _sinks(settings: Settings) -> Iterator[str]:
@@ -356,12 +356,12 @@ def _going_on(settings: Settings) -> Iterator[str]:
     elif len(said) == 2:
         yield (
             f"both {said[0]} and resume() say where to go on from; keep one of them (resume() is "
-            'checkpoint("latest") that starts anew where there is none)'
+            'checkpoint("latest") that starts from the beginning if there is none)'
         )
-    saves = settings.files_asked or settings.takes_back is True  # as a process that it was handed to did
+    saves = settings.files_asked or settings.takes_back is True  # a detached process has saved
     if settings.resume and settings.checkpointer is None and not saves:
         yield (
-            "resume() goes on from a checkpoint, and nothing saves any; add with_file_checkpointer() or "
+            "resume() goes on from a checkpoint, but nothing saves one; add with_file_checkpointer() or "
             "with_checkpointer(...)"
         )
 
@@ -381,7 +381,7 @@ def _files(settings: Settings) -> Iterator[str]:
     elif strategy is not None and not isinstance(strategy, Strategy):
         yield f"with_checkpointing_strategy({strategy!r}): give a strategy, such as KeepLast(2)"
     elif strategy is not None and not settings.files_asked:
-        yield "with_checkpointing_strategy(...) says what to keep of nothing; add with_file_checkpointer()"
+        yield "with_checkpointing_strategy(...) needs checkpoints to keep; add with_file_checkpointer()"
     else:
         yield from _best(settings)
     if settings.autosave is not None:
@@ -389,7 +389,7 @@ def _files(settings: Settings) -> Iterator[str]:
 
 
 def _best(settings: Settings) -> Iterator[str]:
-    """A best epoch is found by a metric that is measured."""
+    """A best epoch needs a metric that is measured."""
     rule = None if settings.strategy is None else best_rule(settings.strategy)
     if rule is None:
         return
@@ -449,7 +449,7 @@ def step_mistakes(settings: Settings) -> Iterator[str]:
 
 
 def _called(function: Any) -> str:
-    """A function as a message says it."""
+    """A function's name for a message."""
     name = getattr(function, "__name__", "")
     return "lambda ..." if name == "<lambda>" else name or f"{type(function).__name__}(...)"
 
@@ -471,7 +471,7 @@ def _compile(options: dict[str, Any] | None) -> Iterator[str]:
     if options is None:
         return
     try:
-        torch.compile(_nothing, **options)  # looks at the options; compiles at the first call
+        torch.compile(_nothing, **options)  # it checks the options now, and compiles at the first call
     except Exception as refused:
         yield f"compile({_written(options)}): torch refuses it: {refused}"
 
@@ -481,7 +481,7 @@ def _nothing() -> None:
 
 
 def _graph(settings: Settings, model: Any) -> Iterator[str]:
-    """What a recorded step cannot hold."""
+    """What a recorded step cannot contain."""
     if settings.cluster is not None or _has_several(settings.devices):
         yield "graph() records the step of one device; leave it out, or the other devices"
     else:
@@ -501,7 +501,7 @@ def _graph(settings: Settings, model: Any) -> Iterator[str]:
 
 
 def _kind_of_device(settings: Settings, model: Any) -> str | None:
-    """None where that is a mistake of its own."""
+    """The kind of the device, or None if the device is a mistake of its own."""
     try:
         if settings.devices is not None:
             return torch.device(settings.devices[0]).type

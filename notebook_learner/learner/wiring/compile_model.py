@@ -1,4 +1,4 @@
-"""`.compile()`: the model's forward goes through torch.compile, its names and its class stay."""
+"""`.compile()`: compile the model's forward with torch.compile; its names and its class stay."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import nn
 
 
 def compile_forward(model: nn.Module, options: dict[str, Any]) -> None:
-    """As `model.compile(**options)`, which silently does nothing for a module whose forward is torch's
-    own (nn.Sequential, nn.Linear): the compiler passes over torch's files. This one it does not."""
+    """Compile like `model.compile(**options)`, but also a module whose forward is torch's own (nn.Sequential,
+    nn.Linear). There `model.compile` silently does nothing, as the compiler skips torch's files."""
     model._compiled_call_impl = torch.compile(_call_of_its_own(model._call_impl), **options)
 
 
 def _call_of_its_own(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with a code object that no other has. The compiler counts per code object, and falls
-    back to eager after eight models: as many as a cell that builds one is run again in an afternoon."""
+    """Make a function with a code object of its own. The compiler counts per code object, and falls back to
+    eager after eight models: a cell that builds a model may well run eight times."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a run tells of itself when it opens: its metrics, and its settings in a person's words."""
+"""How a run describes itself when it opens: its metrics, and its settings in words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def opening(
     optimizer: Optimizer,
     schedule: Schedule,
 ) -> RunOpened:
-    """The event that a run begins with."""
+    """Make the event that a run begins with."""
     return RunOpened(
         str(settings.directory),
         type(model).__name__,
@@ -51,7 +51,7 @@ def _info(registered: Registered) -> MetricInfo:
 
 
 def _options(settings: Settings) -> Mapping[str, str]:
-    """What was asked for beyond the defaults."""
+    """The settings that differ from the defaults."""
     words = {}
     if settings.share is not None and settings.batch == "per_device":
         words["batch"] = "per device"

@@ -1,11 +1,11 @@
 """A run's directory has one learner that writes there, from its first write until its training is over.
 
-Building asks for nothing. The first write decides what becomes of a run that lies there already: it is kept
-beside, gone on with, or deleted. A learner of this process that wrote there before has what it was given
-written down, and is told to go no further; another process that trains there keeps the directory.
+The build does not take the directory; the first write does. It decides about an earlier run in the directory:
+the run is moved next to it, continued, or deleted. An earlier learner of this process that wrote there writes
+its last data, and may then not go on. Another process that trains there keeps the directory.
 
-Who writes has the directory locked (`remote/owner.py`). A training that is over lets go of it, and takes it
-again for whatever is wanted of it later, if nobody else has gone on there since.
+The writer has the directory locked (`remote/owner.py`). When training is over, the learner releases the lock.
+It takes the lock again for later work, if no other process has gone on there since.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ from ...store import files
 from .run_files import Storing
 
 What = Literal["keep", "go on", "overwrite"]
-"""What becomes of a run that lies in the directory."""
+"""What to do about an earlier run in the directory."""
 
 _entering = threading.RLock()
 _tenants: weakref.WeakValueDictionary[Identity, Tenancy] = weakref.WeakValueDictionary()
-"""Who writes in a directory, by what the file system knows it by: it moves along with the directory."""
+"""The writer of each directory, by the directory's identity in the file system, which a move keeps."""
 
 _IN_A_MOMENT = 1.0
-"""Seconds that a directory is waited for which is locked, though no living process says that it has it: one
-that was just taken, or let go of."""
+"""Seconds to wait for a locked directory that no living process claims: the lock was just taken or
+released."""
 _ENDING = 30.0
-"""The same where the process that had it is about to end."""
+"""Seconds to wait if the process that had the directory is about to end."""
 
 
 class Tenancy:
     """The right of one learner to write in its directory.
 
     Args:
-        storing: what writes there.
-        what: to do about a run that lies there.
+        storing: the part that writes there.
+        what: what to do about an earlier run there.
         writes: whether training writes there at all; `save()` always does.
-        driver: who drives the learner.
-        sinks: where its recorders listen.
-        close: takes away what else the learner has in the directory: its socket.
-        open: brings that again; gives what speaks against it.
+        driver: the learner's driver.
+        sinks: the learner's sinks.
+        close: removes the learner's socket from the directory.
+        open: makes the socket again; returns why it cannot.
     """
 
     def __init__(
@@ -80,32 +80,32 @@ class Tenancy:
         self._driver, self._sinks, self._close, self._open = driver, sinks, close, open
         self._inside = False
         self._lock: DirectoryLock | None = None
-        """The directory that was opened, locked but for a training that is over."""
+        """The opened directory; it is locked, unless training is over."""
         self._left: Traces | None = None
-        """What lay there when such a one let go of it."""
+        """The files there when the lock was released at the end of training."""
         self._over = ""
-        """Why the learner may not go on, once a newer one has begun."""
+        """Why the learner may not go on, after a newer one has begun."""
         self._lent = ""
-        """Who goes on in the directory meanwhile, and how to have it back."""
+        """Who goes on in the directory meanwhile, and how to take it back."""
         self._status = ""
         self._learner: Callable[[], Any] = _nobody
         storing.ask = self.ask
 
     @property
     def _place(self) -> Path:
-        """The directory that is there now, whichever one is held."""
+        """The directory that now has this path; the opened one may be another."""
         return Path(os.fspath(self.directory))
 
     @property
     def writers(self) -> Sequence[Sink]:
-        """Who writes in the directory."""
+        """The sinks that write in the directory."""
         return self._storing.writers
 
     # For the learner ---------------------------------------------------------------------------------
 
     def look_in(self) -> None:
-        """Before a checkpoint is read: who writes there finishes, and what a dead process began is mended.
-        Nobody else begins there until `look_away`.
+        """Reserve the directory before a checkpoint is read; no other run begins there until `look_away`. A
+        writer there finishes first, and the unfinished work of a dead process is repaired.
 
         Raises:
             BusyError: another process, or learner, trains there.
@@ -124,18 +124,18 @@ class Tenancy:
             put_together(self.directory)
 
     def look_away(self) -> None:
-        """The checkpoint was read; whoever read it has entered, or will not."""
+        """End `look_in`: the checkpoint was read, and its reader has entered, or will not enter."""
         if not self._inside and self._lock is not None and not self._storing.settings.detached:
             self._lock.close()
             self._lock = None
 
     def enter(self, learner: Any, *, goes_on: bool = False, saves: bool = False) -> list[Notice]:
-        """The learner is about to write; what a person should know of what was done about an earlier run.
+        """Take the directory for the learner's first write; return notices about an earlier run.
 
         Args:
-            learner: who asks.
-            goes_on: with the run that lies there, as one of its checkpoints was loaded.
-            saves: a checkpoint, which is written to the directory whatever else is not.
+            learner: the learner that will write.
+            goes_on: whether it goes on with the run there, as one of its checkpoints was loaded.
+            saves: whether it writes a checkpoint, which goes to the directory even if nothing else does.
 
         Raises:
             BusyError: another process, or learner, trains there.
@@ -150,7 +150,7 @@ class Tenancy:
             while True:
                 self._make_directory()
                 before, lock = self._claim(stack)
-                if lock is None:  # a learner that took no step has just taken its empty directory away
+                if lock is None:  # a learner without a step has just removed its empty directory
                     continue
                 borrowed = before is not None and before._lock is lock
                 try:
@@ -164,7 +164,7 @@ class Tenancy:
                     before._lock = None
                 if lock.identity == _identity_of(self.directory):
                     break
-                self._put_away(lock)  # the earlier run was moved, and the directory with it
+                self._put_away(lock)  # the earlier run was moved, together with its directory
             self._inside, self._learner = True, weakref.ref(learner)
             self._have(lock)
         if not lock.works:
@@ -172,14 +172,14 @@ class Tenancy:
         return told
 
     def stands(self, status: str) -> None:
-        """How the learner's training stands, for others who want the directory."""
+        """Note the status of the training, for others who want the directory."""
         self._status = status
         if self._inside and self._lock is not None and self._lock.taken and not (self._lent or self._over):
             self._lock.note(this_process(status))
 
     def rest(self) -> None:
-        """The training is over: everything is written, and others may go on in the directory. What a process
-        of its own trains for is ended by it: it lets go at its end."""
+        """Release the lock: training is over and everything is written, so others may go on in the directory.
+        A detached process releases it only when it ends."""
         lock = self._lock
         if not self._inside or lock is None or not lock.taken or self._lent or self._over:
             return
@@ -189,19 +189,19 @@ class Tenancy:
         self._sinks.let_go(self._storing.writers)
         try:
             self._left = traces_in(self._place)
-        except OSError:  # later on nothing would tell whether another process went on here: the lock stays
+        except OSError:  # a later check for other writers is impossible: keep the lock
             return
         lock.forget()
         lock.free()
 
     def wake(self) -> None:
-        """Take the directory again for a line that is about to be told, if nobody else has it."""
+        """Take the directory again before an event is written, if no other process has it."""
         if self._left is not None and not self._over:
             with suppress(BusyError, StoreError):
                 self.require_mine()
 
     def leave(self) -> None:
-        """Nobody holds the learner any more, or its process ends."""
+        """Leave the directory: the learner was garbage-collected, or its process ends."""
         self._close()
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -210,10 +210,10 @@ class Tenancy:
             lock.close()
 
     def ask(self) -> None:
-        """At every boundary and before every save: is the directory still the one that was opened?
+        """Check that the directory is still the opened one; called at every boundary and before every save.
 
         Raises:
-            MovedError: it was moved; what lies in its place is not written to.
+            MovedError: it was moved; another directory in its place is not written to.
         """
         if not self._inside or self._lock is None:
             return
@@ -223,7 +223,7 @@ class Tenancy:
 
     @property
     def away(self) -> str:
-        """Who else goes on with the run, in a few words; nothing where this learner has it."""
+        """Who else goes on with the run, in a few words; empty if this learner has it."""
         if self._over:
             return "a newer learner has the directory of this run"
         if self._lent or self._left is not None:
@@ -231,7 +231,7 @@ class Tenancy:
                 return f"{other} goes on with this run"
             if detached := detached_in(self.directory):
                 return f"process {detached.pid} goes on with this run"
-            with suppress(OSError):  # of what cannot be read nothing is known
+            with suppress(OSError):  # an unreadable directory gives no answer
                 if self._left is not None and went_on_since(self._place, self._left):
                     return "another process has gone on with this run"
         return ""
@@ -239,8 +239,8 @@ class Tenancy:
     # Handing over ------------------------------------------------------------------------------------
 
     def lend(self, why: str) -> int:
-        """Another process goes on in the directory, and this one writes nothing there any more; what it needs
-        to have the directory locked, too."""
+        """Lend the directory to another process; this one writes nothing there any more. Return the
+        descriptor with which the other process has the directory locked, too."""
         self._sinks.let_go(self._storing.writers)
         self._storing.lend()
         self._close()
@@ -249,22 +249,22 @@ class Tenancy:
         return self._lock.descriptor
 
     def lent(self) -> None:
-        """The other process trains: it alone has the directory locked from here on."""
+        """Release the lock here: the other process trains, and has the directory alone from here on."""
         if self._lock is not None:
             self._lock.leave()
             self._lock = None
 
     def adopt(self, descriptor: int) -> None:
-        """Have the directory as the process that hands it over has it: locked all the time."""
+        """Take the directory from the process that hands it over; it is locked all the time."""
         self._lock = DirectoryLock(self.directory, descriptor)
         self._lock.take()
 
     def take_back(self, learner: Any, stand: Callable[[], Sequence[Event]]) -> None:
-        """The other process is over, or never began: the learner writes there again.
+        """Take the directory back, after the other process has ended or never began.
 
         Args:
-            learner: whose directory it is.
-            stand: puts the learner where the run stands; gives the events that bring the writers there.
+            learner: the learner of this directory.
+            stand: moves the learner to where the run stands; returns the events that bring the writers there.
 
         Raises:
             BusyError: another process trains there meanwhile.
@@ -290,8 +290,9 @@ class Tenancy:
     # Taking the directory ----------------------------------------------------------------------------
 
     def _claim(self, stack: ExitStack) -> tuple[Tenancy | None, DirectoryLock | None]:
-        """The directory, for this process alone: the learner here that wrote there last, which nobody starts
-        until the stack is left, and the lock, which may be that one's. None where there is no directory."""
+        """Claim the directory for this process. Return the learner of this process that wrote there last,
+        which cannot be started until the stack is left, and the lock, which may belong to that learner. Both
+        are None if there is no directory."""
         __tracebackhide__ = True
         while True:
             lock = self._opened()
@@ -303,7 +304,7 @@ class Tenancy:
             try:
                 if before is not None:
                     before._require_still()
-                    stack.enter_context(before._driver.held())  # nobody starts it now
+                    stack.enter_context(before._driver.held())  # now it cannot be started
                     before._require_still()
                 if before is None or before._lock is None or not before._lock.taken:
                     self._lock_or_raise(lock)
@@ -311,13 +312,13 @@ class Tenancy:
                 if lock is not self._lock:
                     lock.close()
                 raise
-            if not lock.taken:  # this process has it through its earlier learner
+            if not lock.taken:  # this process has the lock through its earlier learner
                 assert before is not None and before._lock is not None
                 self._put_away(lock)
                 return before, before._lock
             if lock.identity == _identity_of(self.directory):
                 return before, lock
-            self._put_away(lock)  # it was moved between the two
+            self._put_away(lock)  # it was moved between opening and locking
 
     def _opened(self) -> DirectoryLock | None:
         if self._lock is not None and self._lock.identity == _identity_of(self.directory):
@@ -326,7 +327,7 @@ class Tenancy:
             return DirectoryLock(self.directory)
         except FileNotFoundError:
             return None
-        except NoDescriptorsError:  # which says what to do
+        except NoDescriptorsError:  # its message says what to do
             raise
         except OSError as error:
             raise StoreError(
@@ -340,7 +341,7 @@ class Tenancy:
         lock.close()
 
     def _lock_or_raise(self, lock: DirectoryLock) -> None:
-        """Have it locked. Whoever ends, or has begun to take it, is waited for."""
+        """Lock the directory; wait for a process that is ending, or is just taking it."""
         __tracebackhide__ = True
         began = time.monotonic()
         while not lock.take():
@@ -365,7 +366,7 @@ class Tenancy:
         raise BusyError(over + who_has(self.directory, owner, detached_in(self.directory)))
 
     def _have(self, lock: DirectoryLock) -> None:
-        """It is this learner's from now on."""
+        """Make the directory this learner's from now on."""
         if self._lock is not None and self._lock is not lock:
             self._lock.close()
         self._lock, self._left = lock, None
@@ -373,7 +374,7 @@ class Tenancy:
         if folder.identity not in (None, lock.identity):
             folder.let_go()
         folder.hold()
-        folder.pinned = True  # what is written from here on is written there, or nowhere
+        folder.pinned = True  # later writes go to this directory, or nowhere
         _tenants[lock.identity] = self
         self.stands(self._status)
 
@@ -394,7 +395,7 @@ class Tenancy:
         try:
             told = self._made_room(before, what)
             self._storing.layout.require_plain()
-        except StoreError:  # which says already what to do
+        except StoreError:  # its message says what to do
             raise
         except OSError as error:
             raise _unreadable(self.directory, error) from error
@@ -413,7 +414,7 @@ class Tenancy:
             self._storing.forget()
             drop(self.directory)
             told = f"the earlier run in {here} was deleted, as overwrite() asks"
-            gone += ", and was told to overwrite this one's files"
+            gone += ", and deleted this one's files, as overwrite() asks"
         elif holds_run(self._place):
             self._storing.forget()
             clear_socket(self.directory)
@@ -441,12 +442,12 @@ class Tenancy:
             )
 
     def _finish(self) -> None:
-        """Write down what is under way, and let go of open files. It may still go on afterwards."""
+        """Write what is pending, and close open files. The learner may still go on afterwards."""
         self._storing.finish()
         self._close()
 
     def _give_way(self, why: str, place: Path | None = None) -> None:
-        """Never write again."""
+        """Stop writing here for good."""
         self._over = (
             f"this learner cannot go on here: {why}. learner.fork('another directory') goes on from where it "
             "stands"
@@ -461,13 +462,13 @@ class Tenancy:
         if learner is not None and place is not None:
             learner._moved_to(place)
 
-    # Whose it is -------------------------------------------------------------------------------------
+    # Who has it --------------------------------------------------------------------------------------
 
     def require_mine(self) -> None:
-        """Raise where this learner may not go on; a training that was over takes its directory again.
+        """Raise if this learner may not go on; a training that was over takes its directory again.
 
-        Also where it was another process, or a person, who put another directory in the place of ours.
-        One that has gone is told of by who writes there.
+        It raises, too, if another process or a person has put another directory in the place of ours. If the
+        directory is gone, the next writer reports it.
         """
         __tracebackhide__ = True
         self._driver.require_own()
@@ -508,7 +509,7 @@ class Tenancy:
             self._sinks.emit(Notice(told, "warning"))
 
     def _is_made_anew(self, there: Identity | None) -> bool:
-        """Whether the directory is gone for good, and one of that name may take its place."""
+        """Whether the directory was deleted, so that a new one of the same name may be made."""
         lock = self._lock
         if lock is None or not lock.deleted:
             return False
@@ -549,7 +550,7 @@ def _unreadable(directory: Path, error: OSError) -> StoreError:
 def _unlocked(directory: Path, why: str) -> str:
     return (
         f"the file system of {str(directory)!r} knows no locks ({why}), so nothing keeps another process "
-        "from training there, too: see to it that only one does"
+        "from training there, too: make sure that only one does"
     )
 
 
@@ -566,7 +567,7 @@ def _nobody() -> None:
 
 
 def _in_child() -> None:
-    """What the parent has is not ours, and the lock may be held by a thread that is not there."""
+    """Forget the parent's directories in a forked child; a thread that the child lacks may hold the lock."""
     global _entering
     _entering = threading.RLock()
     _tenants.clear()

@@ -1,4 +1,4 @@
-"""A sibling run: the same settings with copies of everything that training changes."""
+"""A forked run: the same settings, with copies of everything that training changes."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from ..learner import Learner
 
 @dataclass(frozen=True)
 class Origin:
-    """What a learner was built from, to build another one from."""
+    """What a learner was built from, to build another one from it."""
 
     settings: Settings
     model: nn.Module
     optimizer: Optimizer
     scheduler: Any
     assemble: Callable[..., Learner]
-    """What made it."""
+    """The function that made it."""
 
     def fork(self, state: State, directory: str | os.PathLike[str], data: Mapping[Split, Any]) -> Learner:
-        """A learner of its own in the same state, with its own directory.
+        """Make another learner in the same state, with its own directory.
 
         Raises:
-            StateError: something cannot be copied, or the directory holds a run.
+            StateError: a part cannot be copied, or the directory holds a run.
         """
         _require_room(directory, self.settings)
         model, optimizer, scheduler = self._copies()
@@ -56,7 +56,7 @@ class Origin:
 
     def _copies(self) -> tuple[nn.Module, Optimizer, Any]:
         scheduler = self.scheduler if isinstance(self.scheduler, TorchScheduler) else None
-        try:  # in one go, so that the copied optimizer holds the copied parameters
+        try:  # together, so that the copied optimizer has the copied parameters
             model, optimizer, copied = copy.deepcopy((self.model, self.optimizer, scheduler))
         except Exception as refused:
             raise StateError(
@@ -68,7 +68,7 @@ class Origin:
         return model, optimizer, self.scheduler if scheduler is None else copied
 
     def _settings_of(self, directory: str | os.PathLike[str], state: State) -> Settings:
-        """The same, but for what belongs to one run alone: listeners and keepers of the user's own."""
+        """Copy the settings, without what belongs to one run alone: the user's own sinks and checkpointer."""
         mine = self.settings
         renderer = mine.renderer if isinstance(mine.renderer, str) else "auto"
         return replace(
@@ -89,14 +89,14 @@ def _require_room(directory: str | os.PathLike[str], settings: Settings) -> None
     path = Path(directory)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise StateError(
-            f"fork({os.fspath(directory)!r}): there is something there; give a directory of its own"
+            f"fork({os.fspath(directory)!r}): this path exists and is not an empty folder; give another one"
         )
     if os.path.abspath(path) == os.path.abspath(settings.directory):
         raise StateError(f"fork({os.fspath(directory)!r}) is this run's own directory; give another one")
 
 
 def _copied_loader(split: Split, loader: Any) -> Any:
-    """Another object over the same data, so that the two runs draw from generators of their own."""
+    """Copy a loader over the same data, so that each run draws from its own generators."""
     if isinstance(loader, (list, tuple)):
         return loader
     shared = {id(loader.dataset): loader.dataset} if isinstance(loader, DataLoader) else {}

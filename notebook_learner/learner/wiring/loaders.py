@@ -51,7 +51,7 @@ NOT_VALIDATED = (
 
 
 class Loaders:
-    """Puts loaders into a replica, the first ones and those that take their place later."""
+    """Puts loaders into a replica: the first ones, and those that replace them later."""
 
     def __init__(
         self,
@@ -69,16 +69,16 @@ class Loaders:
         self.groups = groups
         self.make_step = make_step
         self.rules = rules
-        """What goes by an epoch's value, by name: early stopping, ReduceLROnPlateau."""
+        """What depends on an epoch's value, by name: early stopping, ReduceLROnPlateau."""
         self.origin = origin
         """What the learner was built from: settings, model, optimizer, scheduler."""
         self._given: dict[Split, Any] = {}
         self._told = False
         self._waits: Cursor | None = None
-        """Validation data that nothing says yet how to validate on."""
+        """Validation data for which there is no validation step yet."""
 
     def use(self, learner: Any, split: Split, given: Any) -> None:
-        """Train on (or validate with) this from here on. The same object again changes nothing."""
+        """Train on (or validate with) this data from here on. The same object again changes nothing."""
         if self._given.get(split) is given:
             return
         if wrong := list(data_mistakes(self.settings, self.model, split, given)):
@@ -96,12 +96,12 @@ class Loaders:
 
     @property
     def _devices(self) -> int:
-        """How many of a loader's batches a step takes."""
+        """The number of a loader's batches that a step takes."""
         share = self.settings.share
         return share.world if share is not None and self.settings.batch == "per_device" else 1
 
     def use_step(self, split: Split, function: StepFunction) -> None:
-        """From the next step on, `function(model, batch)` is the step of this split."""
+        """Use `function(model, batch)` as the step of this split, from the next step on."""
         if split == "train":
             self.settings.train_step = function
         else:
@@ -117,24 +117,24 @@ class Loaders:
         return self._given
 
     def renew(self) -> None:
-        """The model's code has changed: its steps are looked up again."""
+        """Look up the model's steps again, after its code has changed."""
         for split, each in self.replica.loop.passes.items():
             each.step.function = self.make_step(split).function
 
     def step_of(self, split: Split) -> StepFunction | None:
-        """The function that was given as this split's step, if one was."""
+        """The function that was given as this split's step, or None."""
         return self.settings.train_step if split == "train" else self.settings.valid_step
 
     # Other data --------------------------------------------------------------------------------------
 
     def cursor_for(self, given: Any, what: str, way: Way = "alone") -> Cursor:
-        """A way through a loader, or a dataset, that nothing is trained on.
+        """Make a cursor over a loader, or a dataset, that is not trained on.
 
         Args:
             given: the loader or dataset.
-            what: is done there, for people.
-            way: for a rank "alone"; for one that gives the others their parts of the "whole" batches of all;
-                or one that walks its own "share" of them.
+            what: what is done with it, for messages.
+            way: "alone" for a single rank; "whole" for the rank that walks all batches and gives the others
+                their parts; "share" for a rank that walks its own part.
         """
         if wrong := list(not_a_loader(self.settings, what, given)):
             raise ConfigurationError(wrong, "this data cannot be used")
@@ -151,7 +151,7 @@ class Loaders:
         return self._like_validation(self.make_step("valid").function)
 
     def prediction_step(self, forward: StepFunction | None) -> ValidationStep:
-        """A step that gives the output of the model that validates."""
+        """A step that gives the output of the validated model."""
         if forward is not None:
             return self._like_validation(partial(forward, self.validated))
         asked = self.settings.valid_step is not None or hasattr(self.model, "valid_step")
@@ -165,7 +165,7 @@ class Loaders:
         return step
 
     def metrics_for(self, given: Iterable[AnyMetric] | None, what: str) -> list[AnyMetric]:
-        """The metrics to measure a set with: those of the validation where none are given."""
+        """The metrics to measure a set with; by default those of the validation."""
         if given is None:
             return [m for m in self.groups["valid"].metrics if not isinstance(m, Logged)]
         metrics = listed(given)
@@ -176,7 +176,7 @@ class Loaders:
 
     @property
     def validated(self) -> nn.Module:
-        """The model that validates: the one in training, or its moving average."""
+        """The model that is validated: the one in training, or its moving average."""
         return self.replica.loop.modes.validated
 
     @property
@@ -185,14 +185,14 @@ class Loaders:
         return self.settings.loss
 
     def fork(self, learner: Any, state: State, directory: str | os.PathLike[str]) -> Any:
-        """A sibling of the learner, in this state."""
+        """Make another learner like this one, in this state."""
         sibling = self.origin.fork(state, directory, self._given)
         sibling.num_epochs = learner.num_epochs
         sibling.breakpoints.become(learner.breakpoints)
         return sibling
 
     def require(self) -> None:
-        """Before training: raise where something would be missed only at the end of an epoch."""
+        """Raise before training if something is missing that only the end of an epoch would show."""
         passes = self.replica.loop.passes
         if "train" not in passes:
             raise ConfigurationError([NOTHING_TO_TRAIN_ON], CANNOT_BEGIN)
@@ -223,7 +223,7 @@ class Loaders:
         self._catch_up(split)
 
     def _catch_up(self, split: Split) -> None:
-        """Where the learner was restored before this loader came, the loader's place is in that state."""
+        """Move a new loader to its place in the state, if the learner was restored before the loader came."""
         timeline = self.replica.timeline
         timeline.keyframes = [state for state in timeline.keyframes if f"data {split}" in state.parts]
         for name in (f"data {split}", f"metrics {split}"):
@@ -234,7 +234,7 @@ class Loaders:
         self.replica.emit(Notice(text, level))
 
     def _never_measured(self) -> None:
-        """Once: metrics that somebody wants of validation alone, and no validation."""
+        """Warn once about metrics of the validation alone, if there is no validation."""
         names = set(self.settings.metrics_of("valid")) - set(self.settings.metrics_of("train"))
         if names and "valid" not in self.replica.loop.passes and not self._told and self._waits is None:
             self._told = True
@@ -246,8 +246,8 @@ class Loaders:
 
 
 def _replaced(update: Update) -> Iterator[str]:
-    """A layer put in the place of another since the learner was built: what it holds would never be trained.
-    Asked by each verb that trains, not by each step: 0.2 ms for a model of 300 parameters."""
+    """Find layers that were replaced after the build: their parameters would never be trained. Each verb that
+    trains checks this, not each step: it takes 0.2 ms for a model of 300 parameters."""
     mine = {id(p): p.requires_grad for p in update.model.parameters()}
     theirs = {id(p) for group in update.optimizer.param_groups for p in group["params"]}
     stale, new = theirs - mine.keys(), [key for key, trains in mine.items() if trains and key not in theirs]
@@ -260,7 +260,7 @@ def _replaced(update: Update) -> Iterator[str]:
 
 
 def _odd(settings: Settings, given: Mapping[Split, Any], split: Split) -> Iterator[str]:
-    """What is allowed, and seldom meant."""
+    """Warn about what is allowed, but seldom meant."""
     if len(given) == 2 and given["train"] is given["valid"]:
         yield (
             "training and validation have the very same data, so validation says nothing about new data; "
@@ -286,7 +286,7 @@ def data_mistakes(settings: Settings, model: Any, split: Split, given: Any) -> I
 
 
 def not_a_loader(settings: Settings, what: str, given: Any) -> Iterator[str]:
-    """Why something is no loader, and no dataset to make one of."""
+    """Why an object is not a loader, and not a dataset."""
     said = f"{what} is of type {type(given).__name__}"
     if isinstance(given, type):
         yield f"{what} is the class {given.__name__}; give an instance"
@@ -304,9 +304,9 @@ def _may_validate(settings: Settings, model: nn.Module) -> bool:
 
 
 def _loader(settings: Settings, split: Split, given: Any) -> Iterable[Any]:
-    """The loader, made of a dataset where one was given."""
+    """The given loader, or one made from a given dataset."""
     if isinstance(given, IterableDataset):
-        return DataLoader(given, batch_size=settings.batch_size)  # keeps its own order
+        return DataLoader(given, batch_size=settings.batch_size)  # it keeps its own order
     if isinstance(given, Dataset) or (settings.batch_size is not None and _is_like_a_dataset(given)):
         return DataLoader(given, batch_size=settings.batch_size, shuffle=split == "train")
     loader: Iterable[Any] = given
@@ -314,7 +314,8 @@ def _loader(settings: Settings, split: Split, given: Any) -> Iterable[Any]:
 
 
 def _is_like_a_dataset(given: Any) -> bool:
-    """Samples by index from a class of another library; a plain list is a list of batches."""
+    """Whether an object of another library's class gives samples by index; a plain list is a list of
+    batches."""
     if isinstance(given, (list, tuple, DataLoader)):
         return False
     return hasattr(given, "__getitem__") and hasattr(given, "__len__")

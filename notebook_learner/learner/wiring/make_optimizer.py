@@ -1,5 +1,5 @@
-"""The optimizer and the learning rate's schedule: made from what `build` was given, and what is wrong
-with it."""
+"""Make the optimizer and the learning rate's schedule from the arguments of `build`, and list their
+mistakes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Mistakes = list[str]
 
 
 def make_optimizer(model: nn.Module, given: Any) -> tuple[Optimizer | None, Mistakes]:
-    """The optimizer, by its factory where one was given."""
+    """Take the given optimizer, or make one with the given factory."""
     made, by = given, "the optimizer is"
     if callable(given) and not isinstance(given, Optimizer) and not _is_strange_class(given):
         by = "what the optimizer factory returned is"
@@ -67,8 +67,8 @@ def _optimizer_mistakes(model: nn.Module, optimizer: Optimizer) -> Iterator[str]
 
 
 def move_state(optimizer: Optimizer, device: torch.device) -> None:
-    """Bring an optimizer's state to where its parameters went. Scalars (step counters) stay: torch
-    keeps them on the host, unless the optimizer is capturable."""
+    """Move an optimizer's state to the device of its parameters. Scalars (step counters) stay: torch keeps
+    them on the host, unless the optimizer is capturable."""
     follow = {
         id(p): group.get("capturable", False) for group in optimizer.param_groups for p in group["params"]
     }
@@ -82,7 +82,7 @@ def move_state(optimizer: Optimizer, device: torch.device) -> None:
 
 
 def make_schedule(given: Any, optimizer: Optimizer, settings: Settings) -> tuple[Schedule | None, Mistakes]:
-    """The schedule: a constant, a function of the step, or a scheduler of torch."""
+    """Make the schedule: a constant, a function of the step, or a scheduler of torch."""
     if given is None or (isinstance(given, Real) and not isinstance(given, bool)):
         return _constant(given, optimizer, settings)
     if callable(given) and not isinstance(given, TorchScheduler):
@@ -100,7 +100,8 @@ def _constant(rate: Any, optimizer: Optimizer, settings: Settings) -> tuple[Sche
 def _from_callable(
     given: Callable[[Any], Any], optimizer: Optimizer, settings: Settings
 ) -> tuple[Schedule | None, Mistakes]:
-    """A callable is a rate per step if it turns a step's number into a rate, else a factory."""
+    """Make a schedule from a callable: a rate per step if it turns a step's number into a rate, else a
+    factory."""
     try:
         rate = given(0)
     except Exception as refused:
@@ -157,7 +158,7 @@ def _no_plateau(settings: Settings, what: str) -> Iterator[str]:
 
 def _plateau_mistakes(scheduler: ReduceLROnPlateau, source: Any, settings: Settings) -> Iterator[str]:
     if settings.scheduler_when == "step":
-        yield 'ReduceLROnPlateau goes by an epoch\'s value; leave out step_scheduler("step")'
+        yield 'ReduceLROnPlateau needs an epoch\'s value; leave out step_scheduler("step")'
     if not _is_source(source):
         yield (
             f"step_scheduler(metric={source!r}): give a metric's name, or a pair such as ('train', 'Loss')"

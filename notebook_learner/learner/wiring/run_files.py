@@ -1,4 +1,4 @@
-"""What a run writes to its directory, put together: checkpoints, logs and `artifacts.h5`."""
+"""All that a run writes to its directory: checkpoints, logs and `artifacts.h5`."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ class Storing:
         self.layout = RunLayout(os.fspath(settings.directory))
         self.background = Background()
         self.emit: Callable[[Notice | CheckpointSaved], None] = lambda event: None
-        """Set once there is somebody to tell."""
+        """Sends an event; set when the learner has sinks."""
         self.ask: Callable[[], None] = lambda: None
-        """Set to what raises where the directory is not the one that was opened."""
+        """Set to a function that raises if the directory is not the opened one."""
         self.keeper = self._keeper()
         self.index = self._index()
         self.store = FileCheckpointer(
             self.layout.directory, self.keeper, self._about, self._clock, self.metrics, self.record
         )
         self.writers = self._writers()
-        """Who writes in the run's directory."""
+        """The sinks that write in the run's directory."""
 
     @property
     def listeners(self) -> list[Sink]:
-        """Who must lose nothing either, and writes elsewhere: what the user brought."""
+        """The user's own sinks, which write to other places and must lose nothing either."""
         target = self.settings.application_log
         own = [] if isinstance(target, bool) else [ApplicationLogger(target)]
         return [*self.settings.loggers, *own]
@@ -67,15 +67,15 @@ class Storing:
         """When states are kept, and where."""
         settings, store = self.settings, self.store
         autosave = autosave_of(settings.autosave)
-        if settings.detached:  # nobody else knows where it stands
+        if settings.detached:  # only this process knows where the run stands
             autosave = replace(autosave, on_pause=True)
         if not settings.files_asked:
             return Saving(settings.checkpointer, store, autosave if settings.detached else None)
         return Saving(store, store, autosave)
 
     def finish(self) -> None:
-        """Wait until everything that was handed over is on the disk, and let go of open files. What a disk
-        refuses is kept, and told of by the next verb."""
+        """Wait until everything that was handed over is on the disk, and close open files. What a disk
+        refuses is kept, and the next verb reports it."""
         self.background.wait()
         for writer in self.writers:
             if isinstance(writer, (FileMetricLogger, ApplicationLogger)):
@@ -83,24 +83,25 @@ class Storing:
                     writer.close()
 
     def forget(self) -> None:
-        """Whatever was looked at in the directory is not there any more."""
+        """Forget all that was read in the directory: the files are not there any more."""
         self.store.forget()
 
     def give_way(self, place: Path | None) -> None:
-        """Another run has the directory; this one's files are at the place, if they are anywhere."""
+        """Give the directory to another run; this run's files are at `place`, or were deleted if it is
+        None."""
         self.keeper.give_way()
         if place is not None:
             self.layout.directory = RunLayout(place).directory
             self.keeper.folder.path = self.layout.checkpoint
 
     def lend(self) -> None:
-        """Another process goes on with the run: here nothing is written, nor known any more."""
+        """Stop writing, and forget the files: another process goes on with the run."""
         self.finish()
         self.keeper.forget()
         self.store.stand_by()
 
     def take_back(self) -> list[Sink]:
-        """It does so no more. What writes in the directory is made anew: what it knew of the files is old."""
+        """Make the writers again after the other process has ended: what they knew of the files is old."""
         self.index = self._index()
         self.writers = self._writers()
         self.keeper.open()
@@ -123,7 +124,7 @@ class Storing:
         return keeper
 
     def _index(self) -> LiveIndex | None:
-        """`artifacts.h5` is written where the logs are, or checkpoints."""
+        """Make the index for `artifacts.h5`, which is written if logs or checkpoints are."""
         if self.settings.loggers and not self.settings.files_asked:
             return None
         return LiveIndex(self.layout.directory, self.record, self.keeper.open, self._submit)
@@ -132,12 +133,13 @@ class Storing:
         self.background.submit("artifacts.h5", lambda: self._derived(job))
 
     def _derived(self, job: Job) -> None:
-        """`artifacts.h5` can always be made again: failing to write it must not stop a training."""
+        """Write `artifacts.h5`. A failure must not stop the training, as the file can always be made
+        again."""
         try:
             self.ask()
             job()
         except MovedError:
-            pass  # the next boundary tells of it
+            pass  # the next boundary reports it
         except OSError as error:
             self.keeper.note(
                 f"artifacts.h5 could not be written ({error.strerror or error}); logs and checkpoints hold "

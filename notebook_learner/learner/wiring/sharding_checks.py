@@ -1,4 +1,4 @@
-"""What `strategy("fsdp")`, where each device has a part of every weight, asks of a learner."""
+"""What `strategy("fsdp")` needs from a learner; with it each device has a part of every weight."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _NUMBER_BY_NUMBER = [
     "Rprop",
     "ASGD",
 ]  # fmt: skip
-"""Optimizers of torch that move each number of a weight by itself, whatever the others are."""
+"""Optimizers of torch that update each number of a weight independently of the others."""
 
 
 def dividing_mistakes(settings: Settings, model: Any) -> Iterator[str]:
-    """What speaks against it, before anything is made."""
+    """What prevents the strategy, as far as known before anything is made."""
     if settings.together not in ("ddp", "fsdp"):
         yield f'strategy({settings.together!r}): choose "ddp" or "fsdp"'
     if not settings.in_parts:
         return
     if settings.share is None:
-        yield f"{_SAID} deals the weights out to several devices; name them: devices(['cuda:0', 'cuda:1'])"
+        yield f"{_SAID} divides the weights among several devices; name them: devices(['cuda:0', 'cuda:1'])"
     if _is_too_old():
         yield (
-            f"{_SAID}: torch {torch.__version__} is too old, as its fully_shard insists on sending itself; "
+            f"{_SAID}: torch {torch.__version__} is too old, as its fully_shard always does the sending; "
             'install a newer one, or use strategy("ddp")'
         )
     yield from _options(settings)
@@ -57,18 +57,18 @@ def _is_too_old() -> bool:
 
 def _options(settings: Settings) -> Iterator[str]:
     if PRECISIONS.get(settings.precision) is torch.float16:
-        yield f"{_SAID}: fp16's loss scaling would look at each part by itself; use precision('bf16')"
+        yield f"{_SAID}: fp16's loss scaling would check each part alone; use precision('bf16')"
     if settings.compile is not None:
-        yield f"{_SAID} brings weights together layer by layer, which compile() would cut apart; drop one"
+        yield f"{_SAID} brings weights together for each layer, and compile() would break that; drop one"
     if settings.graph:
-        yield f"{_SAID} and graph(): a recorded step waits for no other device; leave one of the two out"
+        yield f"{_SAID} and graph(): a recorded step cannot wait for other devices; leave out one of the two"
     if settings.ema_decay is not None:
         yield f'{_SAID}: ema() averages whole weights; leave it out, or use strategy("ddp")'
     for condition, _ in settings.breakpoints:
         if getattr(condition, "needs_whole", False) and not isinstance(condition, type):
             yield (
                 f"break_on({condition}): with {_SAID} no device has whole gradients or weights to look at; "
-                'go by the loss or a metric (LossSpike, MetricIs), or use strategy("ddp")'
+                'use the loss or a metric (LossSpike, MetricIs), or use strategy("ddp")'
             )
 
 
@@ -76,24 +76,24 @@ def _weights(model: nn.Module) -> Iterator[str]:
     named = list(model.named_parameters())
     scalars = [name for name, p in named if p.ndim == 0]
     if scalars:
-        yield f"{_SAID} deals out rows, and {', '.join(scalars)} has none; make it a tensor of one number"
+        yield f"{_SAID} divides weights by rows, and {', '.join(scalars)} has none; give it one dimension"
     odd = [name for name, p in named if p.ndim and not p.is_contiguous()]
     if odd:
-        yield f"{_SAID} deals out rows in one piece, as those of {', '.join(odd)} are not: call contiguous()"
+        yield f"{_SAID} needs contiguous weights, and these are not: {', '.join(odd)}; call contiguous()"
     kinds = sorted({str(p.dtype) for _, p in named})
     if len(kinds) > 1:
-        yield f"{_SAID} sends weights of one kind, and the model has {', '.join(kinds)}; bring them to one"
+        yield f"{_SAID} needs weights of one dtype, and the model has {', '.join(kinds)}; convert them to one"
     if any(type(p) is not nn.Parameter for _, p in named):
-        yield f"{_SAID}: the model has parameters of a kind of their own; give plain ones, not divided yet"
+        yield f"{_SAID}: the model has parameters of a special class; give plain ones, not divided yet"
     if any(getattr(module, "sparse", False) for module in model.modules()):
         yield f"{_SAID} cannot sum sparse gradients; build the embedding with sparse=False"
 
 
 def optimizer_mistakes(settings: Settings, optimizer: Optimizer) -> Iterator[str]:
-    """What speaks against an optimizer."""
+    """Why an optimizer cannot be used."""
     known = [getattr(torch.optim, name) for name in _NUMBER_BY_NUMBER]
     if settings.in_parts and type(optimizer) not in known:
         yield (
-            f"{_SAID}: {type(optimizer).__name__} may go by whole weights, and each device has but a part of "
+            f"{_SAID}: {type(optimizer).__name__} may need whole weights, and each device has only a part of "
             f'them; use one of {", ".join(_NUMBER_BY_NUMBER)}, or strategy("ddp")'
         )

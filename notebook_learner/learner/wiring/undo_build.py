@@ -1,7 +1,7 @@
-"""Building changes what it was given: the model moves, a scheduler takes hold of the optimizer.
+"""Undo the changes of a failed build: the model moves, and a scheduler changes the optimizer.
 
-When the build fails after all, everything is put back as it was, so that the corrected cell starts from
-the same place as the first one.
+After a failure everything is put back as it was, so that the corrected cell starts from the same state as the
+first one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Undo = Callable[[], None]
 
 @contextmanager
 def unchanged_if_it_fails(things: Iterable[Any]) -> Iterator[None]:
-    """Modules and optimizers come out of a failure as they went in; other things are passed over."""
+    """Restore modules and optimizers if the block fails; other things are ignored."""
     undos = [_remember(thing) for thing in things if isinstance(thing, (nn.Module, Optimizer))]
     try:
         yield
@@ -33,7 +33,7 @@ def _remember(thing: nn.Module | Optimizer) -> Undo:
 
 
 def _remember_module(model: nn.Module) -> Undo:
-    """Where every tensor lies. A move leaves the old memory alone, so a reference is enough."""
+    """Remember every tensor. A move does not touch the old memory, so a reference is enough."""
     tensors = [
         (held, name, tensor, tensor.data)
         for module in model.modules()
@@ -47,7 +47,7 @@ def _remember_module(model: nn.Module) -> Undo:
     def undo() -> None:
         for held, name, tensor, data in tensors:
             tensor.data = data
-            held[name] = tensor  # type: ignore[assignment]  # the very one that was there
+            held[name] = tensor  # type: ignore[assignment]  # the same tensor as before
         for grad, data in grads:
             grad.data = data
         for module, call in compiled:
@@ -57,7 +57,8 @@ def _remember_module(model: nn.Module) -> Undo:
 
 
 def _remember_optimizer(optimizer: Optimizer) -> Undo:
-    """Its attributes (a scheduler wraps `step`), its groups (rates, momenta) and its state's tensors."""
+    """Remember its attributes (a scheduler wraps `step`), its groups (rates, momenta) and its state's
+    tensors."""
     attributes = dict(vars(optimizer))
     held = [*optimizer.param_groups, *(held for held in optimizer.state.values() if isinstance(held, dict))]
     contents = [(live, dict(live)) for live in held]
