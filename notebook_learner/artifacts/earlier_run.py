@@ -53,7 +53,7 @@ def keep_beside(directory: Path) -> Path:
         return _kept_beside(directory)
     except OSError as error:
         raise StoreError(
-            f"{str(directory)!r} holds a run, which cannot be kept in a directory beside it "
+            f"{str(directory)!r} holds a run, which cannot be moved to a directory next to it "
             f"({error.strerror or error}). To go on with it add .resume() to the builder, to delete it "
             ".overwrite(), or give another directory"
         ) from error

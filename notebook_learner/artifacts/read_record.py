@@ -204,8 +204,8 @@ class _Reader:
             raise _Skipped("was cut while it was read") from None
         except MemoryError:
             raise StoreError(
-                f"the values in {path} do not fit into memory; end what takes memory, in this process and "
-                "beside it, and try again"
+                f"the values in {path} do not fit into memory; free memory in this process, or end other "
+                "processes, and try again"
             ) from None
         if lines.nul is not None:
             self._report(path, f"has NUL bytes from byte {lines.nul} on, as a power cut leaves them")

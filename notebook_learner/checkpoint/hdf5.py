@@ -62,7 +62,7 @@ class Hdf5Recorder:
         if precision not in ("full", "half"):
             mistakes.append(f"precision={precision!r} is neither 'full' nor 'half'")
         if compression not in (None, *CODECS):
-            mistakes.append(f"compression={compression!r} is none of None, 'gzip' and 'zstd'")
+            mistakes.append(f"compression={compression!r} is not None, 'gzip' or 'zstd'")
         if mistakes:
             raise ConfigurationError(mistakes, "this recorder cannot be made")
         if compression is not None:

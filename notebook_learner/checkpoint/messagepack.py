@@ -314,14 +314,14 @@ def _tensor(parser: _Parser, source: _Unzipped, meta: bool) -> Tensor:
         or len(shape) > _MOST_DIMENSIONS
         or any(type(length) is not int or not 0 <= length < 1 << 62 for length in shape)
     ):
-        raise _Wrong("its shape is none")
+        raise _Wrong("its shape is not valid")
     size = nbytes_of(dtype, shape)
     if size > source.left:
         raise _Wrong(f"it claims {size} bytes, more than the file can hold")
     try:
         tensor = torch.empty(shape, dtype=dtype, device="meta" if meta else "cpu")
     except (RuntimeError, TypeError) as error:
-        raise _Wrong(f"its shape is none: {error}") from error
+        raise _Wrong(f"its shape is not valid: {error}") from error
     parser.expect("data")
     _fill(parser, source, size, None if meta else bytes_of(tensor))
     return tensor

@@ -57,7 +57,7 @@ def line_of(told: Any) -> Line | None:
         case {"offset": int(offset), "size": int(size), "digest": str(digest)}:
             if 0 <= offset < 1 << 62 and 0 < size < 1 << 62:
                 return Line(offset, size, digest)
-    raise ValueError("a place in a file that is none")
+    raise ValueError("it is not a place in a file")
 
 
 def append(path: RunPath, told: Iterable[Mapping[str, Any]], after: Line | None) -> Sequence[Line]:

@@ -103,7 +103,7 @@ class SafetensorsRecorder:
         head = _header(packed.tree, names, packed.tensors, buffers)
         if len(head) > LONGEST_HEADER:
             raise CheckpointError(
-                f"{what} holds {len(head)} bytes beside its tensors, and safetensors has room for "
+                f"{what} holds {len(head)} bytes besides its tensors, and safetensors has room for "
                 f"{LONGEST_HEADER}; use Hdf5Recorder, or tensors in place of long lists"
             )
         data_size = sum(data.nbytes for data in buffers)
@@ -280,7 +280,7 @@ def _checked(document: Any, text: bytearray, room: int) -> _Header:
         raise _NotSafetensors("its checksum does not fit")
     ours = parse(bytearray(metadata.pop(_OURS, "").encode()), room)
     if not isinstance(ours, dict) or "tree" not in ours or not isinstance(ours.get("tensors"), list):
-        raise _NotSafetensors("its metadata is none of ours")
+        raise _NotSafetensors("its metadata was not written by notebook_learner")
     if ours.get("schema") != SCHEMA:
         raise _NotSafetensors(
             f"it was written in version {str(ours.get('schema'))[:40]} of the format, and this program "
@@ -288,7 +288,7 @@ def _checked(document: Any, text: bytearray, room: int) -> _Header:
         )
     found = [_described(item, stored) for item in ours["tensors"]]
     if len({one.name for one in found}) != len(stored) or len(found) != len(stored):
-        raise _NotSafetensors("its metadata speaks of other tensors than it has")
+        raise _NotSafetensors("its metadata does not list the tensors that it has")
     return _Header(text, len(text), found, ours["tree"], digest)
 
 
@@ -302,7 +302,7 @@ def _entry(name: str, item: Any) -> _Stored:
         )
     offsets = item["data_offsets"]
     if not _are_lengths(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _NotSafetensors(f"the offsets of tensor {name[:200]!r} are none")
+        raise _NotSafetensors(f"the offsets of tensor {name[:200]!r} are not valid")
     return _sized(_Stored(name, dtype, (), *offsets), dtype, item["shape"])
 
 
@@ -317,7 +317,7 @@ def _described(item: Any, stored: dict[str, _Stored]) -> _Stored:
         return _Stored(one.name, one.dtype, one.shape, one.begin, one.end, item[1])
     real = item[2]
     if not isinstance(real, list) or len(real) != 2 or not isinstance(real[0], str):
-        raise _NotSafetensors(f"the dtype of tensor {one.name[:200]!r} is none")
+        raise _NotSafetensors(f"the dtype of tensor {one.name[:200]!r} is not valid")
     dtype = DTYPES.get(real[0])
     if dtype is None or dtype in _BY_DTYPE or real[0].startswith("q") or one.dtype != torch.uint8:
         raise _NotSafetensors(f"the dtype of tensor {one.name[:200]!r} is not known here: {real[0][:40]!r}")
@@ -327,7 +327,7 @@ def _described(item: Any, stored: dict[str, _Stored]) -> _Stored:
 def _sized(one: _Stored, dtype: torch.dtype, shape: Any) -> _Stored:
     """With a shape, if that fits the bytes."""
     if not _are_lengths(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise _NotSafetensors(f"the shape of tensor {one.name[:200]!r} is none")
+        raise _NotSafetensors(f"the shape of tensor {one.name[:200]!r} is not valid")
     if nbytes_of(dtype, shape) != one.end - one.begin:
         raise _NotSafetensors(
             f"tensor {one.name[:200]!r} has {one.end - one.begin} bytes, which its shape does not fit"
@@ -335,7 +335,7 @@ def _sized(one: _Stored, dtype: torch.dtype, shape: Any) -> _Stored:
     try:
         torch.empty(shape, dtype=dtype, device="meta")
     except (RuntimeError, TypeError) as error:
-        raise _NotSafetensors(f"the shape of tensor {one.name[:200]!r} is none: {error}") from error
+        raise _NotSafetensors(f"the shape of tensor {one.name[:200]!r} is not valid: {error}") from error
     return _Stored(one.name, dtype, tuple(shape), one.begin, one.end, one.digest)
 
 

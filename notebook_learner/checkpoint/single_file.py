@@ -71,6 +71,6 @@ def _recorder(path: Path, given: Recorder | None) -> Recorder:
             return recorder_for(suffix)
     endings = ", ".join(f".{suffix}" for suffix in known_suffixes())
     raise CheckpointError(
-        f"{path}: the end of the name says the format, and this is none of {endings}; give it one of them, "
+        f"{path}: the end of the name must say the format: {endings}; give it one of these, "
         "or name the format, recorder=Hdf5Recorder()"
     )

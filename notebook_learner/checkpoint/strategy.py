@@ -107,7 +107,7 @@ class KeepBest:
         if self.split not in ("train", "valid"):
             mistakes.append(f"split={self.split!r} is neither 'train' nor 'valid'")
         if self.mode not in (None, "min", "max"):
-            mistakes.append(f"mode={self.mode!r} is none of 'min', 'max' and None")
+            mistakes.append(f"mode={self.mode!r} is not 'min', 'max' or None")
         _refuse(self, mistakes)
 
     def keep(self, checkpoints: Sequence[CheckpointInfo], /) -> set[str]:
@@ -134,7 +134,7 @@ class _Several:
         mistakes = [
             f"{strategy.__name__} is a class; give an instance, such as KeepLast(2)"
             if isinstance(strategy, type)
-            else f"{strategy!r} is no strategy; give some, such as KeepLast(2), KeepBest('Loss')"
+            else f"{strategy!r} is not a strategy; give one, such as KeepLast(2), KeepBest('Loss')"
             for strategy in strategies
             if isinstance(strategy, type) or not isinstance(strategy, Strategy)
         ]
@@ -154,7 +154,7 @@ class KeepAny(_Several):
     def __init__(self, *strategies: Strategy) -> None:
         super().__init__(*strategies)
         if not strategies:
-            _refuse(self, ["it names no strategy and would keep nothing; KeepAll() keeps everything"])
+            _refuse(self, ["it names no strategy, so it would keep nothing; KeepAll() keeps everything"])
 
     def keep(self, checkpoints: Sequence[CheckpointInfo], /) -> set[str]:
         """The labels of those to keep."""

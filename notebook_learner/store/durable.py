@@ -116,8 +116,8 @@ class Reader:
             data = bytearray(size)
         except MemoryError:
             raise StoreError(
-                f"{self.path}: {size:,} bytes of it do not fit into memory; end what takes memory, in this "
-                "process and beside it, and try again"
+                f"{self.path}: {size:,} bytes of it do not fit into memory; free memory in this process, "
+                "or end other processes, and try again"
             ) from None
         self.fill([memoryview(data)], offset)
         return data

@@ -171,7 +171,7 @@ def listed_in(columns: dict[str, Any]) -> Listed:
     """
     names = member(columns, "name", list)
     if not {str}.issuperset(map(type, names)):
-        raise Wrong("a name that is none")
+        raise Wrong("a name that is not a text")
     which, places = member(columns, "kind", list), member(columns, "offset", list)
     if not len(names) == len(which) == len(places):
         raise Wrong(f"{len(names)} names, {len(which)} kinds and {len(places)} offsets of tensors")
@@ -206,7 +206,7 @@ def _kind(item: Any, which: list[Any], names: list[str], number: int) -> _Kind:
     """A dtype and a shape; what is wrong with it is told of the first tensor that is of it."""
     try:
         if type(item) is not list or len(item) != 2 or type(item[0]) is not str or type(item[1]) is not list:
-            raise Wrong("a kind that is none")
+            raise Wrong("a kind that is not a dtype and a shape")
         dtype, shape = KNOWN.get(item[0]), _shape(item[1])
         if dtype is None:
             raise Wrong(f"an unknown dtype, {item[0][:40]!r}")
@@ -223,7 +223,7 @@ def _shape(sizes: list[Any]) -> tuple[int, ...]:
     if len(sizes) > MOST_DIMENSIONS:
         raise Wrong(f"{len(sizes)} dimensions")
     if not _are_numbers(sizes, _FAR):
-        raise Wrong("a shape that is none")
+        raise Wrong("a shape that is not a list of sizes")
     if math.prod(size for size in sizes if size) >= _FAR:
         raise Wrong("a shape beyond any memory")
     return tuple(sizes)
@@ -231,7 +231,7 @@ def _shape(sizes: list[Any]) -> tuple[int, ...]:
 
 def _others(item: list[Any]) -> tuple[str, ...]:
     if not item or not {str}.issuperset(map(type, item)):
-        raise Wrong("a name that is none")
+        raise Wrong("a name that is not a text")
     return tuple(item)
 
 
@@ -274,7 +274,7 @@ def _numbered(columns: dict[str, Any], key: str, count: int) -> Iterator[tuple[i
     last = -1
     for item in member(columns, key, list) if key in columns else ():
         if type(item) is not list or not item or not _are_numbers(item[:1], count) or item[0] <= last:
-            raise Wrong(f"{key} that are none")
+            raise Wrong(f"an invalid entry in {key}")
         last = item[0]
         yield last, item[1:]
 

@@ -242,7 +242,7 @@ def _digests(text: str, count: int) -> bytes:
         raise Wrong(f"{len(text)} digits of checksums for {count} stretches of tensors")
     digests = bytes.fromhex(text)
     if digests.hex() != text:
-        raise Wrong("a checksum that is none")
+        raise Wrong("a checksum that is not in lower-case hex")
     return digests
 
 

@@ -170,9 +170,7 @@ def read_log(path: str | os.PathLike[str]) -> LogFile:
             "as train/epoch-1/Loss.log of a run"
         ) from error
     except MemoryError:
-        raise StoreError(
-            f"the values in {here} do not fit into memory; end what takes memory, and try again"
-        ) from None
+        raise StoreError(f"the values in {here} do not fit into memory; free memory, and try again") from None
 
 
 def numbers_of(blocks: Iterable[bytes]) -> LogFile | None:

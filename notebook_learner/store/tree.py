@@ -484,13 +484,13 @@ def _decoded(text: Json) -> bytes:
 
 def _whole(text: Json) -> int:
     if not isinstance(text, str) or not _HEX.fullmatch(text):
-        raise Malformed("an integer that is none")
+        raise Malformed("an integer that is not hexadecimal")
     return int(text, 16)  # takes time in proportion to its length, unlike a decimal one
 
 
 def _float(text: Json) -> float:
     if text not in ("nan", "inf", "-inf"):
-        raise Malformed("a number that is none")
+        raise Malformed("a $float that is not nan, inf or -inf")
     return float(text)
 
 
