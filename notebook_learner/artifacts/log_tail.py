@@ -50,7 +50,7 @@ class Tail:
         self._seen: tuple[int, int] | None = None
         self._hash: Any = None
         self._places: list[tuple[int, int, str]] = []
-        """(offset, rows, digest of all before): places at which the log can be compared with what was read."""
+        """(offset, rows, digest of all before): places at which the log can be compared again."""
 
     @property
     def usable(self) -> bool:

@@ -52,7 +52,7 @@ class Watching:
         self._known: RunOpened | None = None
 
     def start(self) -> None:
-        """Show what the files hold, and go on in the background: the run may grow, even if its log says it has ended."""
+        """Show what the files hold, and go on in the background: even a run that has ended may go on."""
         before = self._run.signature()  # what is written from now on may be missing in what is read below
         self._show_files()
         self._open()
