@@ -1,7 +1,7 @@
-"""A run directory as values: `Artifacts`, its measurements, and `artifacts.h5`, the face for viewers.
+"""A run directory as values: `Artifacts`, its measurements, and `artifacts.h5`, the file for HDF5 viewers.
 
-In comes a directory, also one of a stranger; out go series, checkpoints and a status. What is read there is
-checked first and runs no code, and a run that trains is not disturbed.
+The input is a directory, perhaps a stranger's. The output is series, checkpoints and a status. Every file
+is checked before it is used, no code in it is run, and a run that trains is not disturbed.
 """
 
 from .artifacts import Artifacts

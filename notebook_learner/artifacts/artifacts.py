@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Artifacts(RecordedRun):
-    """What a run left in its directory, or is writing there now: from any process, without disturbing it.
+    """A run, read from its directory in any process, also while another process trains it.
 
-    Everything is read when it is asked for, and only read, but for `repair` and `export`. Opening a run
-    from a stranger runs no code.
+    Each value is read from the files when you ask for it. Only `repair`, `renew` and `export` write.
+    Opening a stranger's run runs no code.
 
     >>> import tempfile, numpy as np
     >>> from notebook_learner.event import Column, MetricBlock, SplitEnded
@@ -63,31 +63,34 @@ class Artifacts(RecordedRun):
         return told
 
     def verify(self) -> Report:
-        """Read every byte: checkpoints, logs, artifacts.h5. True where all is right, else it says what is
-        wrong and what to do."""
+        """Check every byte of the checkpoints, logs and artifacts.h5.
+
+        The report is true if all is right; else it says what is wrong and what to do."""
         require_run(self.directory)
         return verification.verify(self.directory, self._infos())
 
     def repair(self) -> Report:
-        """Clear away what a killed process left half done, and make a missing `artifacts.h5` anew.
+        """Remove what a killed process left unfinished, and write a missing `artifacts.h5` again.
 
-        A damaged checkpoint is left as it is: its other files may be all that is left of somebody's work.
+        A damaged checkpoint stays as it is: its other files may be all that is left of the user's work.
 
         Raises:
-            StoreError: a run that lives writes here.
+            StoreError: a running process writes here.
         """
         require_run(self.directory)
         return verification.repair(self.directory, self._infos(), self._rebuild)
 
     def renew(self) -> None:
-        """Make `artifacts.h5` anew from logs and checkpoints. A run that goes on does so itself."""
+        """Write `artifacts.h5` again from logs and checkpoints. A run that trains does this for you."""
         require_run(self.directory)
         self._rebuild()
 
     @names_descriptors
     def export(self, target: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the whole run into one HDF5 file that needs nothing else: metadata, series, epoch values
-        and every complete checkpoint with all of its tensors. Gives its path."""
+        """Write the whole run into one HDF5 file, and return its path.
+
+        The file needs no other file. It has metadata, series, epoch values and every complete checkpoint
+        with all of its tensors."""
         from .export import export
 
         require_run(self.directory)
@@ -97,7 +100,7 @@ class Artifacts(RecordedRun):
     @staticmethod
     @names_descriptors
     def compare(runs: Iterable[Artifacts | str | os.PathLike[str]]) -> RunComparison:
-        """Several runs side by side: `Artifacts.compare(["runs/a", "runs/b"])`."""
+        """Compare several runs: `Artifacts.compare(["runs/a", "runs/b"])`."""
         from .compare import RunComparison
 
         return RunComparison([run if isinstance(run, Artifacts) else Artifacts(run) for run in runs])

@@ -1,4 +1,4 @@
-"""What the JSON of a file claims, taken only after a check: anything else is a DamagedError."""
+"""Reads the JSON of a file value by value; a value of another type is a DamagedError."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..store.layout import check_metric_name
 
 Split = Literal["train", "valid"]
 LARGEST = 2**63 - 1
-"""What a 64-bit integer of HDF5 holds."""
+"""The largest 64-bit integer of HDF5."""
 
 
 class Claims:
-    """The members of one JSON object. Unknown ones are never looked at, so that later versions may add.
+    """The members of one JSON object. Unknown members are ignored, so later versions may add some.
 
     >>> Claims({"epoch": -1}, "a mark").whole("epoch")
     Traceback (most recent call last):
@@ -32,7 +32,7 @@ from 0 on; the file is damaged
         self._value = value
 
     def member(self, key: str) -> object:
-        """Whatever is there, for whoever checks it next."""
+        """The value without a check: the caller must check it."""
         return self._value.get(key)
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -97,7 +97,7 @@ from 0 on; the file is damaged
         return dict(value)
 
     def finite(self, key: str, value: object) -> float:
-        """A finite number, wherever it stands."""
+        """Check that a value is a finite number."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return self.refuse(key, "a number")
         if abs(value) > LARGEST or not math.isfinite(value):
@@ -105,7 +105,7 @@ from 0 on; the file is damaged
         return float(value)
 
     def refuse(self, key: str, wanted: str) -> NoReturn:
-        """Say what is wrong."""
+        """Raise the error that says what is wrong."""
         value: Any = self._value.get(key)
         raise DamagedError(
             f"{self.what} says that {key!r} is {short(value)}, but it must be {wanted}; the file is damaged"

@@ -1,4 +1,4 @@
-"""When each step was taken: a few points of every pass, and straight lines between them."""
+"""When each step ended: a few points in time for every pass, and straight lines between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ORDER = {"train": 0, "valid": 1}
 
 
 class Clock:
-    """The wall time of steps, from when their metric blocks arrived.
+    """The wall time of steps, computed from the times at which their metric blocks arrived.
 
     >>> clock = Clock()
     >>> clock.add(MetricBlock(1, "train", 1, 11, 11, {}, {}, seconds=11.0), now=1011.0)
@@ -32,7 +32,7 @@ class Clock:
     def __init__(self) -> None:
         self._knots: dict[_Pass, list[_Knot]] = {}
         self._rows: dict[_Pass, list[Any]] = {}
-        """What `to_json` said of passes that have not changed since: `artifacts.h5` asks for all of them."""
+        """The `to_json` of passes that have not changed since: `artifacts.h5` needs all passes each time."""
 
     def begin(self, epoch: int, split: Split) -> None:
         """A pass starts, or starts over."""
@@ -40,13 +40,13 @@ class Clock:
         self._rows.pop((epoch, split), None)
 
     def add(self, block: MetricBlock, now: float) -> None:
-        """A block arrived: its last step ended now, its first one when its own time began."""
+        """Note a block: its last step ended now, and its first step began when the block's own time began."""
         knots = self._knots.setdefault((block.epoch, block.split), [])
         self._rows.pop((block.epoch, block.split), None)
         if knots and knots[-1][0] >= block.first:
             _cut(knots, block.first - 1)
         if block.count > 1:
-            # A point of its own: what passed before the block (a pause of an hour) is not the steps'.
+            # A separate point: the time before the block (a pause of an hour) does not belong to its steps.
             since = max(0.0, block.seconds) * (block.count - 1) / block.count
             knots.append((block.first, now - since))
         knots.append((block.last, now))
@@ -54,7 +54,7 @@ class Clock:
             knots[:] = [*knots[:-1:2], knots[-1]]
 
     def times(self, epoch: int, split: Split, steps: NDArray[Any]) -> Floats:
-        """When steps ended, in seconds since 1970; NaN where that is not known."""
+        """When steps ended, in seconds since 1970; NaN if that is not known."""
         knots = self._knots.get((epoch, split))
         if not knots:
             return np.full(len(steps), np.nan)
@@ -75,16 +75,16 @@ class Clock:
                 _cut(self._knots[key], step)
 
     def copy(self) -> Clock:
-        """One that stays as it is."""
+        """A copy that does not change any more."""
         other = Clock()
         other._knots = {key: list(knots) for key, knots in self._knots.items()}
         other._rows = dict(self._rows)
         return other
 
     def to_json(self, passes: Iterable[tuple[int, Split]] | None = None) -> list[Any]:
-        """Plain JSON values: `[epoch, split, start, [steps], [milliseconds after the start]]` of each
-        pass, or only of these. Whole numbers, because 64,000 floats as text take longer than all the rest of
-        a file."""
+        """Plain JSON values: `[epoch, split, start, [steps], [milliseconds after the start]]` for each
+        pass, or only for these passes. The times are whole numbers, because 64,000 floats as text take longer
+        than all the rest of a file."""
         known = {
             key: knots
             for key in (self._knots if passes is None else passes)
@@ -119,7 +119,7 @@ class Clock:
         return clock
 
     def update(self, other: Clock) -> None:
-        """Take over what another one knows."""
+        """Add the points of another clock."""
         self._knots.update(other._knots)
 
 
@@ -130,7 +130,7 @@ def _row(epoch: int, split: Split, knots: list[_Knot]) -> list[Any]:
 
 
 def _cut(knots: list[_Knot], step: int) -> None:
-    """Drop the points after a step, and put one at the step itself where it lay between two."""
+    """Drop the points after a step; if the step lay between two points, add a point at the step."""
     behind = next((i for i, knot in enumerate(knots) if knot[0] > step), None)
     if behind is None:
         return

@@ -1,4 +1,4 @@
-"""Several runs side by side."""
+"""Compares several runs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from .recorded_run import RecordedRun
 
 _WIDEST = 120
-"""Characters of a line: about as many as a notebook shows in one."""
+"""Characters of a line: about as many as a notebook shows in one line."""
 _PARTED = re.compile(r"(.+) at epoch (\d{1,18}), (?:train|valid), step .*, training step (\d{1,18})")
 
 
 class Fork(NamedTuple):
-    """Where a run parted from its parent."""
+    """The place at which a run was forked from its parent."""
 
     epoch: int
-    """The first epoch that is not, or not wholly, the parent's."""
+    """The first epoch with steps of its own; earlier epochs are the parent's."""
     iteration: int
 
 
@@ -36,10 +36,10 @@ _SPLITS: tuple[Split, ...] = ("train", "valid")
 
 
 class RunComparison:
-    """What several runs reached, and what they did differently. Prints as a table.
+    """The results of several runs, and the settings in which they differ. Prints as a table.
 
-    `table` has a row (a dict) a run: run, epochs, "valid Loss best", "valid Loss last", ..., "test/clean
-    Loss" for a set that was evaluated, and every setting that is not the same in all of them.
+    `table` has one row (a dict) for each run: run, epochs, "valid Loss best", "valid Loss last", ...,
+    "test/clean Loss" for an evaluated set, and every setting that is not the same in all runs.
     """
 
     def __init__(self, runs: Sequence[RecordedRun]) -> None:
@@ -56,11 +56,12 @@ class RunComparison:
         return import_module("pandas").DataFrame(self.table)
 
     def plot(self, name: str = "Loss", split: Split | str | None = None) -> Figure:
-        """One metric of all runs in one figure: epoch by epoch where there are epoch values, else step by
-        step; of a set that was evaluated ("test/clean"), a bar a run. A run that was forked from another
-        one here is drawn from where they parted. Runs that do not have the metric are left out; where none
-        has it, it is a KeyError. Without a split it is that of validation where one of the runs has values
-        of it, else that of training."""
+        """Plot one metric of all runs in one figure.
+
+        The curves go by epoch if there are epoch values, else by step. For an evaluated set ("test/clean")
+        each run is a bar. The curve of a fork begins at the place of the fork if its parent is shown, too.
+        Runs without the metric are left out; if no run has it, this raises a KeyError. Without a split,
+        the split is "valid" if one of the runs has such values, else "train"."""
         if split is None:
             measured = any(name in run.metrics("valid") and _has_values(run, name) for run in self.runs)
             split = (
@@ -114,13 +115,13 @@ class RunComparison:
         return bars(values, f"{name} ({split})" + (f" {unit}" if unit else ""))
 
     def _fork_of(self, run: RecordedRun) -> Fork | None:
-        """Where a run parted from another one of these; None for one that did not."""
+        """Where a run was forked from another one of these runs; None if it was not."""
         told = None if run.run is None else _PARTED.fullmatch(run.run.settings.get("forked from", ""))
         if told is None:
             return None
         others = [os.fspath(each.directory) for each in self.runs if each is not run]
         known = {os.path.abspath(each) for each in others} | {os.path.basename(each) for each in others}
-        # By name where the runs were moved since.
+        # By name, because the runs may have been moved since.
         is_here = os.path.abspath(told[1]) in known or os.path.basename(told[1]) in known
         return Fork(int(told[2]), int(told[3])) if is_here else None
 
@@ -182,7 +183,7 @@ class RunComparison:
         return Table("", headings, rows, right)
 
     def _printed(self) -> Table:
-        """A row a run; a column a run where rows would be broken into lines that nobody can read."""
+        """One row for each run; one column for each run if the rows are too long for a line."""
         shown = self._shown()
         width = max(map(len, shown.text().splitlines()))
         return shown.turned() if width > _WIDEST and len(self.runs) < len(shown.headings) else shown
@@ -232,7 +233,7 @@ def _safe(text: str) -> str:
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
-    """The paths without what they share."""
+    """The paths without their common beginning."""
     whole = [os.path.abspath(path) for path in paths]
     if len(set(whole)) < 2:
         return [os.path.basename(path) for path in whole]

@@ -1,10 +1,10 @@
-"""The run that a directory holds when a new one begins there: kept beside it, or deleted.
+"""Keeps or deletes the earlier run in a directory when a new run begins there.
 
-What belongs to a run is known by name; everything else is the user's and is never moved or deleted. So a
-directory with nothing else in it is kept by renaming it, which is one step for whoever looks; in one that
-holds the user's files, too, the run's own are gathered in a folder inside first, and that is renamed. A
-process that is killed meanwhile leaves either the run as it was, or that folder, and `keep_beside` or
-`put_together` finish what it began.
+The files of a run are known by their names. All other files are the user's and are never moved or deleted.
+A directory that holds only the run is renamed, in one step. If it holds files of the user, too, the run's
+files are first moved into a folder inside it, and then this folder is renamed. If the process is killed
+meanwhile, there is either the run as it was, or that folder; `keep_beside` or `put_together` then finish
+the work.
 """
 
 from __future__ import annotations
@@ -25,42 +25,43 @@ from ..store.run_folder import RunPath, below
 from .live_index import FILE
 
 GATHERED = ".earlier-run"
-"""The folder inside, while the files of a run are on their way out of a directory with other files."""
+"""The folder inside, which holds the run's files while they are moved out of a directory with other files."""
 
 _INDEX_PIECE = re.compile(rf"\.{re.escape(FILE)}\..+\.tmp")
 _CHECKPOINT = re.compile(rf"\.?(?:state|{'|'.join(PARTS)})-{LABEL.pattern}\..+|{re.escape(passes.NAME)}")
 _EPOCH = re.compile(r"epoch-[1-9][0-9]*")
 _SET = re.compile(r".+")
-"""Any name; with a dot before and `.tmp` behind while its logs are written."""
+"""Any name; while the logs are written, the name begins with a dot and ends with `.tmp`."""
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether something would be lost: values or checkpoints, or a part of them that was on its way out when
-    a process died. A run that has taken no step (its first one failed, say) has left no more than lines in
-    experiment.log, to which those of the next one are added; it needs no directory of its own."""
+    """Whether the directory holds values or checkpoints that would be lost, or a part of them that a killed
+    process had begun to move. A run that has taken no step (its first step failed, say) has left only lines
+    in experiment.log. The next run adds its lines there, so such a run is not kept in a directory of its
+    own."""
     return (directory / GATHERED).is_dir() or any(
         not _lies_at_the_top(path.name) for path in own_files(directory)
     )
 
 
 def keep_beside(directory: Path) -> Path:
-    """Move the run to the next free sibling (`digits-1`, `digits-2`, ...); where it is now.
+    """Move the run to the next free sibling (`digits-1`, `digits-2`, ...); return the new place.
 
     Raises:
-        StoreError: it cannot be moved. Everything is where it was, or `put_together` brings it there.
+        StoreError: it cannot be moved. All files are where they were, or `put_together` moves them back.
     """
     try:
         return _kept_beside(directory)
     except OSError as error:
         raise StoreError(
-            f"{str(directory)!r} holds a run, which cannot be kept in a directory beside it "
+            f"{str(directory)!r} holds a run, which cannot be moved to a directory next to it "
             f"({error.strerror or error}). To go on with it add .resume() to the builder, to delete it "
             ".overwrite(), or give another directory"
         ) from error
 
 
 def put_together(directory: Path) -> None:
-    """Bring back what a dead process had gathered: somebody goes on with that run."""
+    """Move back what a killed process had gathered: a learner goes on with that run."""
     directory = _inside(directory)
     gathered = directory / GATHERED
     if not gathered.is_dir():
@@ -77,7 +78,7 @@ def put_together(directory: Path) -> None:
 
 
 def drop(directory: Path) -> None:
-    """Delete the run's own files, a checkpoint's commit first; folders go when they are empty.
+    """Delete the run's own files, the commit file of a checkpoint first, and the folders that are then empty.
 
     Raises:
         StoreError: a file cannot be deleted.
@@ -96,8 +97,8 @@ def drop(directory: Path) -> None:
 
 
 def own_files(directory: Path) -> Iterator[RunPath]:
-    """What a run has made here, commit files first. A link is taken for a file: it is moved or deleted
-    itself, and never what it leads to."""
+    """What a run has made here, commit files first. A link counts as a file: the link is moved or
+    deleted, never its target."""
     if not directory.is_dir():
         return
     layout = RunLayout(directory)
@@ -138,7 +139,7 @@ def _of_passes(above: RunPath, folder_name: re.Pattern[str]) -> Iterator[RunPath
 
 
 def _kept_beside(directory: Path) -> Path:
-    real = directory.resolve()  # where a link leads to: that it is one must stay so for the next run, too
+    real = directory.resolve()  # the link's target: the link stays a link for the next run, too
     source = below(real)
     if not _may_be_renamed(real):
         inside = _inside(real)
@@ -155,13 +156,13 @@ def _kept_beside(directory: Path) -> Path:
 
 
 def _may_be_renamed(real: Path) -> bool:
-    """Whether nothing is there but the run. Neither is a directory renamed that somebody works in: the
-    process's own relative paths would lead elsewhere from then on."""
+    """Whether the directory holds only the run. The working directory of this process is not renamed,
+    either: its relative paths would then lead elsewhere."""
     return not _works_in(real) and not os.path.ismount(real) and not _has_others_files(real)
 
 
 def _inside(directory: Path) -> RunPath:
-    """The directory as it is now, whatever was held before: it is about to be moved."""
+    """The directory that is there now, not the one that was held before: it is about to be moved."""
     return RunLayout(Path(directory)).directory
 
 
@@ -181,7 +182,7 @@ def _has_others_files(real: Path) -> bool:
 
 
 def _below(folder: Path, entered: set[Path]) -> Iterator[Path]:
-    """Everything in the folders that are entered; whatever else there is, is named once."""
+    """All items in the folders that are entered; any other item is named once."""
     for name in files.names_in(folder):
         path = folder / name
         yield path
@@ -190,7 +191,7 @@ def _below(folder: Path, entered: set[Path]) -> Iterator[Path]:
 
 
 def _refuse_other_device(real: Path) -> None:
-    """Before anything is moved: a rename cannot leave a file system."""
+    """Raise, before anything is moved, if the target is on another disk: a rename cannot reach it."""
     if os.stat(real).st_dev != os.stat(real.parent).st_dev:
         raise OSError(f"{str(real.parent)!r} is on another disk")
 
@@ -221,7 +222,7 @@ def _remove_if_empty(folder: RunPath) -> None:
 
 
 def _free_sibling(real: Path) -> Path:
-    """One number past the highest: the larger it is the younger is the run, whatever was deleted since."""
+    """One more than the highest number: a later run always has a larger number, even if some were deleted."""
     numbered = re.compile(rf"{re.escape(real.name)}-([1-9][0-9]*)")
     matches = (numbered.fullmatch(name) for name in files.names_in(real.parent))
     highest = max((int(match[1]) for match in matches if match), default=0)
@@ -229,6 +230,6 @@ def _free_sibling(real: Path) -> Path:
 
 
 def _as_it_was_given(target: Path, directory: Path, real: Path) -> Path:
-    """As the user writes the directory (relative, most often), where that leads to the same place."""
+    """The directory as the user wrote it (most often relative), if that leads to the same place."""
     beside = directory.with_name(target.name) if directory.name else target
     return beside if beside.parent.resolve() == real.parent else target

@@ -1,4 +1,4 @@
-"""What sets were measured to be: a value for each, and a table of all."""
+"""The results of evaluated sets: a value for each metric, and a table of all sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PLACE = ("epoch", "split", "step")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation(Mapping[str, float]):
-    """The values of one set, by metric, and the weights they are of. Prints as a table.
+    """The values of one evaluated set by metric, and the place of its weights. Prints as a table.
 
     >>> clean = Evaluation("clean", {"Loss": 0.25, "Accuracy": 91.25}, 20, (3, "train", 7), {"Accuracy": "%"})
     >>> clean["Loss"], len(clean), dict(clean)
@@ -30,15 +30,15 @@ class Evaluation(Mapping[str, float]):
 
     name: str
     finals: Mapping[str, float]
-    """The values of the whole set; a Mapping itself, the evaluation gives them by metric."""
+    """The values of the whole set; the evaluation is a Mapping of them by metric."""
     batches: int
     place: tuple[int, Split, int] | None = None
-    """Epoch, split and step at which the training stood; None where that is not known."""
+    """Epoch, split and step at which the training stood; None if that is not known."""
     units: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, event: Evaluated) -> Evaluation:
-        """What an event told."""
+        """The evaluation that an event reports."""
         units = {info.name: info.unit for info in event.metrics if info.unit}
         place = (event.epoch, event.split, event.step) if event.epoch else None
         return cls(event.name, dict(event.record.finals or {}), event.record.steps, place, units)
@@ -65,8 +65,8 @@ class Evaluation(Mapping[str, float]):
         return "" if self.place is None else "epoch {}, {}, step {}".format(*self.place)
 
     def shown(self, metric: str) -> str:
-        """A value as people read it; nothing where there is none."""
-        from ..renderer.numbers import number  # the renderers are loaded for whoever looks
+        """A value as text for a person; empty if the set has no such value."""
+        from ..renderer.numbers import number  # loaded only when a person looks
 
         return number(self.finals[metric], self.units.get(metric, "")) if metric in self.finals else ""
 
@@ -87,7 +87,7 @@ class Evaluation(Mapping[str, float]):
 
 
 class Evaluations(dict[str, Evaluation]):
-    """Sets by name, in the order they were evaluated. Prints as one table.
+    """Evaluated sets by name, in the order of their evaluation. Prints as one table.
 
     >>> clean, noisy = Evaluation("clean", {"Loss": 0.25}, 20), Evaluation("noisy", {"Loss": 1.5}, 20)
     >>> print(Evaluations.of([clean, noisy]))
@@ -99,12 +99,13 @@ class Evaluations(dict[str, Evaluation]):
 
     @classmethod
     def of(cls, evaluations: Iterable[Evaluation]) -> Evaluations:
-        """These, by their names."""
+        """These evaluations by their names."""
         return cls({each.name: each for each in evaluations})
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame with a row a set: set, the metrics, batches, epoch, split, step. The last three
-        are the place in the training whose weights were measured."""
+        """Make a pandas DataFrame with one row for each set: set, the metrics, batches, epoch, split, step.
+
+        The last three are the place in the training whose weights were measured."""
         from importlib import import_module
 
         metrics = list(dict.fromkeys(metric for each in self.values() for metric in each))
@@ -120,7 +121,7 @@ class Evaluations(dict[str, Evaluation]):
         return import_module("pandas").DataFrame(rows, columns=["set", *metrics, "batches", *_PLACE])
 
     def _table(self) -> Table:
-        from ..renderer.evaluated_sets import SetRow, set_table  # the renderers are loaded for whoever looks
+        from ..renderer.evaluated_sets import SetRow, set_table  # loaded only when a person looks
 
         rows = [
             SetRow(each.name, {metric: each.shown(metric) for metric in each}, each.batches, each.where)

@@ -1,4 +1,4 @@
-"""A whole run as one HDF5 file that needs nothing else: what `artifacts.h5` shows, and the checkpoints.
+"""Exports a whole run into one HDF5 file: what `artifacts.h5` shows, and the checkpoints.
 
     /run /series /epochs /timeline    as in artifacts.h5
     /checkpoints/3                    attributes: epoch, step, iteration, kind, saved_at, metrics, ...
@@ -6,7 +6,7 @@
     /checkpoints/3/model/manifest     the nested value as typed JSON, in which {"$tensor": 7} is the 8th
                                       entry of its "tensors": the dataset's path
 
-The same for optim, scheduler and state. Tensors that are tied are one dataset with several names.
+The same for optim, scheduler and state. Tied tensors are one dataset with several names.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _placed(folder: CheckpointFolder, part: _Part) -> Iterator[tuple[Tensor, int
 def _outline(
     folder: CheckpointFolder, chosen: Sequence[CheckpointInfo], index: bytes
 ) -> tuple[_Pages, list[_Part]]:
-    """The file without the tensors' bytes, and where those belong. HDF5 touches only memory."""
+    """The file without the tensors' bytes, and the places of these bytes. HDF5 writes only to memory."""
     h5py = hdf5_library.load()
     pages, parts = _Pages(), []
     with h5py.File(pages, "w", libver=("v110", "v110")) as file, h5py.File(io.BytesIO(index), "r") as face:
@@ -131,7 +131,7 @@ def _packed(folder: CheckpointFolder, info: CheckpointInfo, part: str) -> Packed
 
 
 class _Pages(io.RawIOBase):
-    """A file in memory that has only those pages which were written to: the room of the tensors has none."""
+    """A file in memory that keeps only the pages that were written to: the tensors' space takes no memory."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -139,7 +139,7 @@ class _Pages(io.RawIOBase):
         self._place = 0
 
     def written(self) -> Iterator[tuple[int, bytes]]:
-        """Every page that was written to, cut at the file's end."""
+        """Every page that was written to; the last one is cut at the end of the file."""
         for number in sorted(self._pages):
             start = number * _PAGE
             if start < self.size:
@@ -188,7 +188,7 @@ class _Pages(io.RawIOBase):
         return done
 
     def _spans(self, count: int) -> Iterator[tuple[int, int, int]]:
-        """The pages under the next bytes: number, and from where to where in it."""
+        """The pages of the next bytes: the number of each, and begin and end within it."""
         place = self._place
         end = place + count
         while place < end:

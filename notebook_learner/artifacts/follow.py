@@ -1,4 +1,4 @@
-"""The values of a run as they come, from whichever process: by looking at its text logs."""
+"""The values of a run as they come, also from another process: read again and again from its text logs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .run_status import RECENT, last_marks
 from .timeline import TimelineMark
 
 PATIENCE = 1.0
-"""Seconds to wait for the log of a metric that the run has announced and that does not come."""
+"""Seconds to wait for the missing log of a metric that the run has announced."""
 MOMENT = 0.05
-"""Seconds within which a run that has announced nothing makes the logs of all metrics."""
+"""Seconds within which a run that has announced no metrics creates all of its logs."""
 AFTERWARDS = 2.0
-"""Seconds after its end within which a run's logs may still be written."""
+"""Seconds after the end of a run within which its logs may still be written."""
 _ORDER = {"train": 0, "valid": 1}
 _OVER = ("finished", "stopped")
 
@@ -58,7 +58,7 @@ class EpochValues:
 class TakenBack:
     """Forget every step after this one, and all later passes: the run went back, or started over.
 
-    What it measures from there on follows.
+    The new values of these steps come next.
     """
 
     epoch: int
@@ -76,7 +76,7 @@ def follow(
     since: Literal["start", "now"] = "start",
     enough: Callable[[], bool] = lambda: False,
 ) -> Iterator[News]:
-    """See `Artifacts.follow`; it also ends where `enough` says so and there is no news."""
+    """See `Artifacts.follow`; it also ends if `enough` returns true and nothing new has come."""
     if since not in ("start", "now"):
         raise ValueError(f"follow(since={since!r}): it must be 'start' or 'now'")
     if poll <= 0:
@@ -88,12 +88,12 @@ def _follow(
     follower: _Follower, poll: float, timeout: float | None, since: str, enough: Callable[[], bool]
 ) -> Iterator[News]:
     if since == "now":
-        for _ in range(3):  # more than once: a look ends early where logs change under it
+        for _ in range(3):  # more than once: a look ends early if logs change meanwhile
             for _ in follower.look(hurried=True):
                 pass
     heard = time.monotonic()
     while True:
-        over = follower.over()  # asked first: what is read after it is all there is
+        over = follower.over()  # asked first: after the end, one last look reads everything
         news = False
         for each in follower.look(hurried=over):
             news = True
@@ -116,14 +116,14 @@ class _Pass:
         """Rows that were handed out."""
         self.ended = False
         self._full: list[Tail] = []
-        """Logs that have more rows than there is room for until some are handed out."""
+        """Logs that have more rows than fit into memory until some are handed out."""
         self._settled = False
         self._names: frozenset[str] = frozenset()
         self._since = 0.0
 
     @property
     def has_more(self) -> bool:
-        """Whether there are rows that are read once those at hand were handed out."""
+        """Whether more rows can be read once the rows in memory were handed out."""
         return bool(self._full)
 
     @property
@@ -135,17 +135,17 @@ class _Pass:
         return self.told > 0 or self.ended
 
     def restart(self, step: int) -> None:
-        """Read everything anew, and hand out what comes after a step."""
+        """Read everything again, and hand out what comes after a step."""
         self.tails, self.told, self.ended, self._settled = {}, step, False, False
         self._names = frozenset()
 
     def read(self, infos: Mapping[str, MetricInfo]) -> bool:
-        """Take in what was written; False where the logs changed meanwhile, so that they do not fit."""
+        """Read what was written; False if the logs changed meanwhile, so that they do not fit together."""
         self._read_all(infos)
         if any(tail.final is not None for tail in self.tails.values()):
-            # The pass ended after some log was read, perhaps: by now all of its lines are there.
+            # Perhaps the pass ended after some log was read. By now all of its lines are there.
             self._read_all(infos)
-        # Each log now says what it said before the last of them was read: so they belong together.
+        # Each log is still as it was when the last of them was read, so they belong together.
         return not any(tail.changed() for tail in self.tails.values())
 
     def _read_all(self, infos: Mapping[str, MetricInfo]) -> None:
@@ -164,7 +164,7 @@ class _Pass:
         weighted = [tail for tail in logs if tail.weighted or tail.final is not None]
         ended = bool(weighted) and all(tail.final is not None for tail in weighted)
         ended &= not self._full
-        if self._full and closed:  # those that are read through have no more rows
+        if self._full and closed:  # logs that were read to their end have no more rows
             last = min(tail.rows for tail in self._full)
         else:
             rows = [tail.rows for tail in logs if tail.rows]
@@ -185,10 +185,10 @@ class _Pass:
         return Block(self.split, self.epoch, first, last - first + 1, columns, texts)
 
     def _is_settled(self, infos: Mapping[str, MetricInfo]) -> bool:
-        """Whether the logs of all metrics are there: those announced, or the same for a while."""
+        """Whether the logs of all metrics are there: all that were announced, or no new log for a while."""
         if self._settled:
             return True
-        # A file is there a moment before its first line is.
+        # A file exists a moment before its first line.
         names = frozenset(name for name, tail in self.tails.items() if tail.rows or tail.final is not None)
         same, self._names = names == self._names and bool(names), names
         if not same:
@@ -219,7 +219,7 @@ class _Follower:
         return bool(told) and told[-1].kind in _OVER and not self._goes_on(told[-1].when)
 
     def _goes_on(self, ended: float) -> bool:
-        """Whether logs grow although the run had ended: another process goes on with it."""
+        """Whether logs grow although the run has ended: then another process goes on with it."""
         written = max(
             (tail.written_at for past in self._passes[-1:] for tail in past.tails.values()), default=0.0
         )
@@ -250,7 +250,7 @@ class _Follower:
         last = max(known, default=(0, 0))
         found = [_Pass(epoch, split, folder) for split, epoch, folder in self.layout.passes()]
         fresh = [past for past in found if past.key > last]
-        # The latest first: where it has logs, those before it have theirs by the time they are looked at.
+        # The latest pass first: if it has logs, the earlier passes have theirs when we look at them next.
         for past in sorted(fresh, key=lambda past: past.key, reverse=True):
             if is_inside(past.folder, self.layout.directory) and log_files(past.folder):
                 self._passes.append(past)

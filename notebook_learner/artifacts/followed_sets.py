@@ -1,4 +1,4 @@
-"""Sets that are evaluated while somebody follows the run: each told once, when all of its logs are there."""
+"""Sets that are evaluated while a run is followed: each is reported once, when all of its logs are there."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .run_status import last_marks
 from .timeline import TimelineMark
 
 PATIENCE = 1.0
-"""Seconds to wait for what the application log says of a set, and for logs that are being put in place."""
+"""Seconds to wait for the set's line in the application log, and for logs that are being put in place."""
 _ROUNDED = 0.01
-"""Seconds by which a line of the application log may seem older than the logs it follows."""
+"""Seconds by which a line of the application log may seem older than the logs before it."""
 
 _Files = tuple[tuple[str, int, int, int], ...]
 
 
 class FollowedSets:
-    """The sets of a run, as far as they were told."""
+    """The sets of a run that were reported so far."""
 
     def __init__(self, layout: RunLayout) -> None:
         self._layout = layout
@@ -36,8 +36,8 @@ class FollowedSets:
 
         Args:
             infos: what is known of the run's metrics.
-            marks: what happened, as far as it is known without the application log.
-            hurried: wait for nothing, since nothing more comes.
+            marks: what is known to have happened without the application log.
+            hurried: do not wait, since nothing more comes.
         """
         files = self._files()
         self._told = {name: seen for name, seen in self._told.items() if name in files}
@@ -50,14 +50,14 @@ class FollowedSets:
         noted = marks_of(sorted([*marks, *logged], key=lambda mark: mark.when))
         for name, event in found.items():
             if name not in fresh or after.get(name) != fresh[name]:
-                continue  # told before, or changed meanwhile: the next look sees it whole
+                continue  # reported before, or changed meanwhile: the next look reads it whole
             if hurried or self._waited(name, fresh[name]) or self._whole(name, fresh[name], noted.get(name)):
                 self._told[name] = fresh[name]
                 self._waiting.pop(name, None)
                 yield Evaluation.of(event)
 
     def _files(self) -> dict[str, _Files]:
-        """What lies in each set's folder, and when it was written."""
+        """The logs in each set's folder, and when they were written."""
         inside = [
             (name, folder)
             for name, folder in self._layout.tests()
@@ -73,7 +73,7 @@ class FollowedSets:
         return time.monotonic() - since >= PATIENCE
 
     def _whole(self, name: str, files: _Files, noted: TimelineMark | None) -> bool:
-        """Whether the last log is in its place, and what follows it was noted: of which weights it is."""
+        """Whether the last log is in its place, and the line about its weights was written after it."""
         folder = self._layout.test_dir(name)
         if noted is None or folder.with_name(f".{folder.name}.tmp").exists():
             return False

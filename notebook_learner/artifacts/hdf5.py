@@ -1,6 +1,6 @@
-"""A small HDF5 file made in memory, through h5py's lower half.
+"""A small HDF5 file made in memory with the low-level calls of h5py.
 
-The upper half takes 150 us for an attribute and 180 us for a dataset, three and two times as long; a run
+Its high-level calls take 150 us for an attribute and 180 us for a dataset, three and two times as long; a run
 of ten epochs has some hundred of each.
 """
 
@@ -20,7 +20,7 @@ _SHORTEST_TEXT = 64
 
 
 def file_bytes(user_block: bytes, fill: Callable[[IndexGroup], None]) -> bytes:
-    """A file with these bytes in front, and what `fill` writes into its root group."""
+    """Make a file with these bytes in front, and with what `fill` writes into its root group."""
     h5py = hdf5_library.load()
     room = max(_LEAST_USER_BLOCK, 1 << (len(user_block) - 1).bit_length())
     target = io.BytesIO()
@@ -44,7 +44,7 @@ def escaped(name: str) -> bytes:
 
 
 class _Library:
-    """h5py, and what all attributes share: making it for each would take a third of the time."""
+    """h5py, and the objects that all attributes share: new ones for each would take a third of the time."""
 
     def __init__(self, h5py: Any) -> None:
         self.h5py = h5py
@@ -54,7 +54,7 @@ class _Library:
 
     def kind(self, dtype: np.dtype[Any], logical: bool = True) -> Any:
         """The HDF5 type of an array's."""
-        if dtype.kind == "S":  # texts of another length, or encoding, are another type
+        if dtype.kind == "S":  # texts of another length or encoding have another type
             return self.h5py.h5t.py_create(dtype, logical=True)
         key = dtype, logical
         if key not in self._kinds:
@@ -62,7 +62,7 @@ class _Library:
         return self._kinds[key]
 
     def in_memory(self, dtype: np.dtype[Any]) -> Any:
-        """The same before it is written: texts are Python objects then."""
+        """The same array before it is written: its texts are still Python objects."""
         return self.kind(dtype, logical=False)
 
 
@@ -111,8 +111,8 @@ class IndexGroup(Node):
         return made
 
     def unnamed(self, count: int, parts: Iterable[NDArray[Any]]) -> Node:
-        """A dataset of so many values that has yet to be linked into a group, or into several. The values
-        are asked for a part at a time, all of one type, and there is one part at least."""
+        """Make a dataset of so many values, to be linked later into one group or several. The values come
+        in parts, all of one type, and there is at least one part."""
         h5py = self._library.h5py
         space, handle, at = h5py.h5s.create_simple((count,)), None, 0
         for values in parts:
@@ -125,7 +125,7 @@ class IndexGroup(Node):
         return Node(self._library, handle)
 
     def texts(self, name: str, texts: Sequence[str], most: int | None = None) -> Node:
-        """Texts of one length, as UTF-8; they are cut where all together would take more than `most`."""
+        """Texts of one length, as UTF-8; they are cut if all together would take more than `most`."""
         encoded = [text.encode(errors="backslashreplace") for text in texts]
         length = max(map(len, encoded), default=1) or 1
         if most is not None and length * len(encoded) > most:

@@ -1,11 +1,12 @@
-"""`artifacts.h5`: a run as one HDF5 file, for viewers (h5web, HDFView, h5py) and for nobody else.
+"""`artifacts.h5`: a run as one HDF5 file, only for viewers (h5web, HDFView, h5py).
 
-It is derived: from the metric logs, the checkpoints' names and what a run tells of itself. Nothing reads
-it back but its header, and nothing is lost with it. As NeXus (NX_class), so that h5web plots at a click:
+It is made from the metric logs, the names of the checkpoints and the run's description of itself. Only its
+header is read again, and nothing is lost if the file is deleted. It follows NeXus (NX_class), so h5web plots
+it at a click:
 
     /                       schema, written_by, default: the path of the loss
     /run                    attributes: model, parameters, device, started, ...
-    /run/settings           attributes: what the run was told; /run/versions: of torch, numpy, ...
+    /run/settings           attributes: the settings of the run; /run/versions: of torch, numpy, ...
     /series/train/Loss      value, weight, epoch, step, iteration, time: a row a step. A reading has no
                             weight; NaN where a step has no value, or its time is not known
     /series/train/GPU       of a text metric: text, epoch, step, iteration, time; a row a change
@@ -26,8 +27,8 @@ each metric. In names "/" is "%2F". With plain h5py:
     >>> file["epochs/train/Loss/value"][-1], file["run"].attrs["model"]
     (np.float64(0.5), 'Net')
 
-The first bytes, the user block of the HDF5 file, hold what a resumed run goes on from (when steps were
-taken, what happened) as JSON with a checksum. `read_header` reads them without any HDF5 library.
+The first bytes, the user block of the HDF5 file, hold what a resumed run needs (the times of its steps, its
+timeline) as JSON with a checksum. `read_header` reads them without any HDF5 library.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ SCHEMA = 1
 MAGIC = b"NBLINDEX"
 _FIXED = struct.Struct("<8sIQ32s")
 _LARGEST_TEXTS = 1 << 24
-"""Bytes that the texts of one metric may take: all have the room of the longest, which is cut for it."""
+"""Bytes that the texts of one metric may take. Each takes the space of the longest, which may be cut."""
 _MOST_TEXTS = 1 << 18
-"""Texts of one metric that are written; the logs have them all."""
+"""The most texts of one metric that are written; the logs have all of them."""
 _ROWS = 1 << 16
 """Rows of a column that are made at a time."""
 
@@ -90,7 +91,7 @@ def encode_index(
     written_at: float | None = None,
     evaluated: Sequence[Evaluated] = (),
 ) -> bytes:
-    """The whole file, made in memory: HDF5 never touches the disk of a training process."""
+    """Make the whole file in memory: in a training process HDF5 never writes to the disk."""
     header = _header(run, clock, timeline, time.time() if written_at is None else written_at)
 
     def fill(root: IndexGroup) -> None:
@@ -118,14 +119,14 @@ def encode_index(
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `artifacts.h5` says of its run, from its first bytes, without an HDF5 library.
+    """Read what `artifacts.h5` says of its run, from its first bytes, without an HDF5 library.
 
     The values under "run", "clock" and "timeline" are for `RunInfo.from_json`, `Clock.from_json` and
     `Mark.from_json`, which check them.
 
     Raises:
         OSError: there is no such file, or it is a link, a pipe, a folder.
-        DamagedError: it is damaged, or not one of ours.
+        DamagedError: it is damaged, or not an `artifacts.h5`.
     """
     place = Path(path)
     text, digest, beside = _read_text(place)
@@ -143,7 +144,7 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _read_text(place: Path) -> tuple[bytearray, bytes, int]:
-    """The header's JSON, the checksum that it should have, and how many bytes there are beside it."""
+    """The header's JSON, the checksum that it should have, and the number of all other bytes."""
     with durable.opened(place) as file:
         if file.size < _FIXED.size:
             raise DamagedError(f"{place}: {file.size} bytes are too few for an artifacts.h5; delete the file")
@@ -213,7 +214,7 @@ def _write_timeline(group: IndexGroup, timeline: Sequence[TimelineMark]) -> None
 
 
 def _default(record: Record) -> str:
-    """The curve that a viewer shows first: the loss, of validation and by epoch where there is one."""
+    """The curve that a viewer shows first: the loss, if possible of validation and by epoch."""
     for split in reversed(SPLITS):
         if any(past.split == split and "Loss" in (past.finals or ()) for past in record):
             return f"/epochs/{split}/Loss"
@@ -227,13 +228,13 @@ def _default(record: Record) -> str:
 
 
 _Stretch = tuple[MetricBlock, int, int]
-"""Rows of a block, from one and up to another."""
+"""Rows of a block: the first one, and the end."""
 
 
 @dataclass
 class _Steps:
-    """The rows of a split: blocks that follow each other. Columns are made of a few rows at a time: whole
-    ones of a long run are memory that the allocator keeps when it is freed."""
+    """The rows of a split: blocks that follow each other. Columns are made a few rows at a time, because
+    the allocator would keep the memory of the whole columns of a long run."""
 
     blocks: Sequence[MetricBlock]
     split: Split
@@ -298,7 +299,7 @@ def _write_evaluated(series: IndexGroup, epochs: IndexGroup, evaluated: Sequence
 
 
 def _write_weights(group: IndexGroup, steps: _Steps, name: str, known: list[tuple[list[int], Any]]) -> None:
-    """Most metrics weigh by the same samples, in the same arrays: those are written once."""
+    """The weights of most metrics are the same arrays: these are written once."""
     columns = [block.columns.get(name) for block in steps.blocks]
     if all(column is None or column.weights is None for column in columns):
         return
@@ -387,7 +388,7 @@ def _counts(part: list[_Stretch]) -> NDArray[np.int64]:
 
 
 def _counted_from(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Numbers that ascend from each first one, so many of them."""
+    """Ascending numbers: for each first number, so many of them."""
     starts = np.cumsum(counts) - counts
     within: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(firsts - starts, counts)
     return within
@@ -423,7 +424,7 @@ def _weights(name: str, steps: _Steps, part: list[_Stretch]) -> Floats:
 
 
 def _changes(blocks: Sequence[MetricBlock], name: str) -> tuple[list[int], list[str]]:
-    """The rows at which a text metric says something else than before, and what: the latest `_MOST_TEXTS`."""
+    """The rows at which a text metric changes, and its texts there: the latest `_MOST_TEXTS`."""
     changes: deque[tuple[int, str]] = deque(maxlen=_MOST_TEXTS)
     row = 0
     for block in blocks:

@@ -1,4 +1,4 @@
-"""Keeping `artifacts.h5` next to a run that is going on."""
+"""Keeps `artifacts.h5` up to date while a run trains."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ from .timeline import TimelineMark, mark_of, mark_of_checkpoint
 
 FILE = "artifacts.h5"
 REST = 100
-"""An epoch's end writes no file before so many times what the last one took: one percent of the time."""
+"""The end of an epoch writes no file before this many times the duration of the last write: one percent of
+the time."""
 LARGE = 0.05
-"""Seconds. After a rewind or a restored checkpoint a file that takes longer waits for that time, too: nothing
-was trained then, and with hundreds of checkpoints it is most of what a way back costs."""
+"""Seconds. A file that takes longer than this waits in the same way after a rewind or a restored checkpoint:
+nothing was trained then, and with hundreds of checkpoints the file is most of the cost of a rewind."""
 
 _ENDED = ("failed", "stopped", "finished")
 
@@ -47,12 +48,12 @@ _ENDED = ("failed", "stopped", "finished")
 class LiveIndex:
     """A sink that keeps `artifacts.h5` up to date: at an epoch's end, a pause and the end.
 
-    On the training thread it only takes notes. The file is made by jobs that it hands to `submit`, which
-    runs each of them, one after the other and elsewhere, and deals with what they raise (an OSError where
-    the disk is full). `record` and `checkpoints` are asked by the job, so they must be safe to call there.
+    On the training thread it only takes notes. Jobs that it gives to `submit` make the file. `submit` runs
+    them one after the other in another thread, and handles their errors (an OSError if the disk is full).
+    The jobs call `record` and `checkpoints`, so these must be safe to call there.
 
-    A process that goes on with a run takes over from the file of before when it began, when its steps
-    were taken and what happened to it. A new run in the directory starts afresh, as the logs do.
+    A process that goes on with a run reads its start, the times of its steps and its timeline from the
+    earlier file. A new run in the directory starts with an empty file, as its logs do.
 
     >>> import tempfile
     >>> from notebook_learner.event import RunOpened
@@ -81,9 +82,9 @@ class LiveIndex:
         self._clock = Clock()
         self._timeline: list[TimelineMark] = []
         self._fresh = True
-        """Nothing was trained or restored yet: a first pass that is the run's first begins a new run."""
+        """Nothing was trained or restored yet: if the first pass is also the run's first, the run is new."""
         self._moved = False
-        """Training stands elsewhere, and has not run since."""
+        """Training was moved to another place, and has not run since."""
         self._evaluated: dict[str, Evaluated] = {}
         self._waiting = 0
         self._building = threading.Lock()
@@ -105,7 +106,7 @@ class LiveIndex:
                 raise
 
     def refresh(self) -> None:
-        """A checkpoint was written: have the file made again, as at an epoch's end. From any thread."""
+        """Have the file written again after a checkpoint was saved. From any thread."""
         with self._notes:
             wanted = self._run is not None and self._rested
             self._waiting += wanted
@@ -113,7 +114,7 @@ class LiveIndex:
             self._submit(self._job)
 
     def about(self) -> dict[str, Any]:
-        """What is known of the run, as plain JSON values, to be kept with each checkpoint as well."""
+        """What is known of the run, as plain JSON values; each checkpoint keeps it, too."""
         with self._notes:
             if self._run is None:
                 return {}
@@ -134,7 +135,7 @@ class LiveIndex:
     # ------------------------------------------------------------------------------- taking notes
 
     def _take(self, event: Event, now: float) -> bool:
-        """Note an event; whether the file should be written for it."""
+        """Note an event, and return whether the file should be written for it."""
         if isinstance(event, MetricBlock):
             self._clock.add(event, now)
             self._fresh = False
@@ -159,15 +160,15 @@ class LiveIndex:
             self._timeline.append(mark)
         if isinstance(event, StatusChanged) and self._moved and self._cost > LARGE:
             return mark is not None and self._rested
-        return mark is not None and not isinstance(event, Rewound)  # after which the status is told
+        return mark is not None and not isinstance(event, Rewound)  # a status event follows it
 
     def _open(self, event: RunOpened, now: float) -> bool:
-        """Whether there is nothing of an earlier run. A file that there is stays until something happens:
-        building a learner in a directory has not measured anything, and shall not empty its face."""
+        """Whether there is nothing of an earlier run. An existing file stays until something happens: a
+        learner that was only built has measured nothing, and must not empty the file."""
         self._run, self._opened = RunInfo.of(event, now), now
         mark = TimelineMark("opened", 1, "train", 0, now, event.model)
         self._timeline.append(mark)
-        with suppress(OSError, DamagedError):  # it is only an index: what cannot be read is made anew
+        with suppress(OSError, DamagedError):  # it is only an index: a file that cannot be read is made again
             header = Claims(read_header(self.path), "an artifacts.h5")
             before = RunInfo.from_json(header.member("run"))
             clock = Clock.from_json(header.member("clock"))
@@ -178,7 +179,7 @@ class LiveIndex:
         return True
 
     def _begin(self, event: SplitStarted) -> bool:
-        """Whether what an earlier run left has to go now."""
+        """Whether the file of an earlier run must be deleted now."""
         afresh = False
         if self._fresh and event.epoch == 1 and event.split == "train":
             afresh = any(mark.when < self._opened for mark in self._timeline)
@@ -219,7 +220,7 @@ class LiveIndex:
             self._note_checkpoints(checkpoints)
             run, clock, timeline = self._run, self._clock.copy(), tuple(self._timeline)
             evaluated = dict(self._evaluated)
-        assert run is not None, "no job is handed in before the run was opened"
+        assert run is not None, "no job is submitted before the run was opened"
         record = self._record()
         # The logs come first: another process may have evaluated since.
         logged = evaluated_in(self.path.parent, run.metrics, timeline, record)
@@ -232,7 +233,7 @@ class LiveIndex:
         durable.replace(self.path, [data], len(data))
 
     def _clear_away(self) -> None:
-        """What a process that was killed in the middle of writing this file has left."""
+        """Delete the temporary files of a process that was killed while it wrote this file."""
         for name in files.names_in(self.path.parent):
             if name.startswith(f".{self.path.name}.") and name.endswith(".tmp"):
                 files.unlink(self.path.with_name(name))

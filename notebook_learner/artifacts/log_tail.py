@@ -1,4 +1,4 @@
-"""One metric log, read as it grows, without ever believing half a line."""
+"""Reads one metric log as it grows, and only its complete lines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..store.layout import check_metric_name
 from ..store.log_lines import LogFile, parse_numbers, parse_rows
 
 LOOK_BACK = 4096
-"""Bytes before the place read last, compared at every look: a log that was rewritten differs there."""
+"""Bytes before the last place that was read. Each look compares them: in a rewritten log they differ."""
 _AT_ONCE = 1 << 22
 MOST_ROWS, MOST_BYTES = 1 << 20, 1 << 23
-"""Rows at hand, and the bytes of their lines, from which on a log is full: more is read once some were handed
-out, however large the file is."""
+"""The most rows in memory, and the most bytes of their lines. Then the log is full: the next rows are read
+once some were handed out. So a file of any size takes little memory."""
 _MOST_PLACES = 256
 _FEW_PLACES = 8
 
@@ -32,15 +32,15 @@ class Tail:
         self.path = path
         self.name = info.name if info is not None else path.name.removesuffix(".log")
         self.is_text = None if info is None else info.kind == "text"
-        """None until the first lines tell."""
+        """None until the first lines were read."""
         self.rows = 0
         """Rows read so far."""
         self.final: float | None = None
         self.weighted = False
         self._first = 1
-        """The number of the first row at hand."""
+        """The number of the first row in memory."""
         self._bytes = 0
-        """The size of the lines at hand."""
+        """The size of the lines in memory."""
         self._values: list[Floats] = []
         self._weights: list[Floats] = []
         self._texts: list[str] = []
@@ -50,20 +50,20 @@ class Tail:
         self._seen: tuple[int, int] | None = None
         self._hash: Any = None
         self._places: list[tuple[int, int, str]] = []
-        """(offset, rows, digest of all before): where the log can be found to be the same again."""
+        """(offset, rows, digest of all before): places at which the log can be compared again."""
 
     @property
     def usable(self) -> bool:
-        """Whether its name can be a metric's."""
+        """Whether its name can be the name of a metric."""
         return check_metric_name(self.name) is None
 
     @property
     def written_at(self) -> float:
-        """When the file was written last, as far as it was read."""
+        """The time of the last write to the file, as far as it was read."""
         return self._seen[0] / 1e9 if self._seen else 0.0
 
     def adopt(self) -> None:
-        """Go on with another file of this name, which begins as the one before did."""
+        """Go on with another file of this name, which has the same beginning."""
         try:
             there = os.stat(self.path, follow_symlinks=False)
         except OSError:
@@ -71,7 +71,7 @@ class Tail:
         self._identity, self._seen = (there.st_dev, there.st_ino), None
 
     def read(self) -> bool:
-        """Take what was added; whether there was something."""
+        """Read what was added; return whether there was something."""
         try:
             there = os.stat(self.path, follow_symlinks=False)
             if not stat.S_ISREG(there.st_mode):
@@ -82,7 +82,7 @@ class Tail:
         except (OSError, DamagedError):
             return False
         if not data.startswith(self._before):
-            return False  # `changed` finds out
+            return False  # `changed` finds the reason
         self._identity = (there.st_dev, there.st_ino)
         self._seen = (there.st_mtime_ns, there.st_size)
         new = data[len(self._before) :].partition(b"\0")[0]
@@ -92,7 +92,7 @@ class Tail:
         return bool(new)
 
     def fill(self, told: int) -> bool:
-        """Take what was added after a row, as far as there is room; False where there may be more."""
+        """Read what was added after a row, as much as fits; False if there may be more."""
         while True:
             self._let_go(told)
             if self.rows - told >= MOST_ROWS or self._bytes >= MOST_BYTES:
@@ -101,7 +101,7 @@ class Tail:
                 return True
 
     def changed(self) -> bool:
-        """Whether what was read is no longer what the file says."""
+        """Whether the file now differs from what was read."""
         if self._identity is None:
             return False
         try:
@@ -118,7 +118,7 @@ class Tail:
         return not same
 
     def still_right(self) -> tuple[int, bool]:
-        """How many of the rows read the file surely still has, and whether it has all that was read."""
+        """How many of the rows that were read the file surely still has, and whether it has all of them."""
         from xxhash import xxh3_128
 
         state, reached, rows = xxh3_128(), 0, 0
@@ -137,7 +137,7 @@ class Tail:
         return self.rows, True
 
     def column(self, first: int, last: int) -> Column:
-        """The values of rows first..last, which are let go of; NaN where there are none."""
+        """The values of rows first..last, which then leave the memory; NaN for rows without a value."""
         values, weights = _joined(self._values), _joined(self._weights)
         chosen = self._chosen(values, first, last, np.nan)
         weight = self._chosen(weights, first, last, 0.0) if self.weighted else None
@@ -146,7 +146,7 @@ class Tail:
         return Column(chosen, weight)
 
     def text(self, first: int, last: int) -> tuple[str, ...]:
-        """The lines first..last, which are let go of; empty ones where there are none."""
+        """The lines first..last, which then leave the memory; empty texts for missing lines."""
         lines = self._texts[max(0, first - self._first) : max(0, last + 1 - self._first)]
         self._let_go(last)
         return (*lines, *[""] * (last - first + 1 - len(lines)))
@@ -165,7 +165,7 @@ class Tail:
         self._bytes = self._bytes * (before - drop) // before
 
     def settle(self) -> None:
-        """The pass is over: remember fewer places."""
+        """The pass has ended: keep fewer places."""
         self._places = self._places[-_FEW_PLACES:]
 
     def _chosen(self, values: Floats, first: int, last: int, blank: float) -> Floats:

@@ -1,5 +1,5 @@
-"""The sets that were evaluated, from the directory: their values from the logs, and which weights they are
-of from the timeline."""
+"""Reads the evaluated sets of a run: their values from the logs, and the place of their weights from the
+timeline."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def evaluated_in(
 ) -> list[Evaluated]:
     """The evaluations whose logs lie in a run's directory, the latest last.
 
-    One of which the timeline knows nothing is of epoch 0.
+    A set that is not on the timeline has epoch 0.
 
     Args:
-        directory: of the run.
+        directory: the directory of the run.
         infos: what is known of its metrics.
         marks: its timeline.
         record: what was measured of its training.
     """
     known = tuple(info for info in infos if info.split == "valid")
     sets = read_evaluations(directory, known)
-    if sets:  # another process may have evaluated: the log of what happened is everybody's
+    if sets:  # another process may have evaluated a set: all processes write to the application log
         logged = read_timeline(RunLayout(directory).experiment_log)
         marks = sorted([*marks, *logged], key=lambda mark: mark.when)
     latest = marks_of(marks)
@@ -63,7 +63,7 @@ def evaluated_in(
 
 
 def marks_of(marks: Sequence[TimelineMark]) -> dict[str, TimelineMark]:
-    """The last time that each set was evaluated, by its name: no name of one has a colon."""
+    """The last evaluation of each set, by its name. The name of a set has no colon."""
     found = {}
     for mark in marks:
         if mark.kind == "evaluated":
@@ -73,4 +73,4 @@ def marks_of(marks: Sequence[TimelineMark]) -> dict[str, TimelineMark]:
 
 
 _UNKNOWN = TimelineMark("evaluated", 0, "train", 0, 0.0)
-"""Where the timeline does not tell of which weights a set was measured."""
+"""For a set whose weights the timeline does not name."""

@@ -1,4 +1,4 @@
-"""From a directory of metric logs back to the record of the run."""
+"""Reads the record of a run from its directory of metric logs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _NOT_LOST = (
     errno.ENOMEM,
     errno.EFBIG,
 )
-"""Errors behind which a log may be whole."""
+"""Errors with which the log itself may still be whole."""
 
 
 class _Skipped(Exception):
-    """Why a file is passed over."""
+    """Why a file is skipped."""
 
 
 @dataclass
@@ -63,14 +63,14 @@ def read_record(
     *,
     strict: bool = False,
 ) -> Record:
-    """What the metric logs below `directory` say, pass by pass, whether or not the run is still going.
+    """Read the metric logs below `directory`, pass by pass, also while the run trains.
 
-    `infos` give the metrics their names back (a log's name has `_` for a space) and tell texts that look
-    like numbers from numbers. A pass that has not ended has as many steps as its shortest log, because a
-    process that is killed between two writes leaves the others longer; in one that has ended, a metric
-    that was not measured to the end has no value at its last steps. What is no log, cannot be read or
-    leads out of the directory is passed over, and said in `problems`. With `strict` a log that is there and
-    cannot be read raises its OSError: who is about to cut the logs must not take it for one that is lost.
+    `infos` give the metrics their names back (a log's name has `_` for a space), and distinguish numbers
+    from texts that look like numbers. A pass that has not ended has as many steps as its shortest log: a
+    process that is killed between two writes leaves the other logs longer. In a pass that has ended, a
+    metric that was not measured to the end has no value at its last steps. A file that is not a log, cannot
+    be read or leads out of the directory is skipped, and reported in `problems`. With `strict`, a log that
+    cannot be read raises its OSError: a caller that will cut the logs must not treat it as lost.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -94,8 +94,8 @@ def read_evaluations(
     infos: Iterable[MetricInfo] = (),
     problems: list[str] | None = None,
 ) -> dict[str, SplitRecord]:
-    """What the logs below `test` say, set by set, each as a pass over "valid" of an epoch 0: the logs do not
-    tell which weights were measured."""
+    """Read the logs below `test`, set by set. Each is a "valid" pass of epoch 0, because the logs do not say
+    which weights were measured."""
     reader = _Reader(Path(directory), infos, [] if problems is None else problems)
     return dict(reader.evaluations())
 
@@ -154,7 +154,7 @@ class _Reader:
         return found
 
     def _logs(self, folder: Path, split: Split) -> dict[str, _Log]:
-        """The pass's logs by metric name, those that were announced first."""
+        """The logs of the pass by metric name; metrics that were announced come first."""
         known = self._infos[split]
         names = self._names(folder)
         logs = {}
@@ -187,8 +187,8 @@ class _Reader:
             raise error
 
     def _log(self, path: Path, info: MetricInfo | None) -> _Log:
-        """What a log's whole lines say, up to the first NUL: after a power cut a file may end in blocks of
-        them."""
+        """Read the whole lines of a log up to the first NUL byte: after a power cut a file may end in blocks
+        of NUL bytes."""
         try:
             with durable.opened(self._inside(path)) as file:
                 if file.size > LARGEST:
@@ -204,15 +204,15 @@ class _Reader:
             raise _Skipped("was cut while it was read") from None
         except MemoryError:
             raise StoreError(
-                f"the values in {path} do not fit into memory; end what takes memory, in this process and "
-                "beside it, and try again"
+                f"the values in {path} do not fit into memory; free memory in this process, or end other "
+                "processes, and try again"
             ) from None
         if lines.nul is not None:
             self._report(path, f"has NUL bytes from byte {lines.nul} on, as a power cut leaves them")
         return log
 
     def _inside(self, path: Path) -> Path:
-        """A path that does not lead out of the run's directory."""
+        """Refuse a path that leads out of the run's directory."""
         if not is_inside(path, self.directory):
             raise _Skipped("is a link that leads out of the run's directory")
         return Path(os.path.realpath(path)) if path.is_symlink() else path
@@ -225,7 +225,7 @@ class _Reader:
 
 
 def _parsed(lines: LogLines, info: MetricInfo | None) -> _Log:
-    """What a log's whole lines say."""
+    """Read the whole lines of a log."""
     if info is None or info.kind == "numeric":
         log = _numbers(lines)
         if log is not None:
@@ -236,13 +236,13 @@ def _parsed(lines: LogLines, info: MetricInfo | None) -> _Log:
 
 
 def _numbers(lines: LogLines) -> _Log | None:
-    """The values of a numeric log; None where the lines are no numbers of one shape."""
+    """The values of a numeric log; None if the lines are not numbers of one shape."""
     found = numbers_of(_refusing_too_long(lines))
     return None if found is None else _Log(found.values, found.weights, found.final)
 
 
 def _texts(lines: LogLines) -> Texts:
-    """The lines, with equal neighbours taken together."""
+    """The lines, with equal neighbours joined."""
     texts = Texts()
     for block in _refusing_too_long(lines):
         try:
@@ -300,7 +300,7 @@ def _padded(values: Floats, count: int, blank: float) -> Floats:
 
 
 def _of_length(texts: Texts, count: int) -> Texts:
-    """The texts cut, or lengthened by empty lines."""
+    """The texts, cut or filled up with empty lines to this length."""
     if texts.steps > count:
         return Texts.of(between(texts, 0, count))
     texts.add(count - texts.steps, "")

@@ -1,4 +1,4 @@
-"""A run that was, or is, read from its directory."""
+"""A run that has ended or still trains, read from its directory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Checkpoints(list[CheckpointInfo]):
 
 
 class RecordedRun:
-    """What a run left in its directory, or is writing there now: read when it is asked for, never written."""
+    """A run in its directory: each value is read from the files when you ask for it. Nothing is written."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
@@ -75,7 +75,7 @@ class RecordedRun:
 
     @property
     def history(self) -> History:
-        """All measurements, as `learner.history` has them."""
+        """All measurements of the run, in the form of `learner.history`."""
         require_run(self.directory)
         seen = self.signature()
         if seen != self._seen:
@@ -92,34 +92,34 @@ class RecordedRun:
 
     @property
     def evaluations(self) -> Evaluations:
-        """The sets that were evaluated, as a table: `artifacts.evaluations["clean"]["Loss"]`."""
+        """The evaluated sets, as a table: `artifacts.evaluations["clean"]["Loss"]`."""
         return Evaluations.of(map(Evaluation.of, self.history.evaluated.values()))
 
     def series(self, name: str, split: Split | str = "train", epoch: int | None = None) -> Series:
-        """A metric step by step, as arrays: value, weight, epoch, step, iteration, time.
+        """Return a metric step by step, as arrays: value, weight, epoch, step, iteration, time.
 
         "test/clean" is the split of an evaluated set; its epoch and iteration are those of the weights.
         """
         return series_of(self.history, self._clock(), name, split, epoch)
 
     def epochs(self, name: str, split: Split | str = "valid") -> Floats:
-        """A metric's value of every epoch that has ended."""
+        """Return a metric's value for every epoch that has ended."""
         return self.history.epochs(name, split)
 
     def metrics(self, split: Split | str) -> tuple[str, ...]:
-        """The names of the numeric metrics of a split."""
+        """Return the names of the numeric metrics of a split."""
         return self.history.metrics(split)
 
     def to_pandas(self, form: Literal["wide", "long"] = "wide") -> Any:
-        """All steps as a pandas DataFrame: a column per metric ("wide"), or a row per value ("long").
+        """Return all steps as a pandas DataFrame: a column per metric ("wide"), or a row per value ("long").
 
-        The steps of an evaluated set have "test/" and its name as `split`; `evaluations.to_pandas()` has a
-        row a set.
+        The steps of an evaluated set have "test/" and its name as `split`; `evaluations.to_pandas()` has
+        one row for each set.
         """
         return self.history.to_pandas(form)
 
     def summary(self) -> Summary:
-        """Model, settings, and the best and worst epochs of every metric."""
+        """Return the model, the settings, and the best and worst epochs of every metric."""
         return self._summary(self.history)
 
     @names_descriptors
@@ -132,7 +132,7 @@ class RecordedRun:
 
     @names_descriptors
     def plot(self, metrics: str | Iterable[str] | None = None) -> Figure:
-        """The curves, as a matplotlib figure: of one metric, of several, or of all."""
+        """Plot the curves of one metric, of several, or of all, as a matplotlib figure."""
         from ..renderer.figure import plot
 
         return plot(self.history, metrics)
@@ -140,17 +140,17 @@ class RecordedRun:
     def follow(
         self, poll: float = 0.1, timeout: float | None = None, since: Literal["start", "now"] = "start"
     ) -> Iterator[News]:
-        """The values of a run as they come: a generator that ends when the run has finished or stopped.
+        """Yield the values of a run as they come, until the run has finished or stopped.
 
         It yields `Block` (new steps of one pass with every metric), `EpochValues` (a pass has ended),
         `TakenBack` (forget what came after a step, since the run was rewound or started over) and
-        `Evaluation` (a set was evaluated; it takes the place of an earlier one of that name). A directory
-        that is not there yet is waited for. The run is not disturbed: nothing is locked or written.
+        `Evaluation` (a set was evaluated; it replaces an earlier one of that name). If the directory does not
+        exist yet, the generator waits for it. The run is not disturbed: nothing is locked or written.
 
         Args:
             poll: seconds between two looks.
-            timeout: end after so many seconds without news; None: never.
-            since: "start" begins with what there is already, "now" with what comes from here on.
+            timeout: end after so many seconds without a new value; None: never.
+            since: "start" begins with the values that exist already, "now" with the next one.
         """
         return follow(self.directory, poll, timeout, since)
 
@@ -158,7 +158,7 @@ class RecordedRun:
 
     @property
     def run(self) -> RunInfo | None:
-        """What was trained, how, when and where; None where neither `artifacts.h5` nor a checkpoint tells."""
+        """What was trained, how, when and where; None if neither `artifacts.h5` nor a checkpoint says it."""
         require_run(self.directory)
         about = self._about()
         try:
@@ -190,7 +190,7 @@ class RecordedRun:
 
     @property
     def status(self) -> Standing:
-        """running, paused, failed, stopped or finished; unfinished where it just ended, as a kill does."""
+        """running, paused, failed, stopped or finished; unfinished if the process was killed, say."""
         return standing(self.directory, self.timeline)
 
     @property
@@ -202,18 +202,18 @@ class RecordedRun:
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """All checkpoints in the order they were saved; damaged ones say what is wrong with them."""
+        """All checkpoints in the order in which they were saved; a damaged one says what is wrong with it."""
         require_run(self.directory)
         return Checkpoints(self._folder.list())
 
     def find(self, which: int | str = "best") -> CheckpointInfo:
-        """The checkpoint that an epoch's number, a label, "best" or "latest" stands for."""
+        """Return the checkpoint of an epoch number or a label, or the "best" or "latest" one."""
         require_run(self.directory)
         return self._folder.find(which)
 
     @names_descriptors
     def state_dict(self, epoch: int | str = "best") -> dict[str, Any]:
-        """The weights of a checkpoint by name, on the CPU; non-persistent buffers are among them."""
+        """Return the weights of a checkpoint by name, on the CPU, including non-persistent buffers."""
         from .weights import state_dict_of
 
         info, value = self._model_file(epoch)
@@ -221,15 +221,15 @@ class RecordedRun:
 
     @names_descriptors
     def load_model(self, model: M, epoch: int | str = "best", *, average: bool = False) -> M:
-        """Load a checkpoint's weights into a model of the same shape; gives that model.
+        """Load a checkpoint's weights into a model of the same shape, and return that model.
 
         Args:
             model: it keeps its device and its dtypes.
             epoch: an epoch's number, "best", "latest", or a label such as "3-117".
-            average: take the moving average of the weights, where the run kept one with `.ema(...)`.
+            average: load the moving average of the weights, if the run kept one with `.ema(...)`.
 
         Raises:
-            StateError: there is no such checkpoint, or it is of another model: every difference is listed.
+            StateError: there is no such checkpoint, or it has another model: every difference is listed.
             DamagedError: the checkpoint is damaged. In both cases the model is as it was.
         """
         from .weights import load_into
@@ -279,7 +279,7 @@ class RecordedRun:
             require_run(self.directory)
         except Exception:
             return f"<p><code>{escape(plain(repr(self)))}</code></p>"
-        history = self.history  # to be read once: who asks again has all files looked at again
+        history = self.history  # read once: each further call would look at all files again
         head = f"<p><code>{escape(plain(self._said(history)))}</code></p>"
         sets = Evaluations.of(map(Evaluation.of, history.evaluated.values()))
         shown = sets._repr_html_() if sets else ""
@@ -309,7 +309,7 @@ class RecordedRun:
         return () if run is None else run.metrics
 
     def _about(self) -> Mapping[str, Any]:
-        """What `artifacts.h5` tells of its run; else what the newest checkpoint does."""
+        """What `artifacts.h5` says of its run, or else the newest checkpoint."""
         try:
             return read_header(self.directory / FILE)
         except (OSError, DamagedError):
@@ -330,7 +330,7 @@ class RecordedRun:
         return {}
 
     def _clock_of(self, commit: Mapping[str, Any]) -> list[Any]:
-        """When steps were taken, as a checkpoint and `passes.jsonl` beside it tell."""
+        """When steps were taken, from a checkpoint and the `passes.jsonl` next to it."""
         clock = Clock.from_json(commit["run"].get("clock", []))
         for _, told in self._folder.earlier(commit):
             clock.update(Clock.from_json(told.get("clock", [])))
@@ -343,7 +343,7 @@ class RecordedRun:
             return Clock()
 
     def _described(self, run: RunInfo | None) -> RunInfo:
-        """The run, or what can be said of one about which nothing is known."""
+        """The run, or a description of a run of which nothing is known."""
         if run is not None:
             return run
         return RunInfo(os.fspath(self.directory), "an unknown model", 0, 0)

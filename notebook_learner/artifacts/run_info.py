@@ -1,4 +1,4 @@
-"""What is known of a run besides its measurements."""
+"""The description of a run: what is known of it besides its measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LARGEST_GIT_FILE = 1 << 24
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run: what is trained, how, with which versions, when and where. It does not say by whom.
+    """The description of a run: what is trained, how, with which versions, when and where, but not by whom.
 
     >>> run = RunInfo.of(RunOpened("runs/digits", "Net", 1290, 10, ()), now=1795241581.0)
     >>> run.model, run.num_epochs, run.started, run.ended
@@ -43,16 +43,16 @@ class RunInfo:
     device: str = ""
     seed: str | None = None
     commit: str | None = None
-    """The git commit of the folder the run was started in; None where there is none."""
+    """The git commit of the folder in which the run was started; None if it is not in a repository."""
     host: str = ""
     started: float = 0.0
     """Seconds since 1970."""
     ended: float | None = None
-    """None while it runs or is paused, and where it was killed."""
+    """None while the run trains or is paused, and if it was killed."""
 
     @classmethod
     def of(cls, opened: RunOpened, now: float) -> RunInfo:
-        """The run that opens now, in this process."""
+        """Describe the run that opens now, in this process."""
         settings = dict(opened.settings)
         return cls(
             directory=opened.directory,
@@ -75,7 +75,7 @@ class RunInfo:
 
     @cached_property
     def _told(self) -> dict[str, Any]:
-        """Put together once: every checkpoint tells it, from the thread that trains."""
+        """Made once: the thread that trains writes it with every checkpoint."""
         return {
             **{name: getattr(self, name) for name in self.__dataclass_fields__},
             "metrics": [asdict(info) for info in self.metrics],
@@ -85,10 +85,10 @@ class RunInfo:
 
     @classmethod
     def from_json(cls, value: object) -> RunInfo:
-        """The run that `to_json` described; what is unknown is ignored.
+        """Read what `to_json` returned; unknown members are ignored.
 
         Raises:
-            DamagedError: something is missing, or no value that a run can have.
+            DamagedError: a value is missing, or a run cannot have it.
         """
         run = Claims(value, "the run of an artifacts.h5")
         return cls(
@@ -142,8 +142,8 @@ def _versions() -> dict[str, str]:
 
 
 def git_commit(folder: str | os.PathLike[str] = ".") -> str | None:
-    """The commit that is checked out in a folder, read by hand: git itself takes 5 ms or more to start,
-    and may hang on a network file system. None where there is none; never an error."""
+    """The commit that is checked out in a folder; None if there is no commit. Never raises an error. It is
+    read without git, which takes 5 ms or more to start and may hang on a network file system."""
     with suppress(OSError, DamagedError, ValueError, RuntimeError):
         here = Path(folder).resolve()
         for above in (here, *here.parents):
@@ -154,7 +154,7 @@ def git_commit(folder: str | os.PathLike[str] = ".") -> str | None:
 
 
 def _commit_in(git: Path) -> str | None:
-    """The commit of one repository, "" where it has none yet; None where this is no repository."""
+    """The commit of one repository, "" if it has no commit yet; None if this is not a repository."""
     home = _git_home(git)
     try:
         head = _read(home / "HEAD")
@@ -176,7 +176,7 @@ def _commit_in(git: Path) -> str | None:
 
 
 def _git_home(git: Path) -> Path:
-    """Where a repository's files are: a worktree and a submodule have a file that says it."""
+    """The folder of a repository's files: a worktree and a submodule have a file that names it."""
     try:
         word, _, target = _read(git).partition(" ")
     except OSError:

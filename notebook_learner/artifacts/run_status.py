@@ -1,4 +1,4 @@
-"""Whether a directory holds a run, and how that run stands."""
+"""Whether a directory holds a run, and the status of that run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .timeline import TimelineMark, parse_timeline
 Standing = Literal["running", "paused", "failed", "stopped", "finished", "unfinished"]
 
 RECENT = 60.0
-"""Seconds within which a run that was not said to have ended is taken to be running."""
+"""A run without an end in its log counts as running if it wrote something within so many seconds."""
 _STATUS = re.compile(r"^\S+Z  ?(?:INFO|WARN|ERROR) +(running|paused|failed|stopped|finished) at epoch ")
 _LAST = 1 << 16
-"""Bytes of an application log that are looked at for how the run stands."""
+"""Bytes at the end of an application log in which the status is looked for."""
 
 
 def is_run(directory: Path) -> bool:
@@ -38,7 +38,7 @@ def is_run(directory: Path) -> bool:
 
 
 def require_run(directory: Path) -> None:
-    """Say what is missing where there is no run."""
+    """Raise an error that says what is missing if there is no run."""
     if not directory.exists():
         raise StoreError(f"there is no directory {str(directory)!r}; give the directory that a run wrote to")
     if not directory.is_dir():
@@ -51,7 +51,7 @@ def require_run(directory: Path) -> None:
 
 
 def runs_below(root: Path) -> Iterator[Path]:
-    """The directories that hold a run, `root` itself among them; links are not followed."""
+    """Find the directories that hold a run, perhaps `root` itself; links are not followed."""
     for here, folders, _ in os.walk(root):
         folders.sort()
         if is_run(Path(here)):
@@ -74,12 +74,12 @@ def test_logs_in(directory: Path) -> Iterator[RunPath]:
 
 
 def last_marks(directory: Path) -> list[TimelineMark]:
-    """What the end of the application log tells."""
+    """The status at the end of the application log."""
     return parse_timeline(last_lines(directory))
 
 
 def last_lines(directory: Path, most: int = _LAST) -> list[str]:
-    """The end of the application log, in whole lines but for the first."""
+    """The end of the application log. Only the first line may be cut."""
     try:
         with durable.opened(RunLayout(directory).experiment_log) as file:
             size = min(file.size, most)
@@ -90,7 +90,8 @@ def last_lines(directory: Path, most: int = _LAST) -> list[str]:
 
 
 def standing(directory: Path, marks: Sequence[TimelineMark]) -> Standing:
-    """How a run stands. A killed process says nothing: what is still for a while is "unfinished"."""
+    """The status of a run. A killed process writes no status: a run that writes nothing for a while is
+    "unfinished"."""
     told = [mark.kind for mark in marks if mark.kind not in ("checkpoint", "evaluated")]
     last = _last_said(directory) or (told[-1] if told else "")
     if last in ("paused", "failed", "stopped", "finished"):
@@ -99,7 +100,7 @@ def standing(directory: Path, marks: Sequence[TimelineMark]) -> Standing:
 
 
 def _last_said(directory: Path) -> str:
-    """The last status in the application log, running again after a pause included, which is no mark."""
+    """The last status in the application log. "running" after a pause counts, although it is no mark."""
     for line in reversed(last_lines(directory)):
         said = _STATUS.search(line)
         if said is not None:
@@ -119,7 +120,7 @@ def is_recent(directory: Path) -> bool:
 
 
 def _latest_logs(directory: Path) -> Iterator[Path]:
-    """Those that grow, if any does: of the last epoch of each split."""
+    """The logs that may grow: those of the last epoch of each split."""
     latest = {split: (epoch, folder) for split, epoch, folder in sorted(RunLayout(directory).passes())}
     for _, folder in latest.values():
         if is_inside(folder, directory):

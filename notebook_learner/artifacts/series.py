@@ -17,7 +17,7 @@ Whole = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Series:
-    """A metric's values, a row a step, and where and when they were measured.
+    """A metric's values, one for each step, with the place and time of each measurement.
 
     >>> one = Series("Loss", "train", *(np.array([0.5, 0.25]) for _ in range(2)),
     ...     *(np.array([1, 2]) for _ in range(3)), np.array([np.nan, np.nan]))
@@ -30,16 +30,16 @@ class Series:
     name: str
     split: Split | str
     value: Floats
-    """NaN at steps where the metric had none."""
+    """NaN at steps without a value."""
     weight: Floats
-    """What stands behind each value (samples, tokens, ...); 1 for unweighted readings."""
+    """The number of samples, tokens, ... of each value; 1 for unweighted readings."""
     epoch: Whole
     step: Whole
     """Within its pass, from 1."""
     iteration: Whole
     """Training steps of the whole run so far."""
     time: Floats
-    """When the step ended, in seconds since 1970; NaN where that is not known."""
+    """When the step ended, in seconds since 1970; NaN if that is not known."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.value, dtype=dtype)
@@ -61,7 +61,7 @@ def series_of(
     epochs, places = steps["epoch"].copy(), steps["step"].copy()
     time = np.full(len(steps), np.nan)
     begins = np.flatnonzero(np.diff(epochs, prepend=0))
-    for begin, end in zip(begins, [*begins[1:], len(epochs)], strict=False):  # no end where there are no rows
+    for begin, end in zip(begins, [*begins[1:], len(epochs)], strict=False):  # without rows there is no end
         if split in SPLITS:  # an evaluation's steps have no clock
             time[begin:end] = clock.times(int(epochs[begin]), split, places[begin:end])
     return Series(

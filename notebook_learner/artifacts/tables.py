@@ -1,6 +1,6 @@
-"""Tables for people, as text and as HTML. Names and settings may come from strangers: all is escaped.
+"""Tables for people, as text and as HTML. Names and settings may be a stranger's, so all texts are escaped.
 
-The HTML takes its colours from the page around it, light or dark, and asks no other address for anything.
+The HTML takes its colours from the page around it, light or dark, and loads nothing from any other address.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Table:
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     right: Sequence[bool]
-    """Which columns stand at the right."""
+    """Which columns are aligned to the right."""
     empty: str = "nothing yet"
 
     def text(self) -> str:
-        """For a terminal."""
+        """The table as text for a terminal."""
         from ..renderer.summary import text_table
 
         rows = [[plain(cell) for cell in row] for row in self.rows]
@@ -39,7 +39,7 @@ class Table:
         return "\n".join([plain(self.title), "", *lines] if self.title else lines)
 
     def turned(self) -> Table:
-        """With a line for each column: of few rows and many columns, what fits a window.
+        """The table with one line for each column, so that few rows with many columns fit into a window.
 
         >>> print(Table("", ("run", "Loss"), [("a", "0.5"), ("b", "0.25")], (False, True)).turned().text())
         run     a     b
@@ -50,7 +50,7 @@ class Table:
         return Table(self.title, first, others, [False, *[True] * len(self.rows)], self.empty)
 
     def html(self) -> str:
-        """For a notebook."""
+        """The table as HTML for a notebook."""
         title = f"<p><strong>{escape(plain(self.title))}</strong></p>" if self.title else ""
         if not self.rows:
             return f"{title}<p>{escape(self.empty)}</p>"
@@ -67,5 +67,5 @@ class Table:
 
 
 def plain(text: str) -> str:
-    """A text on one line, without what a terminal would obey."""
+    """A text on one line, without control characters that a terminal would obey."""
     return "".join(c if c.isprintable() else " " for c in text)

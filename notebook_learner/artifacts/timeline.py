@@ -35,11 +35,11 @@ KINDS = (
 )
 
 MOST_MARKS = 1 << 17
-"""Marks that a timeline has room for: what happened before the latest so many is left out."""
+"""The most marks of a timeline: only the latest so many are kept."""
 _WHOLE = 1 << 25
 _FIRST = 1 << 16
 _LAST = 1 << 24
-"""Bytes of an application log that are read: all, or the first and the last so many."""
+"""Bytes of an application log that are read: all of it, or so many at its beginning and its end."""
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?)Z  ?(?:INFO|WARN|ERROR) +(.*)")
 _PLACE = re.compile(
     r"(?:(paused|failed|stopped|finished|breakpoint|edited|forked|evaluated) at|(rewound) to) "
@@ -51,7 +51,7 @@ _SAVED = re.compile(r"checkpoint (\d{1,18})(?:-(valid)-(\d{1,18})|-(\d{1,18}))? 
 
 @dataclass(frozen=True, slots=True)
 class TimelineMark:
-    """Something that happened at a place, at a time.
+    """An event of a run, with its place in the training and its time.
 
     >>> TimelineMark("paused", 3, "train", 117, when=1795241581.0, text="asked to").to_json()
     ['paused', 3, 'train', 117, 1795241581.0, 'asked to']
@@ -73,7 +73,7 @@ class TimelineMark:
 
     @classmethod
     def from_json(cls, value: object) -> TimelineMark:
-        """The mark that `to_json` wrote.
+        """Read the mark that `to_json` wrote.
 
         Raises:
             DamagedError: it cannot have written this.
@@ -94,7 +94,7 @@ class TimelineMark:
 
 
 def mark_of(event: Event, now: float) -> TimelineMark | None:
-    """What an event leaves on the timeline; None for most."""
+    """The mark of an event on the timeline; None for most events."""
     if isinstance(event, StatusChanged) and event.status in KINDS:
         return TimelineMark(event.status, event.epoch, event.split, event.step, now, event.reason)
     if isinstance(event, Rewound):
@@ -109,13 +109,13 @@ def mark_of(event: Event, now: float) -> TimelineMark | None:
 
 
 def mark_of_checkpoint(info: CheckpointInfo) -> TimelineMark:
-    """A checkpoint on the timeline."""
+    """The mark of a checkpoint on the timeline."""
     return TimelineMark("checkpoint", info.epoch, info.split, info.step, info.saved_at, info.label)
 
 
 def read_timeline(experiment_log: Path, problems: list[str] | None = None) -> list[TimelineMark]:
-    """The marks of a run from its application log, the latest `MOST_MARKS` of them; what cannot be read is
-    passed over and reported. Of a log of over 32 MiB the first line and the end are read."""
+    """Read the latest `MOST_MARKS` marks of a run from its application log. What cannot be read is skipped
+    and reported. Of a log of over 32 MiB only the first line and the end are read."""
     problems = [] if problems is None else problems
     marks: deque[TimelineMark] = deque(maxlen=MOST_MARKS)
     try:
@@ -142,7 +142,7 @@ def read_timeline(experiment_log: Path, problems: list[str] | None = None) -> li
 
 
 def parse_timeline(lines: Iterable[str]) -> list[TimelineMark]:
-    """The marks among the lines of an application log; all other lines are passed over.
+    """Find the marks among the lines of an application log; all other lines are skipped.
 
     >>> parse_timeline(["2026-11-21T05:47:00.123Z  INFO  paused at epoch 3, train, step 117: asked to"])
     [TimelineMark(kind='paused', epoch=3, split='train', step=117, when=1795240020.123, text='asked to')]
@@ -183,6 +183,6 @@ def _mark(text: str, when: float) -> TimelineMark | None:
 
 
 def _to_microseconds(time: str) -> str:
-    """Python 3.10 reads three digits after the point, or six, and no other number of them."""
+    """Python 3.10 reads only three or six digits after the point."""
     whole, _, rest = time.partition(".")
     return f"{whole}.{rest:0<6}"

@@ -1,4 +1,4 @@
-"""Is every byte of a run right, and what can be made right again."""
+"""Checks every byte of a run, and repairs what can be repaired."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SUPERBLOCK = b"\x89HDF\r\n\x1a\n"
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What was found, or done, in a line each. True where nothing is wrong (any more).
+    """What a check found or a repair did, in one line each. True if nothing is wrong (any more).
 
     >>> report = Report("verify", "runs/digits", ("3 checkpoints",), ("Loss.log: half a line",))
     >>> print(report)
@@ -44,7 +44,7 @@ class Report:
     what: str
     directory: str
     notes: tuple[str, ...] = ()
-    """What was looked at, or done."""
+    """What was checked or done."""
     problems: tuple[str, ...] = ()
     """What is wrong: the file, and what to do."""
 
@@ -90,14 +90,14 @@ def repair(directory: Path, infos: Iterable[MetricInfo], rebuild: Callable[[], N
     with alone_in(directory) as alone:
         if not alone:
             raise StoreError(
-                f"{str(directory)!r} is being written to by a run that lives; end it before repair()"
+                f"{str(directory)!r} is being written to by a running process; end it before repair()"
             )
         done += [f"cut half a line off the end of {path}" for path in _cut_logs(directory)]
         if checkpoint.is_dir() and not checkpoint.is_symlink():
             done += CheckpointFolder(checkpoint).repair()
         if list(_bad_index(directory / FILE)):
             rebuild()
-            done.append("artifacts.h5 was made anew from logs and checkpoints")
+            done.append("artifacts.h5 was made again from logs and checkpoints")
     return Report("repair", str(directory), tuple(done), verify(directory, infos).problems)
 
 
@@ -146,7 +146,7 @@ def _bad_logs(directory: Path, infos: Iterable[MetricInfo], notes: list[str]) ->
 
 
 def is_recent_file(path: Path) -> bool:
-    """Whether somebody may be in the middle of writing it."""
+    """Whether another process may still be writing it."""
     try:
         return time.time() - path.lstat().st_mtime < 2.0
     except OSError:
@@ -162,7 +162,7 @@ def _cut_logs(directory: Path) -> Iterator[RunPath]:
 
 
 def _whole_lines(path: Path) -> int | None:
-    """The size of the file's whole lines, where it ends otherwise than with one."""
+    """The size of the file's whole lines, if its last line is cut."""
     try:
         with durable.opened(path) as file:
             if not file.size or file.read(file.size - 1, 1) == b"\n":
@@ -176,7 +176,7 @@ def _whole_lines(path: Path) -> int | None:
 
 
 def _bad_index(path: Path) -> Iterator[str]:
-    """artifacts.h5: its header to the byte; of the rest, that it is there to the end."""
+    """Check artifacts.h5: every byte of its header, and that the rest of the file is not cut."""
     if not path.exists():
         yield f"{path} is missing; repair() makes it from logs and checkpoints"
         return
@@ -187,7 +187,7 @@ def _bad_index(path: Path) -> Iterator[str]:
             while start < file.size and file.read(start, min(8, file.size - start)) != _SUPERBLOCK:
                 start *= 2
             if start + 48 > file.size or _end_of(bytes(file.read(start, 48))) != file.size:
-                yield f"{path} was cut short or damaged; repair() makes it anew"
+                yield f"{path} was cut short or damaged; repair() makes it again"
     except DamagedError as error:
         yield str(error) if "artifacts.h5" in str(error) else f"{path}: {error}"
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The panel of a run that another process trains, or trained: the same page, without buttons."""
+"""The panel of a run that another process trains or has trained: the same page, without buttons."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from .recorded_run import RecordedRun
 
 POLL = 0.5
-"""Seconds between two looks at the files."""
+"""Seconds between two reads of the files."""
 _TAIL = 1 << 14
-"""Bytes of the application log that the panel shows the last lines of."""
+"""Bytes at the end of the application log whose lines the panel shows."""
 _GONE = "the process that trained it is gone; .checkpoint('latest') goes on from its last checkpoint"
 
 
 class Watching:
-    """Tells a panel what a run's files tell, from its beginning on, as long as the panel is wanted."""
+    """Shows a run's files in a panel, from the run's beginning, as long as the panel exists."""
 
     def __init__(self, run: RecordedRun, panel: Panel) -> None:
         self.panel = panel
@@ -52,8 +52,8 @@ class Watching:
         self._known: RunOpened | None = None
 
     def start(self) -> None:
-        """Tell what there is, and go on in the background: the run may grow, whatever it says of itself."""
-        before = self._run.signature()  # what is written from here on may not be in what is read below
+        """Show what the files hold, and go on in the background: even a run that has ended may go on."""
+        before = self._run.signature()  # what is written from now on may be missing in what is read below
         self._show_files()
         self._open()
         self._again(self._run.history.snapshot())
@@ -65,7 +65,7 @@ class Watching:
         ).start()
 
     def stop(self) -> None:
-        """Nobody wants to know any more."""
+        """Stop: the panel is not needed any more."""
         self._over.set()
 
     def _watch(self, before: Any) -> None:
@@ -88,12 +88,10 @@ class Watching:
         self._stand()
 
     def _enough(self) -> bool:
-        self._stand()  # once all values are told: the log is ahead of them
+        self._stand()  # after all values were sent: the log is ahead of them
         if self._over.is_set() or self._run.status not in ("running", "paused"):
             return True
-        return (
-            self._opened() != self._known
-        )  # its metrics are told by a file that came after the first values
+        return self._opened() != self._known  # a file that came after the first values describes its metrics
 
     def _take(self, news: News) -> None:
         match news:
@@ -107,7 +105,7 @@ class Watching:
                 if evaluated is not None:  # or it was deleted since
                     self._tell(evaluated)
             case TakenBack():
-                # Only up to there: what follows is told again, step by step.
+                # Only up to there: what follows is sent again, step by step.
                 record = self._run.history.snapshot()
                 self._again(cut(record, news.epoch, news.split, news.step))
 
@@ -127,7 +125,7 @@ class Watching:
         )
 
     def _again(self, record: Record) -> None:
-        """Everything anew, from what was measured."""
+        """Send everything again, from what was measured."""
         self._before, self._trained = {}, 0
         self._at = (1, "train", 0)
         for past in record:
@@ -166,7 +164,7 @@ class Watching:
 
 
 def watched(run: RecordedRun) -> Panel:
-    """The panel of a run, which is told what comes for as long as somebody holds the run."""
+    """The panel of a run, which gets new values for as long as the `Artifacts` object exists."""
     from ..widget.panel import Panel
     from ..widget.panel_view import View
 

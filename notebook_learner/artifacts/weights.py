@@ -1,4 +1,4 @@
-"""Weights of a checkpoint into a model: all of them, or none."""
+"""Loads the weights of a checkpoint into a model: all of them, or none of them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def parts_of(value: Any, label: str) -> tuple[Mapping[str, Tensor], Mapping[str,
 
 
 def state_dict_of(value: Any, label: str) -> dict[str, Any]:
-    """What `torch.nn.Module.state_dict` would have given, and the non-persistent buffers."""
+    """The values of `torch.nn.Module.state_dict`, and the non-persistent buffers."""
     tensors, extra = parts_of(value, label)
     extras = {f"{name}.{_EXTRA}" if name else _EXTRA: state for name, state in extra.items()}
     return {**{name: tensor.detach() for name, tensor in tensors.items()}, **extras}
 
 
 def average_in(state: Any, label: str) -> dict[str, Any] | None:
-    """The moving average of a commit file, like the value of a model file; None where there is none."""
+    """The moving average in a commit file, like the value of a model file; None if it has no average."""
     parts = state.get("parts") if isinstance(state, dict) else None
     average = parts.get("ema") if isinstance(parts, dict) else None
     if average is None:
@@ -47,7 +47,7 @@ def average_in(state: Any, label: str) -> dict[str, Any] | None:
 
 
 def _inside(named: Mapping[str, Any]) -> dict[str, Any]:
-    """The averaging module holds the model as `module`, beside a count of its own."""
+    """The averaging module holds the model as `module`, and a count of its own."""
     return {
         name.removeprefix(_AVERAGED): value for name, value in named.items() if name.startswith(_AVERAGED)
     }
@@ -57,7 +57,7 @@ def load_into(model: nn.Module, value: Any, label: str) -> None:
     """Copy a checkpoint's weights into a model, on the model's device and in its dtypes.
 
     Raises:
-        StateError: it is of another model; every difference is listed, and nothing was changed.
+        StateError: it belongs to another model; every difference is listed, and nothing was changed.
     """
     tensors, extra = parts_of(value, label)
     fleeting = set(_non_persistent(model))

@@ -1,4 +1,4 @@
-"""What a learner leaves in a run's directory when it goes on there, as far as that tells one from another."""
+"""Traces that a learner leaves in a run's directory when it goes on there: they show that another one did."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..store.run_folder import RefusedError, RunPath
 Traces = Mapping[str, object]
 _CHUNK = 1 << 20
 _OPENED = b" run opened in "
-"""What every learner writes into the application log when it begins, and nobody else does."""
+"""Every learner writes this into the application log when it begins; nothing else writes it."""
 
 
 def traces_in(directory: Path) -> Traces:
@@ -33,8 +33,8 @@ def traces_in(directory: Path) -> Traces:
 
 
 def went_on_since(directory: Path, before: Traces) -> bool:
-    """Whether another learner has gone on in a directory since its traces were taken. What a person deleted
-    there, or measured with an Evaluator, is no sign of one."""
+    """Whether another learner has gone on in a directory since its traces were taken. Files that a person
+    deleted, or sets that an Evaluator measured, do not count."""
     now = dict(traces_in(directory))
     log = RunLayout(directory).experiment_log
     was, this = before.get(log.name), now.pop(log.name, None)
@@ -51,12 +51,12 @@ def _newest_passes(layout: RunLayout) -> Iterator[RunPath]:
 
 
 def _opened_again(log: Path, was: object, now: object) -> bool:
-    """Whether a learner has begun in what the log grew by; or in all of it where it is another file."""
+    """Whether a learner has begun in the new part of the log, or in all of it if it is another file."""
     start = was[1] if isinstance(was, tuple) and isinstance(now, tuple) and _grew(was, now) else 0
     try:
         with durable.opened(log) as file:
             for offset in range(start, file.size, _CHUNK):
-                begin = max(start, offset - len(_OPENED))  # where one chunk ends, the words may go on
+                begin = max(start, offset - len(_OPENED))  # the words may cross the end of a chunk
                 if _OPENED in file.read(begin, min(file.size, offset + _CHUNK) - begin):
                     return True
             return False

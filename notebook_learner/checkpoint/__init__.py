@@ -1,7 +1,7 @@
-"""Checkpoints: the file formats, which of them stay, and the folder they lie in.
+"""Checkpoints: the file formats, the rules that keep or delete them, and their folder.
 
-In come nested values of tensors; out go files that exist whole or not at all, and the same values again.
-Nothing here knows what a value means, and nothing that a file says is believed before it was checked.
+The input is nested values of tensors. The output is files that exist whole or not at all, and the same values
+when they are read. No module here knows what a value means, and each value of a file is checked before use.
 
 
 >>> from notebook_learner.checkpoint import Hdf5Recorder, KeepAny, KeepBest, KeepLast

@@ -1,6 +1,6 @@
-"""What a commit file says: `state-3` tells where training stood, and size and digest of its siblings.
+"""The commit file of a checkpoint: `state-3` has the place in training, and size and digest of its siblings.
 
-It may come from a stranger, so nothing of it is used before every value has been looked at.
+The file may come from a stranger, so every value is checked before the first one is used.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ KINDS = get_args(Kind)
 
 
 def checked(decoded: Decoded, path: Path, *, only_head: bool = False) -> dict[str, Any]:
-    """A commit whose every value has the type that it needs: it may come from a stranger. `only_head` where
-    what follows its head was not read."""
+    """Check that every value of a commit has the right type: the file may come from a stranger. With
+    `only_head`, only the head of the file was read."""
     commit = decoded.value
     if not isinstance(commit, dict) or commit.get("format") != FORMAT:
         raise damaged(path, "it is not the commit file of a checkpoint")
@@ -49,7 +49,7 @@ def _is_time(value: Any) -> bool:
 
 
 def _are_metrics(value: Any) -> bool:
-    """Numbers by split and name; NaN is one."""
+    """Numbers by split and name; NaN is a number here."""
     return isinstance(value, dict) and all(
         isinstance(of_split, dict) and all(type(number) in (int, float) for number in of_split.values())
         for of_split in value.values()
@@ -67,7 +67,7 @@ def _are_files(value: Any) -> bool:
 
 
 def _is_rule(value: Any) -> bool:
-    """What "best" means: nothing, or all that a KeepBest is made of."""
+    """The rule for "best": None, or all values of a KeepBest."""
     return not value or (
         isinstance(value, dict)
         and isinstance(value.get("metric"), str)
@@ -86,14 +86,14 @@ def _is_line(value: Any) -> bool:
 
 
 def _label_told(commit: Mapping[str, Any]) -> str:
-    """The label of the place that a commit speaks of. Whether an epoch had ended, only the label says."""
+    """The label of the place in a commit. Only the label says whether an epoch had ended."""
     epoch, split, step = commit["epoch"], commit["split"], commit["step"]
     return str(epoch) if "-" not in commit["label"] else label_of(epoch, split, step)
 
 
 _EARLIEST, _LATEST = -(1 << 35), 1 << 37
-"""Seconds since 1970: some thousand years from where the calendar of Python begins and ends. A machine whose
-clock was never set may well tell a time before 1970."""
+"""Seconds since 1970: some thousand years inside the limits of Python's calendar. A machine whose clock was
+never set may well give a time before 1970."""
 
 _COMMIT_KEYS: dict[str, Callable[[Any], bool]] = {
     "label": lambda value: isinstance(value, str) and LABEL.fullmatch(value) is not None,
@@ -122,7 +122,7 @@ REST = "position"
 
 
 def damaged(path: Path, why: str) -> DamagedError:
-    """What to tell a person of a damaged file."""
+    """The error message for a damaged file."""
     return DamagedError(
         f"{path}: {why}; go on from another checkpoint (checkpoint('latest') takes the last whole one)"
     )

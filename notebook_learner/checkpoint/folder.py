@@ -1,12 +1,12 @@
-"""The checkpoints of a run: a folder of immutable files in which a checkpoint exists or does not.
+"""The checkpoints of a run: a folder of immutable files, in which a checkpoint exists whole or not at all.
 
     model-3.h5  optim-3.h5  scheduler-3.h5      what they are, in a recorder's format
     state-3.h5                                  everything else, and size and digest of its siblings
 
 `state-3` *is* the commit. A save writes all files under temporary names, waits until their bytes are on
-the disk, then gives them their names, `state-3` last. From the moment when the temporary `.state-3...tmp`
-is whole, the checkpoint can be had: should the process die among the renames, readers find the rest under
-the temporary names, and the next owner finishes the renames. Deleting goes the other way round.
+the disk, and then gives them their final names, `state-3` last. The checkpoint exists as soon as the
+temporary `.state-3...tmp` is whole. If the process dies between the renames, readers find the other files
+under their temporary names, and the next owner finishes the renames. Deleting goes in the opposite order.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _PART = re.compile(rf"(?:{'|'.join(PARTS)})(-[0-9].*)")
 _TEMPORARY = re.compile(r"\.(.+)\.([0-9a-f]{8})\.tmp")
 _MAY_BE_COMMIT = re.compile(r"\.?state-")
 _TICK = 50_000_000
-"""Nanoseconds: the times of files are no more exact than the system's clock ticks, 1 to 10 ms."""
+"""Nanoseconds: the times of files are only as exact as the ticks of the system's clock, 1 to 10 ms."""
 _MOST_LOOKS = 5
-"""How often a folder is looked through in which names change meanwhile."""
+"""How often a folder is listed again if names in it change meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Commit:
-    """A commit file: what it says, and where."""
+    """A commit file: its contents and its place."""
 
     info: CheckpointInfo
     siblings: Mapping[str, tuple[str, int, str]]
@@ -53,11 +53,11 @@ class _Commit:
     """Its name."""
     recorder: Recorder
     best: Any = None
-    """What "best" means to its run."""
+    """The rule for "best" in its run."""
 
 
 _Names = Mapping[str, os.stat_result]
-"""The names in the folder, and what each is."""
+"""The names in the folder, and the kind of each."""
 
 
 _Signature = tuple[tuple[int, ...] | None, ...]
@@ -65,13 +65,13 @@ _Signature = tuple[tuple[int, ...] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A commit that was looked at, or saved."""
+    """A commit that was read or saved."""
 
     commit: _Commit
     signature: _Signature
     """Size, time and inode of the commit file and of its siblings."""
     settled: bool
-    """Whether a change would give them another time: not within the tick in which they were written."""
+    """Whether a change would now give them another time: not in the tick in which they were written."""
 
 
 class CheckpointFolder:
@@ -88,30 +88,30 @@ class CheckpointFolder:
     def __init__(self, path: Path, recorder: Recorder | None = None) -> None:
         self.path = below(path)
         self.recorder = recorder
-        """The format to write; what is read tells its own."""
+        """The format to write; a file that is read says its own."""
         self._failed: list[str] = []
         self._undeleted: set[RunPath] = set()
-        """Parts of checkpoints whose deletion has failed half way."""
+        """Parts of checkpoints whose deletion failed half way."""
         self._made = False
         self._unsettled: list[str] = []
-        """Commit files of this process that were looked at within the tick in which they were written."""
+        """Commit files of this process that were read in the tick in which they were written."""
         self._seen: dict[str, _Seen] = {}
-        """What commit files said when they were looked at, for as long as neither they nor the files beside
-        them are others."""
+        """Contents of commit files that were read, kept for as long as these files and their siblings are the
+        same."""
 
     # Look --------------------------------------------------------------------------------------------
 
     def list(self) -> Sequence[CheckpointInfo]:
-        """All of them in the order they were saved, also damaged ones, which say what is wrong."""
+        """All checkpoints in the order in which they were saved; a damaged one says what is wrong."""
         found = [commit.info for commit in self._commits()]
-        # One that cannot be read comes last: as far as anybody knows it is the newest.
+        # One that cannot be read comes last: it may be the newest.
         return sorted(found, key=lambda info: (info.sequence or 1 << 62, info.iteration))
 
     def find(self, which: int | str, best: KeepBest | None = None) -> CheckpointInfo:
-        """A checkpoint by epoch, by label ("3-117"), or the "latest" or "best" one that is complete.
+        """Find a checkpoint by epoch or by label ("3-117"), or the "latest" or "best" complete one.
 
         Raises:
-            StateError: there is none; the message lists what there is.
+            StateError: there is no such checkpoint; the message lists the existing ones.
         """
         if which not in ("latest", "best"):
             for commit in self._commits(str(which)):
@@ -129,7 +129,7 @@ class CheckpointFolder:
         return found
 
     def best(self, known: Sequence[CheckpointInfo], rule: KeepBest | None = None) -> CheckpointInfo | None:
-        """The best complete one of the run that saved last; None where no epoch of it has a value."""
+        """The best complete checkpoint of the run that saved last; None if no epoch of it has a value."""
         whole = [info for info in known if not info.damage]
         mine = [info for info in whole if info.ends_epoch and info.run == whole[-1].run]
         if not mine:
@@ -138,7 +138,7 @@ class CheckpointFolder:
         return best_of(mine, rule) or best_of(mine, replace(rule, split="train"))
 
     def verify(self, info: CheckpointInfo) -> Sequence[str]:
-        """Read every byte of a checkpoint; what is wrong, in a line each."""
+        """Read every byte of a checkpoint; return the problems, in one line each."""
         if info.damage:
             return [info.damage]
         problems = []
@@ -152,7 +152,7 @@ class CheckpointFolder:
         return problems
 
     def read(self, info: CheckpointInfo, part: str) -> Any:
-        """What a part ("model", "optim", "scheduler", "state") holds, every byte of it checked."""
+        """Read a part ("model", "optim", "scheduler", "state"), and check every byte of it."""
         commit = self._commit_of(info)
         if part == "state":
             with _opened(self.path / commit.state) as file:
@@ -170,12 +170,12 @@ class CheckpointFolder:
         return decoded.value
 
     def earlier(self, commit: Mapping[str, Any]) -> Iterator[tuple[passes.Line, Mapping[str, Any]]]:
-        """What `passes.jsonl` tells of the passes before a checkpoint, given what its "state" holds: the last
-        line first, every byte of it checked. Nothing where all of them are in the commit file itself."""
+        """Read the passes before a checkpoint from `passes.jsonl`, given its "state": the last line first,
+        every byte checked. Empty if all passes are in the commit file."""
         return passes.walk_back(self.path / passes.NAME, passes.line_of(commit.get("earlier")))
 
     def lost(self, info: CheckpointInfo) -> str:
-        """What a checkpoint that is not exact has lost of its model, as far as its format tells."""
+        """What an inexact checkpoint has lost of its model, if its format says so."""
         commit = self._commit_of(info)
         if not isinstance(commit.recorder, Lossy):
             return ""
@@ -190,7 +190,7 @@ class CheckpointFolder:
         """Files that belong to no checkpoint: of a save that was cut off, or of a deletion."""
         commits = list(self._commits())
         used = {name for commit in commits for name in (commit.state, *_names(commit))}
-        # The parts beside a commit file that cannot be read may be all that is left of somebody's work.
+        # The parts next to a commit file that cannot be read may be all that is left of the user's work.
         kept = {commit.state.removeprefix("state") for commit in commits}
         found = []
         for name in files.names_in(self.path):
@@ -205,8 +205,8 @@ class CheckpointFolder:
         """Save a checkpoint; when this returns it is on the disk.
 
         Raises:
-            CheckpointError: it could not be written, or it holds what a file cannot. Earlier checkpoints
-                are as they were.
+            CheckpointError: it could not be written, or it holds a value that a file cannot hold. Earlier
+                checkpoints are unchanged.
         """
         recorder = self.recorder
         assert recorder is not None, "a folder that was opened to read"
@@ -227,17 +227,17 @@ class CheckpointFolder:
     def tell_passes(
         self, told: Iterable[Mapping[str, Any]], after: passes.Line | None
     ) -> Sequence[passes.Line]:
-        """Add lines to `passes.jsonl`, after one that it has; once this returns they are on the disk."""
+        """Add lines to `passes.jsonl` after an existing one; when this returns they are on the disk."""
         self._make_folder()
         return passes.append(self.path / passes.NAME, told, after)
 
     def has_passes(self, line: passes.Line) -> bool:
-        """Whether `passes.jsonl` is as long as it was with this line at its end. Nothing is read."""
+        """Whether `passes.jsonl` is long enough to hold this line. Nothing is read."""
         return passes.holds(self.path / passes.NAME, line)
 
     def delete(self, info: CheckpointInfo) -> None:
-        """Delete a checkpoint: the commit first, so that none is ever seen without its parts. One that was
-        saved or looked at here, and is the same still, is not read for it."""
+        """Delete a checkpoint, the commit first, so that no reader sees a checkpoint without its parts. A
+        checkpoint that was saved or read here before, and has not changed, is not read again."""
         commit = self._as_saved(info) or self._commit_of(info)
         parts = [self.path / name for name in _names(commit)]
         self._undeleted.update(parts)
@@ -249,8 +249,8 @@ class CheckpointFolder:
             self._undeleted.discard(path)
 
     def repair(self) -> Sequence[str]:
-        """Finish what a dead process left half done: complete saves get their names, pieces of others go.
-        What it did, in a line each. Call it only where no process saves here."""
+        """Finish the work of a killed process: complete saves get their names, pieces of others are deleted.
+        Returns what was done, in one line each. Call it only if no process saves here."""
         done = []
         for commit in list(self._commits()):
             if _token(commit.state) and not commit.info.damage:
@@ -275,7 +275,7 @@ class CheckpointFolder:
         state = self.path / f"state-{label}.{recorder.suffix}"
         commit = {"format": FORMAT, "schema": SCHEMA, "label": label, "saved_at": time.time()}
         commit |= {"exact": recorder.exact, "files": entries}
-        # What a list of checkpoints shows comes first, so that it need not read the rest.
+        # The values for a list of checkpoints come first, so that the list need not read the rest.
         first = [key for key in HEAD if key in about]
         commit |= {key: about[key] for key in [*first, *(key for key in about if key not in HEAD)]}
         encoded = recorder.encode(commit, "state")
@@ -289,8 +289,8 @@ class CheckpointFolder:
         return saved.info
 
     def _settle(self, folder: files.Folder) -> None:
-        """Look once more at what was saved here before, once a change of it would give it another time: else
-        the next list would read all of them."""
+        """Look again at the files that were saved here, as soon as a change would give them another time.
+        Without this the next list would read all of them."""
         waiting, self._unsettled = self._unsettled, []
         for name in waiting:
             seen = self._seen.get(name)
@@ -302,8 +302,8 @@ class CheckpointFolder:
                 self._look(folder, name, seen.commit.info.label, name.partition(".")[2], there)
 
     def _make_way(self, state: RunPath) -> None:
-        """A checkpoint of this label that is there already: from here on the new one, whole under its
-        temporary names, stands for it."""
+        """Remove an older checkpoint of this label: from now on the new one, whole under its temporary names,
+        replaces it."""
         label = _commit_label(state.name)
         known = [name for name in files.names_in(self.path) if _commit_label(name) == label]
         if known:
@@ -313,7 +313,7 @@ class CheckpointFolder:
             files.sync_directory(self.path)
 
     def _give_names(self, state: RunPath, paths: Iterable[RunPath], token: str) -> None:
-        """All bytes are on the disk: the names follow, the commit's last."""
+        """Give the files their final names, the commit last; all bytes are on the disk already."""
         final = self.path / _final_name(state.name)
         self._make_way(final)
         for path in paths:
@@ -323,13 +323,13 @@ class CheckpointFolder:
         files.sync_directory(self.path)
 
     def _finish(self, commit: _Commit) -> None:
-        """Name what a save, whole but cut off among its renames, has not named yet."""
+        """Finish the renames of a save that is whole but was killed between them."""
         token = _token(commit.state)
         unnamed = [self.path / _final_name(name) for name in _names(commit) if _token(name) == token]
         self._give_names(self.path / commit.state, unnamed, token)
 
     def _finish_failed(self) -> None:
-        """After a save of this process has failed: finish it where it was whole, else take it back."""
+        """After a failed save of this process: finish it if its files are whole, else delete them."""
         if not self._failed:
             return
         for commit in list(self._commits()):
@@ -341,7 +341,7 @@ class CheckpointFolder:
         self._failed.clear()
 
     def _finish_deleting(self) -> None:
-        """What an error has kept from being deleted goes now, unless a checkpoint still needs it."""
+        """Delete what an error kept from being deleted before, unless a checkpoint still needs it."""
         if not self._undeleted:
             return
         with suppress(OSError):  # it is tried again
@@ -351,7 +351,7 @@ class CheckpointFolder:
             self._undeleted.clear()
 
     def _make_folder(self) -> None:
-        """The folder, and the names that lead to it, on the disk."""
+        """Make the folder, and wait until it and the names that lead to it are on the disk."""
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
         if self._made and missing:
             self._made = False
@@ -368,8 +368,8 @@ class CheckpointFolder:
     # Commits -----------------------------------------------------------------------------------------
 
     def _commits(self, label: str | None = None) -> Iterator[_Commit]:
-        """Every commit file (or only those of a label), named or still under its temporary name; of two
-        with one label the named one, unless only the other is complete."""
+        """Every commit file (or only those of a label), under its final or its temporary name. Of two with
+        one label this is the one with the final name, unless only the other is complete."""
         if self.path.is_symlink():
             raise DamagedError(
                 f"{self.path} is a link, which may lead out of its run's directory; checkpoints are read and "
@@ -380,7 +380,7 @@ class CheckpointFolder:
             for _ in range(_MOST_LOOKS):
                 there = folder.stats(name for name in names if label is None or f"-{label}." in name)
                 found, before = self._among(folder, there, label), set(names)
-                # A save that got its names meanwhile was there under neither.
+                # A save that was renamed meanwhile was seen under neither name.
                 if set(names := folder.names()) == before:
                     break
         if label is None:
@@ -395,12 +395,12 @@ class CheckpointFolder:
                 continue
             commit = self._look(folder, name, match[1], match[2], there)
             if name.startswith(".") and (commit.info.damage or _is_whole(found.get(match[1]))):
-                continue  # the pieces of a save that was cut off, or about to be
+                continue  # pieces of a save that was killed, or that is not finished yet
             found[match[1]] = commit
         return found
 
     def _look(self, folder: files.Folder, name: str, label: str, suffix: str, there: _Names) -> _Commit:
-        """What a commit file says: what it said last time, where nothing is another since."""
+        """The contents of a commit file; those of the last time, if no file has changed since."""
         seen = self._seen.get(name)
         if seen is not None and seen.settled and seen.signature == _signature(seen.commit, there):
             return seen.commit
@@ -425,7 +425,7 @@ class CheckpointFolder:
 
     def _said(self, recorder: Recorder, file: durable.Reader) -> dict[str, Any]:
         if _token(file.path.name):
-            # Without its name it may be half written, the outline before the tensors: all of it is read.
+            # Under a temporary name it may be half written, the outline before the tensors: read all of it.
             return checked(recorder.decode(file), file.path)
         read_head = getattr(recorder, "head", None)  # asking for the protocol takes longer than reading it
         head = None if read_head is None else read_head(file, REST)
@@ -436,8 +436,8 @@ class CheckpointFolder:
     def _understood(
         self, said: Mapping[str, Any], size: int, name: str, recorder: Recorder, there: Container[str]
     ) -> _Commit:
-        """A commit file's contents with the names of its parts, which are computed, not taken from a
-        stranger's file."""
+        """A commit file's contents with the names of its parts. The names are computed, and not taken from
+        the file, which may be a stranger's."""
         token, (_, _, suffix) = _token(name), _final_name(name).partition(".")
         siblings = {}
         for part, entry in said["files"].items():
@@ -464,14 +464,14 @@ class CheckpointFolder:
             for commit in self._among(folder, folder.stats(info.files.values()), info.label).values():
                 if not commit.info.damage:
                     return commit
-        for commit in self._commits(info.label):  # it may have got its names meanwhile
+        for commit in self._commits(info.label):  # it may have been renamed meanwhile
             if commit.info.damage:
                 raise DamagedError(commit.info.damage)
             return commit
         raise StateError(f"there is no checkpoint {info.label} any more; {_listed(self.list())}")
 
     def _as_saved(self, info: CheckpointInfo) -> _Commit | None:
-        """A commit that is what it was when it was saved or looked at; nothing is read."""
+        """A commit that has not changed since it was saved or read; nothing is read."""
         seen = self._seen.get(info.files.get("state", ""))
         if seen is None:
             return None
@@ -480,7 +480,7 @@ class CheckpointFolder:
         return seen.commit if seen.signature == _signature(seen.commit, there) else None
 
     def _rule(self, whole: Sequence[CheckpointInfo]) -> KeepBest:
-        """What "best" means to this run, as its newest commit says."""
+        """The rule for "best" in this run, from its newest commit."""
         for info in reversed(whole):
             rule = self._commit_of(info).best
             if rule:
@@ -510,7 +510,7 @@ def _why(error: DamagedError | OSError, path: Path) -> str:
 
 
 def _unreadable(label: str, damage: str, name: str) -> CheckpointInfo:
-    """What is known of a checkpoint by its name alone."""
+    """What the name alone says of a checkpoint."""
     epoch, *rest = label.split("-")
     return CheckpointInfo(
         label,
@@ -525,7 +525,7 @@ def _unreadable(label: str, damage: str, name: str) -> CheckpointInfo:
 
 
 def not_written(label: str, path: Path, error: OSError) -> str:
-    """What to tell a person whose disk refuses a checkpoint."""
+    """The message for a user whose disk refuses a checkpoint."""
     return (
         f"checkpoint {label} could not be written to {path}: {error.strerror or error}. Training stands at a "
         f"step boundary with everything in memory, and earlier checkpoints are as they were. {remedy(error)} "
@@ -554,7 +554,7 @@ def _seen(commit: _Commit, there: _Names) -> _Seen:
 
 
 def _is_past(signature: _Signature) -> bool:
-    """Whether the tick is over in which the newest of the files was written."""
+    """Whether the tick in which the newest of the files was written is over."""
     return time.time_ns() - max(each[1] for each in signature if each is not None) > _TICK
 
 
@@ -566,7 +566,7 @@ def _signature(commit: _Commit, there: _Names) -> _Signature:
 
 
 def _token(name: str) -> str:
-    """What tells the temporary files of one save from another's; empty for a file with its final name."""
+    """The part of a temporary name that differs for each save; empty for a file with its final name."""
     match = _TEMPORARY.fullmatch(name)
     return match[2] if match else ""
 
@@ -582,10 +582,10 @@ def _commit_label(name: str) -> str | None:
 
 
 def _sync_names_above(path: Path) -> None:
-    """The names that lead to a folder, on the disk. Which of them are new nobody knows: the logs made the
-    run's directory, and perhaps those above it, long before the first checkpoint."""
+    """Wait until the names that lead to a folder are on the disk. Which of them are new is not known: the
+    logs made the run's directory, and perhaps those above it, long before the first checkpoint."""
     for above in path.absolute().parents:
-        with suppress(PermissionError):  # one that we may not look into we have not made
+        with suppress(PermissionError):  # this process did not make a directory that it may not read
             files.sync_directory(above)
         if os.path.ismount(above):
             return

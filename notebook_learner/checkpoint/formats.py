@@ -1,4 +1,4 @@
-"""Which recorder reads a file, by the end of its name."""
+"""Chooses the recorder that reads a file by the end of the file's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _READERS = {
 
 
 def known_suffixes() -> tuple[str, ...]:
-    """The ends of names that a format of ours has."""
+    """The suffixes of the formats in this package."""
     return tuple(_READERS)
 
 

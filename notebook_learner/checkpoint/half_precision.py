@@ -1,12 +1,12 @@
-"""Half precision: checkpoints of half the size, to look at and to evaluate, not to go on training from.
+"""Half precision: checkpoints of half the size, for inspection and evaluation, not for further training.
 
-Every tensor of float32 or float64 numbers becomes the first of float16 and bfloat16 that keeps each
-finite number finite and each number that is not zero different from zero; where neither does, or where
-there is only one number (Adam counts its steps in such tensors), it stays as it is. Integers, and with
-them the states of random generators, stay as they are, and so do complex numbers and NumPy's arrays.
+Every float32 or float64 tensor becomes float16 if that keeps each finite number finite and each number that
+is not zero different from zero; else it becomes bfloat16 if that does. If neither does, it stays as it is.
+So does a tensor of one number (Adam counts its steps in such tensors). Integers (also the states of random
+generators), complex numbers and NumPy arrays stay as they are, too.
 
-Read again, the tensors have 16 bits, and take the dtype of the model that they are loaded into. So such a
-file becomes no more memory than any other: widened, it would be twice as much.
+The tensors are read as 16 bits, and take the dtype of the model that they are loaded into. So such a file
+takes no more memory than any other; if the reader widened the tensors, it would take twice as much.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _PIECE = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """What was done to one tensor."""
+    """How one tensor was rounded."""
 
     dtype: str
-    """What it was before."""
+    """Its dtype before."""
     error: float
     """The largest relative error of its numbers: 0.0005 is one part in 2,000."""
 
 
 def halved(tensor: Tensor) -> tuple[Tensor, Rounded] | None:
-    """A tensor in half precision; None for one that is to stay as it is.
+    """Round a tensor to half precision; None if it must stay as it is.
 
     >>> value, rounded = halved(torch.tensor([1.0, 0.1]))
     >>> value.dtype, f"{rounded.error:.5f}"
@@ -59,7 +59,7 @@ def halved(tensor: Tensor) -> tuple[Tensor, Rounded] | None:
 def halved_all(
     tensors: Sequence[Tensor], names: Sequence[str], whole: Collection[int] = ()
 ) -> tuple[list[Tensor], dict[str, Rounded]]:
-    """Tensors in half precision but those of the numbers `whole`, and what was done to which of them."""
+    """Round all tensors except those with the numbers `whole`; return them, and how each was rounded."""
     kept, done = [], {}
     for number, (tensor, name) in enumerate(zip(tensors, names, strict=True)):
         found = None if number in whole else halved(tensor)
@@ -70,7 +70,7 @@ def halved_all(
 
 
 def lost(rounded: Mapping[str, Rounded]) -> str:
-    """What half precision cost, in one line.
+    """Say in one line what half precision has lost.
 
     >>> lost({"weight": Rounded("float32", 0.00024), "bias": Rounded("float32", 0.0)})
     '2 tensors in half precision; the largest relative error, 0.024 %, is in weight'
@@ -85,8 +85,8 @@ def lost(rounded: Mapping[str, Rounded]) -> str:
 
 
 def _error(before: Tensor, after: Tensor) -> float | None:
-    """The largest relative error; None where a number became infinite or zero. In pieces: a whole
-    comparison would take four times the tensor's memory."""
+    """The largest relative error; None if a number became infinite or zero. It is computed in pieces: a
+    comparison in one piece would take four times the tensor's memory."""
     worst = 0.0
     flat, rounded = before.reshape(-1), after.reshape(-1)
     for start in range(0, flat.numel(), _PIECE):

@@ -1,4 +1,4 @@
-"""Checkpoints in HDF5: every HDF5 viewer opens them, and writing one costs what a plain write does."""
+"""Checkpoints in HDF5: every HDF5 viewer opens them, and writing one is as fast as a plain write."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .recorder import Decoded, Encoded
 
 
 class Hdf5Recorder:
-    """Checkpoints as HDF5 files (`model-3.h5`): the format that is used where none is chosen.
+    """Checkpoints as HDF5 files (`model-3.h5`): the default format.
 
     Every tensor is a dataset under the name it has in the state, and opens in h5py, h5web, h5dump and
-    HDFView; `json.loads(file["manifest"][()])` tells the rest. Reading one back needs no HDF5 library, runs
-    no code of the file and checks every byte of it.
+    HDFView; `json.loads(file["manifest"][()])` has the rest. Reading a file needs no HDF5 library, runs no
+    code from it and checks every byte of it.
 
     Args:
         precision: "full" keeps every bit. "half" rounds float32 and float64 tensors to 16 bits: half
-            the size, good enough to evaluate, not to go on training from. They are read as 16 bits, too, and
-            widened by the model that they are loaded into.
+            the size, good enough for evaluation, but training cannot go on from it. They are also read as 16
+            bits; the model that they are loaded into widens them.
         compression: None, "gzip" (every HDF5 reader unpacks it) or "zstd" (faster and smaller; readers show
             the compressed bytes; needs `pip install zstandard`). Trained float32 weights shrink by a tenth
             at best, and saving takes many times as long. What would shrink below half is stored as it is,
@@ -62,7 +62,7 @@ class Hdf5Recorder:
         if precision not in ("full", "half"):
             mistakes.append(f"precision={precision!r} is neither 'full' nor 'half'")
         if compression not in (None, *CODECS):
-            mistakes.append(f"compression={compression!r} is none of None, 'gzip' and 'zstd'")
+            mistakes.append(f"compression={compression!r} is not None, 'gzip' or 'zstd'")
         if mistakes:
             raise ConfigurationError(mistakes, "this recorder cannot be made")
         if compression is not None:
@@ -75,10 +75,10 @@ class Hdf5Recorder:
         return f"{type(self).__name__}(precision={self.precision!r}, compression={self.compression!r})"
 
     def encode(self, value: Any, /, what: str = "state") -> Encoded:
-        """A nested value as the bytes of a file; contiguous tensors on the host are not copied.
+        """Encode a nested value as the bytes of a file; contiguous tensors on the host are not copied.
 
         Raises:
-            CheckpointError: something no file can hold; the message names its place in `what`.
+            CheckpointError: it holds a value that no file can hold; the message names its place in `what`.
         """
         packed, rounded = pack(value, what), dict[str, Any]()
         if self.precision == "half":
@@ -95,11 +95,11 @@ class Hdf5Recorder:
         return Encoded(made.pieces, made.size, made.digest)
 
     def decode(self, file: Reader, /) -> Decoded:
-        """The value again, after every byte of the file was checked. Tensors in half precision come as they
-        are stored, in 16 bits: loaded into a model, they take its dtype.
+        """Decode the value, after every byte of the file was checked. Tensors in half precision come as they
+        are stored, in 16 bits; in a model they take its dtype.
 
         Raises:
-            DamagedError: the file is damaged or no checkpoint; nothing of it was used.
+            DamagedError: the file is damaged or not a checkpoint; nothing of it was used.
         """
         manifest = read_manifest(file)
         _rounded(file, manifest)
@@ -108,8 +108,8 @@ class Hdf5Recorder:
         return _decoded(file, manifest, manifest.tree, tensors, TIMES * file.size)
 
     def outline(self, file: Reader, /) -> Decoded:
-        """The value with empty tensors (on the "meta" device) in place of the real ones; arrays and sparse
-        tensors are shown as such tensors, too. Reads the manifest and nothing else."""
+        """Decode the value with empty tensors (on the "meta" device) instead of the real ones, also for
+        arrays and sparse tensors. Reads only the manifest."""
         manifest = read_manifest(file)
         _rounded(file, manifest)
         tensors = hdf5_reading.empty_tensors(manifest, "meta")
@@ -120,8 +120,8 @@ class Hdf5Recorder:
         return _decoded(file, manifest, tree, tensors)
 
     def head(self, file: Reader, before: str, /) -> Decoded | None:
-        """The entries of a dict that come before a key, without what follows, in a tenth of the time of
-        `outline`; None where it has no such key, or tensors before it."""
+        """Decode only the entries of a dict before a key, in a tenth of the time of `outline`; None if the
+        dict has no such key, or has tensors before it."""
         found = read_head(file, before)
         if found is None:
             return None
@@ -129,17 +129,17 @@ class Hdf5Recorder:
         try:
             return Decoded(tree if plain else unpack(tree, []), digest)
         except Malformed:
-            return None  # `outline` tells what is wrong
+            return None  # `outline` says what is wrong
 
     def load_into(self, file: Reader, into: Mapping[str, Tensor], /) -> Decoded:
         """Read the tensors of a file straight into live ones, by the names of their datasets
-        ("encoder.weight", "state/0/exp_avg"), and give the value made of them. A contiguous tensor on the
-        host is read into without any copy; another layout, another device and half precision cost one.
+        ("encoder.weight", "state/0/exp_avg"), and return the value with them. A contiguous tensor on the
+        host is filled without a copy; another layout, another device and half precision cost one copy.
 
         Raises:
             CheckpointError: names, shapes or dtypes do not fit, all of them in one message; nothing changed.
-            DamagedError: as in `decode`. Where the damage is in a tensor, the live ones may hold a part
-                of the file: load another checkpoint into them.
+            DamagedError: as in `decode`. If a tensor in the file is damaged, the live tensors may hold a
+                part of the file: load another checkpoint into them.
         """
         manifest = read_manifest(file)
         usual = _matched_at_once(manifest, into)
@@ -163,13 +163,14 @@ class Hdf5Recorder:
         return _decoded(file, manifest, manifest.tree, [_plain(targets[0]) for targets in live])
 
     def lost(self, file: Reader, /) -> str:
-        """What half precision cost this file, in one line."""
+        """Say in one line what this file has lost by half precision."""
         return lost(_rounded(file, read_manifest(file)))
 
 
 class CompactRecorder(Hdf5Recorder):
-    """The smallest files: half precision, and gzip, which every HDF5 reader unpacks. For evaluating and
-    sharing; training does not go on from them.
+    """Checkpoints as the smallest HDF5 files: half precision and gzip, for evaluating and sharing.
+
+    Every HDF5 reader unpacks gzip. Training cannot go on from these files.
 
     >>> CompactRecorder().exact
     False
@@ -192,7 +193,7 @@ def _decoded(
 
 
 def _rounded(file: Reader, manifest: Manifest) -> dict[str, Rounded]:
-    """What half precision did to which tensor, checked."""
+    """How each tensor was rounded, after a check."""
     if not manifest.rounded:
         return {}
     by_name = {entry.name: entry for entry in manifest.tensors}
@@ -242,8 +243,8 @@ def _matched(
 
 
 def _matched_at_once(manifest: Manifest, into: Mapping[str, Tensor]) -> list[Tensor] | None:
-    """The live tensors in the file's order where every one can be read into as it is; None where one of
-    them cannot, or does not fit: `_matched` tells which."""
+    """The live tensors in the file's order if each can be filled without a copy; None if one of them cannot,
+    or does not fit: `_matched` says which."""
     listed = manifest.structure.listed
     if not listed.plain or manifest.rounded or len(into) != len(listed.names):
         return None

@@ -1,4 +1,4 @@
-"""What is known of a checkpoint without reading its tensors: the commit file, `state-N`, tells it."""
+"""What is known of a checkpoint without its tensors: the commit file, `state-N`, holds it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Kind = Literal["epoch", "auto", "manual"]
 """Why it was saved: an epoch ended; a pause, a timer or the end of the process; `learner.save()`."""
 
 LABEL = re.compile(r"[0-9]+(?:-(?:valid-)?[0-9]+)?")
-"""What a label looks like."""
+"""The form of a label."""
 
 PARTS = ("model", "optim", "scheduler")
-"""The files of a checkpoint beside its commit file, as Burn calls them."""
+"""The files of a checkpoint except its commit file, by the names that Burn uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class CheckpointInfo:
     split: Literal["train", "valid"] = "train"
     kind: Kind = "epoch"
     run: str = ""
-    """Which run it belongs to: a folder may hold what an earlier run left."""
+    """Its run: a folder may also hold checkpoints of an earlier run."""
     sequence: int = 0
-    """Counts the checkpoints of a run in the order they were saved."""
+    """Counts the checkpoints of a run in the order in which they were saved."""
     saved_at: float = 0.0
     """Seconds since 1970."""
     size: int = 0
@@ -48,20 +48,20 @@ class CheckpointInfo:
     files: Mapping[str, str] = field(default_factory=dict)
     """The name of each file, by part: {"model": "model-3.h5", ..., "state": "state-3.h5"}."""
     stretch: str = ""
-    """On which stretch of its run it was saved: another one begins where a run goes back."""
+    """The branch of its run on which it was saved: a new branch begins each time the run goes back."""
     exact: bool = True
-    """Whether training can go on from it: not from half precision."""
+    """Whether training can go on from it. It cannot from half precision."""
     damage: str = ""
-    """What is wrong with it; empty while it is complete."""
+    """What is wrong with it; empty if it is complete."""
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether it holds what an epoch ended with."""
+        """Whether it was saved at the end of an epoch."""
         return "-" not in self.label
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """What places in a run are ordered by; that of the end of epoch 3 is the start of epoch 4."""
+        """The key that orders places in a run; the end of epoch 3 has the key of the start of epoch 4."""
         if self.ends_epoch:
             return (self.epoch + 1, 0, 0)
         return (self.epoch, 1 if self.split == "valid" else 0, self.step)
@@ -84,7 +84,7 @@ class CheckpointInfo:
 
 
 def label_of(epoch: int, split: str, step: int) -> str:
-    """What the files of a checkpoint at this position end with.
+    """The label with which the files of a checkpoint at this position end.
 
     >>> label_of(4, "train", 0), label_of(3, "train", 117), label_of(3, "valid", 5)
     ('3', '3-117', '3-valid-5')
@@ -95,7 +95,7 @@ def label_of(epoch: int, split: str, step: int) -> str:
 
 
 def info_of(commit: Mapping[str, Any], size: int, files: Mapping[str, str]) -> CheckpointInfo:
-    """What a commit file tells of a checkpoint of so many bytes in these files."""
+    """The info of a checkpoint of so many bytes in these files, from its commit file."""
     return CheckpointInfo(
         label=commit["label"],
         epoch=commit["epoch"],

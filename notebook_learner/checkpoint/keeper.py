@@ -1,4 +1,4 @@
-"""Saves checkpoints in the background, one at a time, and lets go of those nobody wants any more."""
+"""Saves checkpoints in the background, one at a time, and deletes those that the strategy does not keep."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .strategy import KeepBest, Strategy, best_rule
 
 JOB = "checkpoint"
 _STANDING: tuple[Kind, ...] = ("auto", "epoch", "manual")
-"""Which kind a checkpoint is that was saved twice at one place: what a person saved stays theirs."""
+"""The kind of a checkpoint that was saved twice at one place: one that the user saved stays the user's."""
 
 
 class Void(Exception):
-    """What was to be written is not what it was meant to be: it is left out, and made again by who trains."""
+    """The state to write is not valid any more: it is not written, and the training thread makes it again."""
 
 
 class Keeper:
     """Owns the checkpoint folder of a run while it trains.
 
-    `save` returns at once; `check` raises, at a step boundary, what went wrong since. One write is in
-    flight at most: a second save waits for the first, so memory stays bounded by one state.
+    `save` returns at once; `check` raises, at a step boundary, the errors since then. There is at most one
+    write at a time: a second save waits for the first, so the memory of one state is enough.
     """
 
     def __init__(
@@ -44,19 +44,19 @@ class Keeper:
         self.after = after
         """Called by the writer once a checkpoint is on the disk."""
         self.tell = tell
-        """Called by `check`, in the thread that trains, with what a person should know."""
+        """Called by `check`, in the thread that trains, with a message for the user."""
         self.announce = announce
-        """Called there, too, for each checkpoint that is on the disk."""
+        """Called in the same place, for each checkpoint that is on the disk."""
         self._saved: list[CheckpointInfo] = []
         self.ask: Job = lambda: None
-        """Asked before anything is written or cleared away: raises where the folder is not this run's."""
+        """Called before anything is written or deleted: raises if the folder is not this run's."""
         self.alone = True
-        """Whether no other process can be at work in the folder: only then is it cleared up."""
+        """Whether no other process can write in the folder: only then are pieces deleted."""
         self._known: list[CheckpointInfo] | None = None
         self._notices: list[str] = []
         self._told_what_is_lost = False
         self._again: Job | None = None
-        """The save that failed for want of space, of its directory, or of whatever else may come back."""
+        """The save that failed because its directory, space or another thing was missing; it may return."""
 
     # From the thread that trains ---------------------------------------------------------------------
 
@@ -72,9 +72,9 @@ class Keeper:
         Args:
             label: what its files end with.
             parts: what is in each file.
-            about: what the commit file tells besides.
-            before: called by the writer: what must be on the disk when the checkpoint is. Raises Void where
-                there is nothing to write.
+            about: the other values of the commit file.
+            before: called by the writer; it writes what must be on the disk with the checkpoint. Raises Void
+                if there is nothing to write.
         """
         self.ask()
         self.background.wait(JOB)
@@ -93,7 +93,7 @@ class Keeper:
         self.background.submit(JOB, write)
 
     def check(self) -> None:
-        """Raise what the writer could not do; if that was told already, try it again."""
+        """Raise the error of a failed write; if it was raised already, try the write again."""
         while self._saved:
             self.announce(self._saved.pop(0))
         while self._notices:
@@ -105,17 +105,17 @@ class Keeper:
             self._raise_failure()
 
     def wait(self) -> None:
-        """Until no checkpoint is on its way to the disk any more; raises what could not be written."""
+        """Wait until all checkpoints are on the disk; raise the error of a failed write."""
         self.background.wait(JOB)
         self.check()
 
     def close(self) -> None:
-        """Until the writer has nothing to do any more, what is derived included."""
+        """Wait until the writer has nothing to do any more, including derived files."""
         self.background.wait()
         self.check()
 
     def open(self) -> list[CheckpointInfo]:
-        """What is there. A save that a dead process left half done is finished or cleared away first."""
+        """The checkpoints in the folder. A save of a killed process is finished or deleted first."""
         if self._known is None:
             if self.alone:
                 self._notices += self.folder.repair()
@@ -123,31 +123,31 @@ class Keeper:
         return self._known
 
     def forget(self) -> None:
-        """What is there has been moved or deleted: another run begins in the folder."""
+        """Start anew in the folder: its files were moved or deleted, and another run begins."""
         self._known = None
 
     def give_way(self) -> None:
-        """The folder is another run's from now on: nothing is tried again there."""
+        """Give up the folder: it belongs to another run from now on, so no failed write is tried again."""
         self._again = None
         self.background.take_failures()
 
     @property
     def known(self) -> Sequence[CheckpointInfo]:
-        """All of them, the last one that was saved last, as far as this process knows."""
+        """All checkpoints that this process knows, in the order in which they were saved."""
         return self._known or ()
 
     @property
     def newest(self) -> CheckpointInfo | None:
-        """The last one that was saved, as far as this process knows."""
+        """The last checkpoint that was saved, as far as this process knows."""
         return self.known[-1] if self.known else None
 
     @property
     def best(self) -> KeepBest | None:
-        """What "best" means here: as the strategy says."""
+        """The rule for "best" here, from the strategy."""
         return best_rule(self.strategy)
 
     def note(self, text: str) -> None:
-        """Have a person told at the next boundary; from any thread."""
+        """Show the user a message at the next step boundary; from any thread."""
         self._notices.append(text)
 
     def _raise_failure(self) -> None:
@@ -179,7 +179,7 @@ class Keeper:
         self.after()
 
     def _tell_what_is_lost(self, info: CheckpointInfo) -> None:
-        """Once: later checkpoints lose the same."""
+        """Warn once: later checkpoints lose the same."""
         if info.exact or self._told_what_is_lost:
             return
         self._told_what_is_lost = True
@@ -189,8 +189,8 @@ class Keeper:
         )
 
     def _let_go(self, newest: CheckpointInfo) -> None:
-        """Delete what the strategy does not keep; what another run in this folder left is not ours to
-        judge, what a person saved is theirs, and the newest is never deleted."""
+        """Delete what the strategy does not keep. Checkpoints of another run in this folder, those that the
+        user saved, and the newest one are never deleted."""
         assert self._known is not None
         mine = [info for info in self._known if info.run == newest.run and not info.damage]
         ended = sorted((info for info in mine if info.ends_epoch), key=lambda info: info.epoch)
@@ -205,11 +205,11 @@ class Keeper:
         try:
             self.folder.delete(info)
         except StateError:
-            pass  # somebody was faster
+            pass  # another process was faster
         except OSError as error:
             self.note(f"checkpoint {info.label} could not be deleted: {error}")
             return
-        except DamagedError as error:  # no reason to stop a training that goes on from a newer one
+        except DamagedError as error:  # the training has a newer checkpoint and need not stop
             self.note(f"checkpoint {info.label} is not deleted, as it is not what was saved there: {error}")
         self._known = [other for other in self._known if other is not info]
 

@@ -1,19 +1,19 @@
-"""Checkpoints as gzipped MessagePack, the format that Burn's NamedMpkGz has its name from.
+"""Checkpoints as gzipped MessagePack, the format that gives Burn's NamedMpkGz its name.
 
 `gunzip` and a MessagePack library of any language read it:
 
     {"format": "notebook_learner", "schema": 1, "tree": ..., "tensors": [
         {"name": "encoder/weight", "dtype": "float32", "shape": [2, 3], "data": [bin, bin, ...]}, ...]}
 
-`tree` is the value, as `notebook_learner.store.tree` describes; {"$tensor": 7} in it is the eighth of
-`tensors`, and an integer that 64 bits do not hold is {"$int": "-0x1f..."}. `name` is where the tensor was
-met first, for people. `data` is the tensor's memory, little-endian and row-major, cut into pieces of at most
+`tree` is the value, as `notebook_learner.store.tree` describes it; {"$tensor": 7} in it is the eighth of
+`tensors`, and an integer of more than 64 bits is {"$int": "-0x1f..."}. `name` says, for people, where the
+tensor was found first. `data` is the tensor's memory, little-endian and row-major, cut into pieces of at most
 1 GiB, since MessagePack holds no piece of 4. The keys come in this order; nothing but nil, bool, int, float,
 str, array, map and, in `data`, bin is used. Text is UTF-8; a lone surrogate is encoded like any other.
 
-Two promises let a reader refuse a bomb before it has gone off: nothing is compressed to less than half of
-its size, and everything but the tensors' bytes is stored as it is, so there are not more values than the file
-has bytes. A tensor in another order of dimensions, which a reader copies, is not compressed at all.
+Two promises let a reader refuse a decompression bomb before it unpacks it. Nothing is compressed to less than
+half of its size. And everything but the tensors' bytes is stored uncompressed, so there are not more values
+than the file has bytes. A tensor in another order of dimensions, which a reader copies, is not compressed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from .recorder import Decoded, Encoded
 
 SCHEMA = 1
 LEVEL = 1
-"""Weights repeat nothing but zeros, so only runs are looked for (Z_RLE): as small as level 6 and 4 times
-as fast."""
+"""In weights only zeros repeat, so zlib looks only for runs (Z_RLE): as small as level 6, and 4 times as
+fast."""
 _PIECE = 16 << 20
 """Bytes of a tensor in one bin that is written."""
 _MOST_PIECE = 1 << 30
@@ -57,7 +57,7 @@ _SEGMENT = 4 << 20
 _SMALL = 4096
 """Tensors up to this size are stored as they are: the five bytes more of each segment are not worth it."""
 _STORED = 65535
-"""What a stored block of deflate holds."""
+"""The most bytes in a stored block of deflate."""
 _READ = 1 << 20
 _DEEPEST = 500
 _MOST_DIMENSIONS = 64
@@ -66,8 +66,10 @@ _LAST_BLOCK = b"\x01\x00\x00\xff\xff"
 
 
 class NamedMpkGzRecorder:
-    """Checkpoints as gzipped MessagePack (`model-3.mpk.gz`): for readers in other languages. Every bit
-    comes back; equal values make equal files. Saving takes many times as long as with `Hdf5Recorder`.
+    """Checkpoints as gzipped MessagePack (`model-3.mpk.gz`), for readers in other languages.
+
+    Every bit is kept, and equal values make equal files. Saving takes many times as long as with
+    `Hdf5Recorder`.
 
     >>> import torch
     >>> from notebook_learner.store import durable
@@ -90,10 +92,10 @@ class NamedMpkGzRecorder:
         return "NamedMpkGzRecorder()"
 
     def encode(self, value: Any, /, what: str = "state") -> Encoded:
-        """A nested value as the bytes of a file.
+        """Encode a nested value as the bytes of a file.
 
         Raises:
-            CheckpointError: something no file can hold; the message names its place in `what`.
+            CheckpointError: it holds a value that no file can hold; the message names its place in `what`.
         """
         packed = pack(value, what)
         names = ["/".join(path) for path in packed.names]
@@ -104,18 +106,17 @@ class NamedMpkGzRecorder:
         return Encoded(pieces, size, digest_of_all(pieces))
 
     def decode(self, file: Reader, /) -> Decoded:
-        """The value again, after every byte of the file was checked.
+        """Decode the value, after every byte of the file was checked.
 
         Raises:
-            DamagedError: the file is damaged or no checkpoint; nothing of it was used.
+            DamagedError: the file is damaged or not a checkpoint; nothing of it was used.
         """
         tree, tensors, digest = _read(file, meta=False)
         return _decoded(file, tree, tensors, digest, TIMES * file.size)
 
     def outline(self, file: Reader, /) -> Decoded:
-        """The value with empty tensors (on the "meta" device) in place of the real ones; arrays and sparse
-        tensors are shown as such tensors, too. The whole file must be read and unpacked for it, but no
-        memory is taken for tensors."""
+        """Decode the value with empty tensors (on the "meta" device) instead of the real ones, also for
+        arrays and sparse tensors. This reads and unpacks the whole file, but takes no memory for tensors."""
         tree, tensors, digest = _read(file, meta=True)
         try:
             tree = outlined(tree, tensors)
@@ -135,7 +136,7 @@ def _decoded(file: Reader, tree: Any, tensors: list[Tensor], digest: str, room: 
 
 
 def _weight(tree: Any, names: Sequence[str], tensors: Sequence[Tensor]) -> int:
-    """No less than what a reader will count."""
+    """At least the weight that a reader will count."""
     described = [
         [name, dtype_name(tensor.dtype), *tensor.shape] for name, tensor in zip(names, tensors, strict=True)
     ]
@@ -144,7 +145,7 @@ def _weight(tree: Any, names: Sequence[str], tensors: Sequence[Tensor]) -> int:
 
 
 def _document(packed: Packed, names: Sequence[str]) -> Iterator[tuple[Bytes, bool]]:
-    """The MessagePack, in pieces, and whether each is to be compressed."""
+    """The MessagePack in pieces, and for each whether it will be compressed."""
     out = bytearray(_map_header(4))
     for item in ("format", "notebook_learner", "schema", SCHEMA, "tree", packed.tree, "tensors"):
         _write(out, item)
@@ -194,7 +195,7 @@ def _write_int(out: bytearray, number: int) -> None:
         out += struct.pack(">b", number)
     elif -(1 << 63) <= number < 1 << 63:
         out += b"\xd3" + struct.pack(">q", number)
-    else:  # the tree holds no longer ones
+    else:  # the tree has no longer integers
         out += b"\xcf" + struct.pack(">Q", number)
 
 
@@ -207,7 +208,7 @@ def _array_header(count: int) -> bytes:
 
 
 def _gzipped(parts: Iterable[tuple[Bytes, bool]]) -> Iterator[bytes]:
-    """A gzip file with nothing in it that depends on the time or the machine."""
+    """A gzip file whose bytes do not depend on the time or the machine."""
     crc = size = 0
     waiting = bytearray()
     yield _GZIP_HEADER
@@ -231,7 +232,7 @@ def _gzipped(parts: Iterable[tuple[Bytes, bool]]) -> Iterator[bytes]:
 def _deflated(data: memoryview) -> bytes:
     """A segment of a deflate stream that refers to nothing before it and ends with a whole byte."""
     made = _squeezed(data)
-    if len(data) > TIMES * len(made):  # what a reader would take for a bomb
+    if len(data) > TIMES * len(made):  # a reader would refuse it as a bomb
         kept = len(data) // TIMES + 1
         made = _stored(data[:kept]) + _squeezed(data[kept:])
     return made
@@ -255,7 +256,7 @@ def _stored(data: Bytes) -> bytes:
 
 
 class _Wrong(Exception):
-    """Something in a file that no writer wrote."""
+    """A file holds something that our writer never writes."""
 
 
 def _read(file: Reader, *, meta: bool) -> tuple[Any, list[Tensor], str]:
@@ -283,7 +284,7 @@ def _read(file: Reader, *, meta: bool) -> tuple[Any, list[Tensor], str]:
 
 
 def _begun(parser: _Parser) -> int:
-    """Read what comes before the tree; how many tensors there can be at most."""
+    """Read what comes before the tree; return the largest possible number of tensors."""
     try:
         found = parser.map_of() == 4 and parser.keyed("format") == "notebook_learner"
     except _Wrong as error:
@@ -314,14 +315,14 @@ def _tensor(parser: _Parser, source: _Unzipped, meta: bool) -> Tensor:
         or len(shape) > _MOST_DIMENSIONS
         or any(type(length) is not int or not 0 <= length < 1 << 62 for length in shape)
     ):
-        raise _Wrong("its shape is none")
+        raise _Wrong("its shape is not valid")
     size = nbytes_of(dtype, shape)
     if size > source.left:
         raise _Wrong(f"it claims {size} bytes, more than the file can hold")
     try:
         tensor = torch.empty(shape, dtype=dtype, device="meta" if meta else "cpu")
     except (RuntimeError, TypeError) as error:
-        raise _Wrong(f"its shape is none: {error}") from error
+        raise _Wrong(f"its shape is not valid: {error}") from error
     parser.expect("data")
     _fill(parser, source, size, None if meta else bytes_of(tensor))
     return tensor
@@ -342,7 +343,7 @@ def _fill(parser: _Parser, source: _Unzipped, size: int, into: memoryview | None
 
 
 class _Unzipped:
-    """The bytes in a gzip file, in order, and never more of them than the file's size justifies."""
+    """The unpacked bytes of a gzip file, in order, and never more than the file's size allows."""
 
     def __init__(self, file: Reader) -> None:
         self._file = file
@@ -352,7 +353,7 @@ class _Unzipped:
         self._data: bytes = b""
         self._at = 0
         self.left = TIMES * file.size
-        """Bytes that may still be asked for."""
+        """The number of bytes that may still be read."""
         from xxhash import xxh3_128
 
         self._state = xxh3_128()
@@ -372,7 +373,7 @@ class _Unzipped:
         return b"".join(self.stream(size))
 
     def stream(self, size: int) -> Iterator[memoryview]:
-        """The next bytes, as they come."""
+        """The next bytes, in pieces as they are unpacked."""
         if size > self.left:
             raise _Wrong(f"it claims to hold {size} bytes more than its size can")
         while size:
@@ -385,7 +386,7 @@ class _Unzipped:
             yield part
 
     def finish(self) -> None:
-        """Make sure that nothing follows, and that the checksum fits."""
+        """Check that nothing follows, and that the checksum fits."""
         if self._at < len(self._data) or self._unpack():
             raise _Wrong("something follows its end")
         if not self._unpacker.eof:
@@ -400,7 +401,7 @@ class _Unzipped:
         return data
 
     def _unpack(self) -> bytes:
-        """At most so many bytes as one read; none at the end."""
+        """At most so many bytes in one read; empty at the end."""
         while not self._unpacker.eof:
             if not self._packed:
                 size = min(_READ, self._file.size - self._offset)
@@ -416,13 +417,13 @@ class _Unzipped:
 
 
 class _Parser:
-    """The part of MessagePack that the format uses. It believes no length: lists grow as their items
-    come, there are not more values than the file has bytes, and they take no more memory than they may."""
+    """Parses the part of MessagePack that the format uses. It does not trust a length in the file: lists
+    grow as their items come, and number and memory of the values are limited by the size of the file."""
 
     def __init__(self, source: _Unzipped, size: int) -> None:
         self._source = source
         self.nodes = size
-        """Values that may still come."""
+        """The number of values that may still come."""
         self._room = room(size)
 
     def keyed(self, key: str) -> Any:
@@ -437,7 +438,7 @@ class _Parser:
             raise _Wrong(f"there should be {key!r}, and there is {str(found)[:40]!r}")
 
     def takes(self, weight: int) -> None:
-        """Count memory that is about to be taken."""
+        """Count memory before it is taken."""
         self._room -= weight
         if self._room < 0:
             raise _Wrong("it holds more single values than a file of its size may")

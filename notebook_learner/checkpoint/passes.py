@@ -1,10 +1,10 @@
-"""`passes.jsonl`: what a run's checkpoints need of the passes before them, written once.
+"""`passes.jsonl`: the passes before a run's checkpoints, written once for all of them.
 
-A checkpoint that held all earlier passes would cost more with every epoch. So they stand here, a line for a
-few passes at a time, which never changes; a commit file names the last line that it needs by place, size
-and checksum, and each line names the one before it in the same way. So what a checkpoint says is checked to
-the byte. A run that went back goes on from an older line: the lines of the branch that it left, and half a
-line of a process that was killed, do no harm.
+A checkpoint that held all earlier passes would cost more with every epoch. So the passes are here, a few in
+each line, and a line never changes. A commit file names the last line that it needs by place, size and
+checksum, and each line names the one before it in the same way. So every byte that a checkpoint needs is
+checked. A run that went back goes on from an older line: the lines of the branch that it left, and half a
+line of a killed process, do no harm.
 
     {"after":{"offset":0,"size":187,"digest":"5f..."},"told":{"passes":[[9,"train",10,{"Loss":0.25}], ...]}}
 """
@@ -29,7 +29,7 @@ NAME = "passes.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Where a line is, and its checksum."""
+    """The place of a line, and its checksum."""
 
     offset: int
     size: int
@@ -37,7 +37,7 @@ class Line:
 
     @property
     def end(self) -> int:
-        """How long the file must be at least."""
+        """The least length of the file."""
         return self.offset + self.size
 
     def to_json(self) -> dict[str, Any]:
@@ -46,10 +46,10 @@ class Line:
 
 
 def line_of(told: Any) -> Line | None:
-    """What a commit file, or a line, says of the line that it needs; None where it needs none.
+    """Read the reference of a commit file, or of a line, to the line that it needs; None if it needs no line.
 
     Raises:
-        ValueError: it speaks of no place in a file.
+        ValueError: it is not a place in a file.
     """
     if told is None:
         return None
@@ -57,11 +57,11 @@ def line_of(told: Any) -> Line | None:
         case {"offset": int(offset), "size": int(size), "digest": str(digest)}:
             if 0 <= offset < 1 << 62 and 0 < size < 1 << 62:
                 return Line(offset, size, digest)
-    raise ValueError("a place in a file that is none")
+    raise ValueError("it is not a place in a file")
 
 
 def append(path: RunPath, told: Iterable[Mapping[str, Any]], after: Line | None) -> Sequence[Line]:
-    """Add a line each and wait until they are on the disk."""
+    """Add a line for each value, and wait until the lines are on the disk."""
     lines = []
     descriptor = files.open_to_append(path)
     try:
@@ -86,11 +86,11 @@ def holds(path: Path, line: Line) -> bool:
 
 
 def walk_back(path: Path, last: Line | None) -> Iterator[tuple[Line, Mapping[str, Any]]]:
-    """A line and all those before it, the last one first, every byte of them checked. Values are made of one
-    line at a time: look at them before the next.
+    """Read a line and all lines before it, the last one first, and check every byte. The values of one line
+    are in memory at a time: use them before the next line.
 
     Raises:
-        DamagedError: one of them is not what was written.
+        DamagedError: a line is not what was written.
     """
     if last is None:
         return

@@ -1,8 +1,8 @@
-"""What a file format is: a Recorder turns a nested value into a file's bytes, and back.
+"""The interface of a file format: a Recorder turns a nested value into a file's bytes, and back.
 
-It touches no disk when it writes: `encode` gives the bytes as pieces (most of them the tensors' own
-memory), and whoever keeps checkpoints writes them durably. When it reads it is given an open file, and
-asks for the bytes it needs.
+A recorder does not write to the disk: `encode` returns the bytes as pieces (most of them the tensors' own
+memory), and the checkpoint folder writes them durably. To read, a recorder gets an open file, and reads the
+bytes that it needs.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class Encoded:
     """A file before it is written."""
 
     pieces: Sequence[Bytes]
-    """Its bytes, in order. They may be the memory of the tensors: write them before those change."""
+    """Its bytes, in order. They may be the memory of the tensors: write them before the tensors change."""
     size: int
     digest: str
-    """A checksum that covers every byte that `decode` reads. The commit file names it."""
+    """A checksum of every byte that `decode` reads. The commit file holds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a file holds."""
+    """The contents of a file."""
 
     value: Any
     digest: str
@@ -36,17 +36,17 @@ class Decoded:
 
 @runtime_checkable
 class Lossy(Protocol):
-    """A recorder that can tell what its rounding has cost."""
+    """A recorder that can say what its rounding has lost."""
 
     def lost(self, file: Reader, /) -> str:
-        """In one line."""
+        """Say in one line what the rounding has lost."""
 
 
 @runtime_checkable
 class Recorder(Protocol):
-    """A file format for checkpoints. Given to `LearnerBuilder.with_file_checkpointer`.
+    """A file format for checkpoints, for `LearnerBuilder.with_file_checkpointer`.
 
-    `suffix` ends the file's name ("h5"); `exact` tells whether every bit comes back: training goes on
+    `suffix` is the end of the file's name ("h5"). `exact` says whether every bit is kept: training goes on
     only from an exact checkpoint.
     """
 
@@ -54,23 +54,23 @@ class Recorder(Protocol):
     exact: bool
 
     def encode(self, value: Any, /, what: str = "state") -> Encoded:
-        """A nested value (dicts, lists, tensors, numbers, ...) as the bytes of a file.
+        """Encode a nested value (dicts, lists, tensors, numbers, ...) as the bytes of a file.
 
         Raises:
-            CheckpointError: the format cannot hold something; the message names its place in `what`.
+            CheckpointError: the format cannot hold one of the values; the message names its place in `what`.
         """
 
     def decode(self, file: Reader, /) -> Decoded:
-        """The value again.
+        """Decode the value.
 
         Raises:
-            DamagedError: the file is damaged or not one of this format. Whatever a file declares, no
-                more memory is taken than its own size justifies, and no code of it is run.
+            DamagedError: the file is damaged or has another format. A recorder never takes more memory
+                than the file's size justifies, and never runs code from the file.
         """
 
     def outline(self, file: Reader, /) -> Decoded:
-        """The value with empty tensors (on the "meta" device) in place of the real ones, reading as
-        little as can be: for lists of checkpoints. Its digest is what the file says of itself.
+        """Decode the value with empty tensors (on the "meta" device) instead of the real ones, and read as
+        little as possible: for lists of checkpoints. The digest is the one that the file itself states.
 
-        Where a recorder has a method `head(file, before, /)`, that is asked first: for the entries of a dict
-        before a key, or None where they cannot be read without the rest."""
+        If a recorder has a method `head(file, before, /)`, it is called first. It returns the entries of a
+        dict before a key, or None if they cannot be read without the rest."""

@@ -1,9 +1,9 @@
-"""Checkpoints as safetensors: the tensors open in the `safetensors` library and in all that reads its files.
+"""Checkpoints as safetensors: every reader of such files, as the `safetensors` library, opens the tensors.
 
     8 bytes     the length of the header, little-endian
     header      JSON: {"__metadata__": {...}, "encoder.weight": {"dtype": "F32", "shape": [2, 3],
                 "data_offsets": [0, 24]}, ...}, filled up with spaces to a multiple of 8 bytes
-    data        the tensors, one after the other, those of the largest items first so that each is aligned
+    data        the tensors, one after the other, the largest items first so that each is aligned
 
 What the format has no place for is in two texts of `__metadata__`. "notebook_learner" is JSON: `schema`;
 the `tree` of the value, as `notebook_learner.store.tree` describes, with {"$int": "0x1f..."} for integers of
@@ -35,7 +35,7 @@ from .recorder import Decoded, Encoded
 
 SCHEMA = 1
 LONGEST_HEADER = 100_000_000
-"""Other readers refuse a longer one."""
+"""Other readers refuse a longer header."""
 NAMES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -56,7 +56,7 @@ NAMES = {
     "F8_E5M2": torch.float8_e5m2,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }
-"""What the format calls a dtype; others are stored as their bytes."""
+"""The format's names of dtypes; tensors of other dtypes are stored as their bytes."""
 
 _OURS = "notebook_learner"
 _DIGEST = "notebook_learner.digest"
@@ -66,10 +66,10 @@ _BY_DTYPE = {dtype: name for name, dtype in NAMES.items()}
 
 
 class SafetensorsRecorder:
-    """Checkpoints as safetensors (`model-3.safetensors`): for passing weights on. Every bit comes back, and
-    saving costs what a plain write does.
+    """Checkpoints as safetensors (`model-3.safetensors`), for giving weights to other programs.
 
-    A file from elsewhere, without our metadata, is read as a plain dict of its tensors.
+    Every bit is kept, and saving is as fast as a plain write. A file of another program, without our
+    metadata, is read as a plain dict of its tensors.
 
     >>> import torch
     >>> from notebook_learner.store import durable
@@ -92,10 +92,10 @@ class SafetensorsRecorder:
         return "SafetensorsRecorder()"
 
     def encode(self, value: Any, /, what: str = "state") -> Encoded:
-        """A nested value as the bytes of a file; contiguous tensors on the host are not copied.
+        """Encode a nested value as the bytes of a file; contiguous tensors on the host are not copied.
 
         Raises:
-            CheckpointError: something no file can hold; the message names its place in `what`.
+            CheckpointError: it holds a value that no file can hold; the message names its place in `what`.
         """
         packed = pack(value, what)
         names = _unique([".".join(path) for path in packed.names])
@@ -103,7 +103,7 @@ class SafetensorsRecorder:
         head = _header(packed.tree, names, packed.tensors, buffers)
         if len(head) > LONGEST_HEADER:
             raise CheckpointError(
-                f"{what} holds {len(head)} bytes beside its tensors, and safetensors has room for "
+                f"{what} holds {len(head)} bytes besides its tensors, and safetensors has room for "
                 f"{LONGEST_HEADER}; use Hdf5Recorder, or tensors in place of long lists"
             )
         data_size = sum(data.nbytes for data in buffers)
@@ -116,10 +116,10 @@ class SafetensorsRecorder:
         return Encoded(pieces, len(start) + data_size, digest)
 
     def decode(self, file: Reader, /) -> Decoded:
-        """The value again, after every byte of the file was checked.
+        """Decode the value, after every byte of the file was checked.
 
         Raises:
-            DamagedError: the file is damaged or not one of this format; nothing of it was used.
+            DamagedError: the file is damaged or has another format; nothing of it was used.
         """
         header = _read_header(file)
         stored = header.stored
@@ -135,9 +135,9 @@ class SafetensorsRecorder:
         return _decoded(file, header, header.tree, tensors, TIMES * file.size)
 
     def outline(self, file: Reader, /) -> Decoded:
-        """The value with empty tensors (on the "meta" device) in place of the real ones; arrays and sparse
-        tensors are shown as such tensors, too. Reads the header and nothing else, and of a file from
-        elsewhere gives the digest of that."""
+        """Decode the value with empty tensors (on the "meta" device) instead of the real ones, also for
+        arrays and sparse tensors. Reads only the header; for a file of another program, the digest is
+        that of the header."""
         header = _read_header(file)
         tensors = [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in header.stored]
         if not header.is_ours:
@@ -188,7 +188,7 @@ def _header(
 
 
 def _digest_text(digest: str) -> bytes:
-    """How the digest stands in the header: only there, since a quote in a text has a backslash before it."""
+    """The digest's text in the header. It is unique: a quote in a text has a backslash before it."""
     return f'"{_DIGEST}":"{digest}"'.encode()
 
 
@@ -198,7 +198,7 @@ def _order(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Names that JSON readers of other languages take, each used once."""
+    """Names that JSON readers in other languages accept, each used once."""
     used, found = {"__metadata__"}, []
     for wanted in names:
         base = wanted.encode("utf-8", "backslashreplace").decode()
@@ -215,7 +215,7 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 class _NotSafetensors(Exception):
-    """Something in a header that no writer wrote."""
+    """A header holds something that our writer never writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,13 +232,13 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What a file says of itself, after all of it was checked."""
+    """The header of a file, after all of it was checked."""
 
     text: bytearray
     """Everything before the data."""
     start: int
     stored: list[_Stored]
-    """In the order that the tree counts them in, or, in a file from elsewhere, as they are listed."""
+    """In the order of the tree's numbers, or, for a file of another program, in the order of the header."""
     tree: Any = None
     digest: str = ""
 
@@ -280,7 +280,7 @@ def _checked(document: Any, text: bytearray, room: int) -> _Header:
         raise _NotSafetensors("its checksum does not fit")
     ours = parse(bytearray(metadata.pop(_OURS, "").encode()), room)
     if not isinstance(ours, dict) or "tree" not in ours or not isinstance(ours.get("tensors"), list):
-        raise _NotSafetensors("its metadata is none of ours")
+        raise _NotSafetensors("its metadata was not written by notebook_learner")
     if ours.get("schema") != SCHEMA:
         raise _NotSafetensors(
             f"it was written in version {str(ours.get('schema'))[:40]} of the format, and this program "
@@ -288,7 +288,7 @@ def _checked(document: Any, text: bytearray, room: int) -> _Header:
         )
     found = [_described(item, stored) for item in ours["tensors"]]
     if len({one.name for one in found}) != len(stored) or len(found) != len(stored):
-        raise _NotSafetensors("its metadata speaks of other tensors than it has")
+        raise _NotSafetensors("its metadata does not list the tensors that it has")
     return _Header(text, len(text), found, ours["tree"], digest)
 
 
@@ -302,12 +302,12 @@ def _entry(name: str, item: Any) -> _Stored:
         )
     offsets = item["data_offsets"]
     if not _are_lengths(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _NotSafetensors(f"the offsets of tensor {name[:200]!r} are none")
+        raise _NotSafetensors(f"the offsets of tensor {name[:200]!r} are not valid")
     return _sized(_Stored(name, dtype, (), *offsets), dtype, item["shape"])
 
 
 def _described(item: Any, stored: dict[str, _Stored]) -> _Stored:
-    """A tensor with what our metadata adds to it."""
+    """A tensor with the values of our metadata."""
     if not isinstance(item, list) or len(item) not in (2, 3) or not all(isinstance(x, str) for x in item[:2]):
         raise _NotSafetensors("its metadata describes no tensor")
     one = stored.get(item[0])
@@ -317,7 +317,7 @@ def _described(item: Any, stored: dict[str, _Stored]) -> _Stored:
         return _Stored(one.name, one.dtype, one.shape, one.begin, one.end, item[1])
     real = item[2]
     if not isinstance(real, list) or len(real) != 2 or not isinstance(real[0], str):
-        raise _NotSafetensors(f"the dtype of tensor {one.name[:200]!r} is none")
+        raise _NotSafetensors(f"the dtype of tensor {one.name[:200]!r} is not valid")
     dtype = DTYPES.get(real[0])
     if dtype is None or dtype in _BY_DTYPE or real[0].startswith("q") or one.dtype != torch.uint8:
         raise _NotSafetensors(f"the dtype of tensor {one.name[:200]!r} is not known here: {real[0][:40]!r}")
@@ -325,9 +325,9 @@ def _described(item: Any, stored: dict[str, _Stored]) -> _Stored:
 
 
 def _sized(one: _Stored, dtype: torch.dtype, shape: Any) -> _Stored:
-    """With a shape, if that fits the bytes."""
+    """The tensor with a shape, if the shape fits its bytes."""
     if not _are_lengths(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise _NotSafetensors(f"the shape of tensor {one.name[:200]!r} is none")
+        raise _NotSafetensors(f"the shape of tensor {one.name[:200]!r} is not valid")
     if nbytes_of(dtype, shape) != one.end - one.begin:
         raise _NotSafetensors(
             f"tensor {one.name[:200]!r} has {one.end - one.begin} bytes, which its shape does not fit"
@@ -335,12 +335,12 @@ def _sized(one: _Stored, dtype: torch.dtype, shape: Any) -> _Stored:
     try:
         torch.empty(shape, dtype=dtype, device="meta")
     except (RuntimeError, TypeError) as error:
-        raise _NotSafetensors(f"the shape of tensor {one.name[:200]!r} is none: {error}") from error
+        raise _NotSafetensors(f"the shape of tensor {one.name[:200]!r} is not valid: {error}") from error
     return _Stored(one.name, dtype, tuple(shape), one.begin, one.end, one.digest)
 
 
 def _require_tiling(stored: Sequence[_Stored], room: int) -> None:
-    """Every byte of the data belongs to one tensor."""
+    """Check that every byte of the data belongs to one tensor."""
     end = 0
     for one in sorted(stored, key=lambda one: (one.begin, one.end)):
         if one.begin != end:

@@ -1,4 +1,4 @@
-"""One value in one file of its own: for a loop that has no Learner, and no folder of checkpoints either."""
+"""One value in one file, for a training loop without a Learner and without a folder of checkpoints."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .recorder import Recorder
 def save(value: Any, path: str | os.PathLike[str], *, recorder: Recorder | None = None) -> Path:
     """Write a nested value (a `state_dict`, or dicts and lists of tensors, numbers and texts) into one file.
 
-    Once it returns, the bytes are on the disk. A file of that name is replaced at once: whoever reads it, or
-    finds it after the power failed, has the old one or the new one.
+    When it returns, the bytes are on the disk. An existing file of that name is replaced in one step: a
+    reader finds the old file or the new one, also after a power failure.
 
     Args:
         value: tensors and plain values, in dicts, lists and tuples.
@@ -24,7 +24,7 @@ def save(value: Any, path: str | os.PathLike[str], *, recorder: Recorder | None 
         recorder: another format, or one with options: `Hdf5Recorder(precision="half")`.
 
     Raises:
-        CheckpointError: the format cannot hold something of it, or no format has this end of a name.
+        CheckpointError: the format cannot hold a part of the value, or no format has this end of a name.
 
     >>> import tempfile
     >>> import torch
@@ -44,17 +44,17 @@ def save(value: Any, path: str | os.PathLike[str], *, recorder: Recorder | None 
 
 
 def load(path: str | os.PathLike[str], *, recorder: Recorder | None = None) -> Any:
-    """The value that `save` wrote, or that a file of a run's checkpoint holds; tensors are on the CPU, and
-    those that were saved in half precision have 16 bits.
+    """Load the value that `save` wrote, or that a file of a run's checkpoint holds.
 
-    No code of the file is run, so it may be a stranger's.
+    Tensors are on the CPU; tensors that were saved in half precision have 16 bits. No code from the file is
+    run, so it may be a stranger's.
 
     Args:
         path: the end of its name says the format.
-        recorder: what reads it, where it was written by one of your own.
+        recorder: the recorder that reads the file, if your own recorder wrote it.
 
     Raises:
-        DamagedError: the file is damaged, or not one of this format.
+        DamagedError: the file is damaged, or has another format.
         CheckpointError: no format has this end of a name.
     """
     path = Path(path)
@@ -71,6 +71,6 @@ def _recorder(path: Path, given: Recorder | None) -> Recorder:
             return recorder_for(suffix)
     endings = ", ".join(f".{suffix}" for suffix in known_suffixes())
     raise CheckpointError(
-        f"{path}: the end of the name says the format, and this is none of {endings}; give it one of them, "
+        f"{path}: the end of the name must say the format: {endings}; give it one of these, "
         "or name the format, recorder=Hdf5Recorder()"
     )

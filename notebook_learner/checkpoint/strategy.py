@@ -1,10 +1,10 @@
-"""Which checkpoints of ended epochs are kept, said as values that can be combined.
+"""Strategies that say which checkpoints of ended epochs are kept; they can be combined.
 
     KeepAny(KeepLast(2), KeepBest("Accuracy", "valid"))     the last two, and the best one
     KeepAny(KeepLast(1), KeepEvery(10))                     the last one, and every tenth
     KeepAll()                                               all of them
 
-A strategy is anything with a method `keep`, so one's own is a class of five lines.
+A strategy is any object with a method `keep`, so your own is a class of five lines.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def _refuse(strategy: object, mistakes: Sequence[str] | Iterator[str]) -> None:
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Decides which checkpoints are kept; asked after each epoch. The newest is kept in any case."""
+    """Decides after each epoch which checkpoints are kept. The newest is always kept."""
 
     def keep(self, checkpoints: Sequence[CheckpointInfo], /) -> set[str]:
-        """The labels of those to keep.
+        """Return the labels of the checkpoints to keep.
 
         Args:
-            checkpoints: one for each ended epoch that there still is, complete, in order of epoch.
+            checkpoints: the complete ones of ended epochs that still exist, in order of epoch.
         """
 
 
 @dataclass(frozen=True)
 class KeepLast:
-    """The last `n`.
+    """Keep the last `n` checkpoints.
 
     >>> KeepLast(2).keep([CheckpointInfo(str(epoch), epoch, 0, 0) for epoch in (1, 2, 3)]) == {"2", "3"}
     True
@@ -60,7 +60,7 @@ class KeepLast:
 
 @dataclass(frozen=True)
 class KeepEvery:
-    """Those whose epoch `n` divides.
+    """Keep the checkpoint of every `n`th epoch.
 
     >>> KeepEvery(2).keep([CheckpointInfo(str(epoch), epoch, 0, 0) for epoch in (1, 2, 3)])
     {'2'}
@@ -77,17 +77,17 @@ class KeepEvery:
 
 @dataclass(frozen=True)
 class KeepBest:
-    """The `n` best by the epoch value of a metric.
+    """Keep the `n` best checkpoints by the epoch value of a metric.
 
-    NaN is never best, nor is an epoch without the metric; of equal ones the earliest is. As long as no
-    epoch has a value, the last one is kept.
+    NaN and an epoch without the metric are never best. Of equal values the earliest is best. As long as no
+    epoch has a value, the last checkpoint is kept.
 
     Args:
         metric: its name.
         split: "train" or "valid".
-        mode: whether "min" or "max" is best; None for what the metric says of itself, and "min" where it
-            says nothing.
-        n: how many.
+        mode: whether "min" or "max" is best; None: as the metric says of itself, or "min" if it says
+            nothing.
+        n: how many checkpoints to keep.
 
     >>> epochs = [CheckpointInfo(str(n + 1), n + 1, 0, 0, metrics={"valid": {"Loss": loss}})
     ...           for n, loss in enumerate([0.5, 0.2, 0.3])]
@@ -107,7 +107,7 @@ class KeepBest:
         if self.split not in ("train", "valid"):
             mistakes.append(f"split={self.split!r} is neither 'train' nor 'valid'")
         if self.mode not in (None, "min", "max"):
-            mistakes.append(f"mode={self.mode!r} is none of 'min', 'max' and None")
+            mistakes.append(f"mode={self.mode!r} is not 'min', 'max' or None")
         _refuse(self, mistakes)
 
     def keep(self, checkpoints: Sequence[CheckpointInfo], /) -> set[str]:
@@ -115,7 +115,7 @@ class KeepBest:
         return {info.label for info in best}
 
     def resolved(self, higher_is_better: bool | None) -> KeepBest:
-        """The same with a mode: its own, or what the metric says of itself.
+        """Return the same rule with a mode: its own, or the one that the metric says of itself.
 
         >>> KeepBest("Accuracy").resolved(True).mode
         'max'
@@ -134,7 +134,7 @@ class _Several:
         mistakes = [
             f"{strategy.__name__} is a class; give an instance, such as KeepLast(2)"
             if isinstance(strategy, type)
-            else f"{strategy!r} is no strategy; give some, such as KeepLast(2), KeepBest('Loss')"
+            else f"{strategy!r} is not a strategy; give one, such as KeepLast(2), KeepBest('Loss')"
             for strategy in strategies
             if isinstance(strategy, type) or not isinstance(strategy, Strategy)
         ]
@@ -145,7 +145,7 @@ class _Several:
 
 
 class KeepAny(_Several):
-    """What at least one of several strategies keeps.
+    """Keep each checkpoint that at least one of several strategies keeps.
 
     >>> KeepAny(KeepLast(1), KeepEvery(10))
     KeepAny(KeepLast(n=1), KeepEvery(n=10))
@@ -154,7 +154,7 @@ class KeepAny(_Several):
     def __init__(self, *strategies: Strategy) -> None:
         super().__init__(*strategies)
         if not strategies:
-            _refuse(self, ["it names no strategy and would keep nothing; KeepAll() keeps everything"])
+            _refuse(self, ["it names no strategy, so it would keep nothing; KeepAll() keeps everything"])
 
     def keep(self, checkpoints: Sequence[CheckpointInfo], /) -> set[str]:
         """The labels of those to keep."""
@@ -162,7 +162,7 @@ class KeepAny(_Several):
 
 
 class KeepAll(_Several):
-    """What each of several strategies keeps; without any, everything.
+    """Keep each checkpoint that all of several strategies keep; without a strategy, keep everything.
 
     >>> KeepAll().keep([CheckpointInfo("1", 1, 0, 0)])
     {'1'}
@@ -175,16 +175,16 @@ class KeepAll(_Several):
 
 
 DEFAULT: Strategy = KeepAny(KeepLast(2), KeepBest("Loss", "valid"))
-"""Where none is chosen."""
+"""The default strategy."""
 
 
 def best_of(checkpoints: Sequence[CheckpointInfo], rule: KeepBest) -> CheckpointInfo | None:
-    """The best one by a rule; None where no epoch has a value."""
+    """The best checkpoint by a rule; None if no epoch has a value."""
     return next(iter(_ranked(checkpoints, rule)), None)
 
 
 def best_rule(strategy: Strategy) -> KeepBest | None:
-    """What "best" means to a strategy: the first KeepBest in it.
+    """The rule for "best" in a strategy: its first KeepBest.
 
     >>> best_rule(KeepAny(KeepLast(2), KeepBest("Accuracy"))).metric
     'Accuracy'
@@ -197,10 +197,10 @@ def best_rule(strategy: Strategy) -> KeepBest | None:
 
 
 def resolved(strategy: Strategy, higher_is_better: Callable[[str, str], bool | None]) -> Strategy:
-    """A strategy whose KeepBest rules all have a mode.
+    """Return a strategy whose KeepBest rules all have a mode.
 
     Args:
-        strategy: it stays as it is.
+        strategy: it is not changed.
         higher_is_better: what the metric of a split says of itself, by split and name.
 
     >>> resolved(KeepAny(KeepBest("Accuracy")), lambda split, name: name == "Accuracy")
@@ -214,7 +214,7 @@ def resolved(strategy: Strategy, higher_is_better: Callable[[str, str], bool | N
 
 
 def _ranked(checkpoints: Sequence[CheckpointInfo], rule: KeepBest) -> list[CheckpointInfo]:
-    """Those that have a value, the best first. Sorting is stable, so the earliest of equals comes first."""
+    """The epochs with a value, the best first. Sorting is stable, so of equal ones the earliest is first."""
     sign = -1 if rule.mode == "max" else 1
     valued = [
         (sign * value, info)

@@ -1,8 +1,8 @@
-"""Bytes and files: where things lie in a run's directory, and how they are written so that they stay.
+"""Bytes and files: the layout of a run's directory, and how files are written durably there.
 
-In come bytes, values and paths; out go durable files, locks, and what was read and checked. No other room
-asks the file system for anything below a run's directory (`run_folder`, `files`), and no library opens a file
-there itself.
+The input is bytes, values and paths. The output is durable files, locks, and data that was read and checked.
+No other package uses the file system below a run's directory (`run_folder`, `files`), and no library opens a
+file there.
 """
 
 from .layout import RunLayout, check_metric_name, file_name, same_file

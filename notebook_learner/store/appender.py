@@ -1,4 +1,4 @@
-"""One text file that only grows, written so that a failing disk loses and repeats nothing."""
+"""Writes one text file that only grows. If the disk fails, no line is lost or written twice."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _CHUNK = 1 << 20
 
 
 class LineAppender:
-    """Appends whole lines, and keeps what the disk would not take until it does.
+    """Appends whole lines, and keeps them in memory until the disk takes them.
 
-    `add` only takes lines into memory; `write_out` hands all that is waiting to the kernel, in one call
-    when the disk takes it in one. There is no buffer in between: what was written outlives a `kill -9`.
+    `add` only puts lines into memory; `write_out` gives all waiting lines to the kernel, if possible in one
+    call. There is no buffer in between: what was written survives a `kill -9`.
     """
 
     __slots__ = ("_file", "_fresh", "_sent", "_waiting", "_waiting_lines", "blank", "lines", "path")
@@ -28,15 +28,15 @@ class LineAppender:
         self._file = Descriptor()
         self.path = below(path)
         self.blank = blank
-        """The line that stands for a step of which nothing is known."""
+        """The line of a step without a value."""
         self.lines = 0
-        """How many lines were taken, written or waiting."""
+        """The number of all lines, written or waiting."""
         self._fresh = fresh
         self._nothing_waits()
 
     @property
     def waiting(self) -> bool:
-        """Whether the disk has yet to take something."""
+        """Whether lines still wait for the disk."""
         return bool(self._waiting)
 
     @property
@@ -45,18 +45,18 @@ class LineAppender:
         return self._file.number is not None
 
     def add(self, text: str, lines: int) -> None:
-        """Take whole lines, to be written by `write_out`; `lines` of them count."""
+        """Take text of `lines` whole lines, which `write_out` will write."""
         self._waiting += text.encode(errors="backslashreplace")
         self._waiting_lines += lines
         self.lines += lines
 
     def fill(self, lines: int) -> None:
-        """Take blank lines until there are `lines`."""
+        """Add blank lines until there are `lines` lines."""
         if lines > self.lines:
             self.add(self.blank * (lines - self.lines), lines - self.lines)
 
     def write_out(self) -> None:
-        """Write what is waiting. After an OSError the rest still waits; call again."""
+        """Write all waiting lines. After an OSError the rest still waits; call again."""
         if not self._waiting:
             return
         descriptor = self._open()
@@ -69,7 +69,7 @@ class LineAppender:
         self._nothing_waits()
 
     def keep(self, lines: int) -> None:
-        """Cut the file after its first `lines` lines; a file that has fewer starts anew."""
+        """Cut the file after its first `lines` lines; a file with fewer lines starts anew."""
         self.close()
         self._nothing_waits()
         size = _end_of_line(self.path, lines)
@@ -81,7 +81,7 @@ class LineAppender:
         self.lines = 0 if size is None else lines
 
     def close(self) -> None:
-        """Give the descriptor back; a later `write_out` opens the file again and goes on appending."""
+        """Close the descriptor; a later `write_out` opens the file again and appends to it."""
         self._file.close()
 
     def _nothing_waits(self) -> None:
@@ -98,7 +98,7 @@ class LineAppender:
         return number
 
     def _start_over(self) -> None:
-        """The file is gone: blank lines take the place of the lost ones, so that line k stays step k."""
+        """Replace the lines of a removed file by blank lines, so that line k is still step k."""
         self.close()
         lost = self.lines - self._waiting_lines
         self._waiting = self.blank.encode() * lost + self._waiting
@@ -112,8 +112,8 @@ class LineAppender:
 
 
 def _end_of_line(path: RunPath, line: int) -> int | None:
-    """The size of the file's first `line` lines; None where none are asked for, or it has fewer before the
-    first NUL byte: a power cut leaves blocks of them."""
+    """The size of the file's first `line` lines; None for 0 lines, or if it has fewer lines before the first
+    NUL byte. A power cut leaves blocks of NUL bytes."""
     if line == 0 or not os.path.lexists(path):
         return None
     passed, nul = 0, bytearray()

@@ -1,4 +1,4 @@
-"""One thread that writes while training goes on, and what happens when it cannot."""
+"""One thread that writes files while training goes on, and its failed jobs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Failure:
 
 
 class Background:
-    """Does jobs one after the other, out of the training's way.
+    """Runs jobs one after the other in a thread of its own.
 
-    Of several waiting jobs with one name only the latest is done: each is a newer version of the same
-    file. The thread is given back with its last job, so an idle learner holds none; neither the
-    interpreter nor a process that is told to end (SIGTERM) ends before it.
+    Of several waiting jobs with one name only the latest runs: each is a newer version of the same file.
+    The thread ends with its last job, so an idle learner has no thread. The interpreter waits for the
+    jobs before it ends, and so does a process that gets SIGTERM.
 
     >>> done = []
     >>> background = Background()
@@ -45,7 +45,7 @@ class Background:
         self._begun: process_end.Stand = _nothing
 
     def submit(self, name: str, job: Job) -> None:
-        """Do this as soon as what is under way is done."""
+        """Run this job as soon as the current one has ended."""
         with self._changed:
             self._waiting[name] = job
             if self._alive:
@@ -55,24 +55,24 @@ class Background:
         hand_over(self._work)
 
     def busy(self, name: str) -> bool:
-        """Whether a job of this name waits or is under way."""
+        """Whether a job of this name waits or runs."""
         with self._changed:
             return name in self._waiting or self._running == name
 
     def wait(self, name: str | None = None) -> None:
-        """Wait until the jobs of this name are done; without one, until all are."""
+        """Wait until the jobs of this name have ended; without a name, until all jobs have."""
         with self._changed:
-            # In pieces: an interrupt is heard only between two of them where a signal wakes no lock.
+            # In pieces: if a signal does not wake a lock, an interrupt comes only between two pieces.
             while self._alive if name is None else (name in self._waiting or self._running == name):
                 self._changed.wait(0.1)
 
     @property
     def failed(self) -> bool:
-        """Whether a job has failed since the last `take_failures`: one attribute, no lock."""
+        """Whether a job has failed since the last `take_failures`. Costs one attribute and no lock."""
         return bool(self._failures)
 
     def take_failures(self) -> list[Failure]:
-        """The jobs that failed, to be told of and tried again by whoever handed them in."""
+        """Return the failed jobs: their owner reports them and submits them again."""
         with self._changed:
             failures, self._failures = self._failures, []
             return failures
@@ -100,4 +100,4 @@ class Background:
 
 
 def _nothing() -> None:
-    """A job is not asked to stand: it is done soon."""
+    """Do nothing: a job ends soon and need not be stopped."""

@@ -1,14 +1,14 @@
 """How much memory a file may take.
 
-Its tensors take twice its size at most, however well they are compressed: writers keep to that by storing
-some of them as they are, and readers refuse what claims more before they take memory for it.
+The tensors of a file take at most twice its size, also if they are compressed very well. So writers store
+some tensors uncompressed, and readers refuse a file that claims more before they take memory for it.
 
-The values beside the tensors are counted: an empty list is three bytes of a file and 128 of memory, so a
-small file could fill a machine with them. Readers and writers count alike, before the values are made, so
-nothing is written that will not be read again.
+The other values are counted: an empty list takes three bytes in a file and 128 in memory, so a small file
+could fill a machine's memory with lists. Readers and writers count in the same way, before the values are
+made, so every file that is written can be read again.
 
-The weights are upper bounds, measured with CPython 3.11 on the tree of a file and the value made of it,
-which are there at the same time.
+The weights are upper bounds. They were measured with CPython 3.11 on the tree of a file and the value made
+of it, which are in memory at the same time.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from typing import Any
 from ..errors import CheckpointError
 
 TIMES = 2
-"""How many bytes of tensors a byte of a file may become."""
+"""The most bytes of tensors for one byte of a file."""
 LARGEST_CHUNK = 8 << 20
-"""Bytes of a tensor that are compressed at a time; unpacking takes the compressed ones of a chunk beside."""
+"""Bytes of a tensor that are compressed at a time. Unpacking also holds the compressed bytes of a chunk."""
 SPARE = 64 << 20
-"""Bytes of memory that any file may take, however small: a list of a million numbers."""
+"""Bytes of memory that even the smallest file may take: a list of a million numbers."""
 VALUE, TEXT, KEY, LIST, MAP = 50, 30, 250, 200, 500
-"""Bytes of memory of a number, and how many more of a text, a key in a map, a list, a map."""
+"""Bytes of memory of a number, and the extra bytes of a text, a key in a map, a list, a map."""
 TENSOR = 1000
-"""What an empty tensor takes, with what is noted of it: in columns it is a few characters."""
+"""The memory of an empty tensor and its description, which is only a few characters in the columns."""
 
 _MOST = MAP
-"""What one byte of text can come to."""
+"""The most memory for one byte of text."""
 _COUNTED = b',:"[{'
-"""The bytes of a text that have a weight, where no character is wide."""
+"""Only the bytes that count in a text without wide characters."""
 
 
 def room(size: int) -> int:
-    """The weight that a file of so many bytes (beside the text of the values) may have."""
+    """The largest weight of a file with so many bytes, not counting the text of the values."""
     return size + SPARE
 
 
 def weight_of_text(text: bytes | bytearray) -> int:
-    """What the values of a JSON text take at most, without parsing it. Signs within strings are counted
-    along, and the strings' characters only where they take more memory than text.
+    """The most memory that the values of a JSON text can take, without parsing it. Signs in strings count,
+    too; the characters of strings count only if they take more memory than the text.
 
     >>> weight_of_text(b'[[],{"a":1.5}]') == 2 * LIST + MAP + KEY + VALUE + TEXT
     True
@@ -51,19 +51,19 @@ def weight_of_text(text: bytes | bytearray) -> int:
 
 
 def _wide(text: bytes | bytearray) -> int:
-    """One character beyond ASCII makes all others of its string as wide as itself, and for a moment the
-    string is there in pieces, too."""
+    """One character outside ASCII makes all others of its string as wide as itself, and for a moment the
+    pieces of the string are in memory, too."""
     if not text.isascii():
         return 12 * len(text)  # the decoded text, too
     if b"\\" not in text:
-        return 0  # found out thirty times as fast as what follows
+        return 0  # this check is thirty times as fast as the next one
     if b"\\ud" in text:
         return 8 * len(text)
     return 4 * len(text) if b"\\u" in text else 0
 
 
 def weight_of_tree(tree: Any) -> int:
-    """The same for values that are there already, their strings included.
+    """The same for values that exist already, including their strings.
 
     >>> weight_of_tree([[], {"a": 1.5}]) == 2 * LIST + MAP + KEY + TEXT + 4 * VALUE + 1
     True
@@ -79,26 +79,26 @@ def weight_of_tree(tree: Any) -> int:
 
 
 def weight_of_string(text: str) -> int:
-    """What a string takes beyond another value, its characters included."""
+    """The extra memory of a string and its characters, compared with another value."""
     return TEXT + (len(text) if text.isascii() else 4 * len(text))
 
 
 def fits(text: bytes | bytearray, size: int, more: int = 0) -> bool:
-    """Whether the values of a JSON text, and others of the weight `more`, may be made of a file that has so
-    many bytes beside it."""
+    """Whether the values of a JSON text, and others of the weight `more`, may be made from a file that has so
+    many other bytes."""
     return _at_most(text) + more <= SPARE or weight_of_text(text) + more <= room(size)
 
 
 def _at_most(text: bytes | bytearray) -> int:
-    """More than the weight can be, a fourth of a millisecond sooner with 2,000 tensors."""
+    """An upper bound of the weight. For 2,000 tensors it saves a quarter of a millisecond."""
     if len(text) * _MOST <= SPARE or _wide(text):
         return len(text) * _MOST
     return (len(text) - len(text.translate(None, _COUNTED))) * _MOST
 
 
 def too_many(tree: Any, what: str) -> CheckpointError:
-    """The error for a value that has too many numbers, lists and dicts to be read again; it names the
-    largest list."""
+    """The error for a value with so many numbers, lists and dicts that no reader would accept it. It names
+    the largest list."""
     count, place = _largest(tree, what) if _has_items(tree) else (1, what)
     return CheckpointError(
         f"{what} holds more single values than a file of its size may, the most of them ({count:,}) in "

@@ -1,4 +1,4 @@
-"""A file descriptor that is given back when nobody holds it any more."""
+"""A file descriptor that is closed when its object is garbage-collected."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from . import files
 
 
 class Descriptor:
-    """One opening of a file. Who opens it again needs another one: Python calls a finalizer only once, and
-    what a learner leaves behind is finished, and may write, after the garbage collector came by.
+    """One open file. To open the file again, make a new object: Python calls a finalizer only once, and
+    a learner's last files may be written after the garbage collector has run.
 
     >>> import os
     >>> opened = Descriptor(os.open(".", os.O_RDONLY))
@@ -27,15 +27,15 @@ class Descriptor:
         self.number = number
 
     def close(self) -> None:
-        """Give it back; again is no mistake."""
+        """Close it; a second call does nothing."""
         number, self.number = self.number, None
         if number is not None:
             files.close(number)
 
     def __reduce__(self) -> Any:
-        """Its number is another file in another process."""
+        """Refuse: in another process its number is another file."""
         raise TypeError("an open file cannot be sent to another process")
 
     def __del__(self) -> None:
-        with suppress(OSError):  # nobody is left to be told, and what has to last was synced before
+        with suppress(OSError):  # no caller is left to get the error, and durable data was synced before
             self.close()

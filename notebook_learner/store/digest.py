@@ -1,6 +1,6 @@
-"""The checksum of everything the store writes: XXH3, 18 GB/s, a third of a tenth of a save's time.
+"""The checksum of everything that the store writes: XXH3, 18 GB/s, three percent of the time of a save.
 
-It finds damage. It does not tell who wrote a file: whoever can write one can compute this, too.
+It finds damage. It does not prove who wrote a file: each writer of a file can compute it, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def digest_of(*buffers: Bytes) -> str:
 
 def digest_of_all(buffers: Iterable[Bytes]) -> str:
     """The same, of any number of buffers."""
-    from xxhash import xxh3_128  # loaded by whoever reads or writes a checkpoint
+    from xxhash import xxh3_128  # loaded only for a checkpoint
 
     state = xxh3_128()
     for buffer in buffers:

@@ -1,4 +1,4 @@
-"""Writing and reading whole files: a file that was written is on the disk, or it is not there at all."""
+"""Writes and reads whole files: a written file is on the disk, or it does not exist at all."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .run_folder import below
 _Path = TypeVar("_Path", bound=Path)
 
 BATCH = 1 << 20
-"""Bytes a write call is given at least. One giant `writev` costs three times the CPU on ext4."""
+"""The least bytes of one write call. One giant `writev` costs three times the CPU on ext4."""
 AHEAD = 16 << 20
-"""Bytes after which the disk is told to begin: a file of 390 MB is on it in three quarters of the time."""
+"""Bytes after which the disk is asked to begin: so a file of 390 MB takes three quarters of the time."""
 MOST_BUFFERS = 1000
-"""The system takes 1024 in one call."""
+"""The system takes at most 1024 buffers in one call."""
 
 
 def write_new(path: Path, pieces: Iterable[Bytes], size: int) -> None:
-    """Write a new file and wait until its bytes are on the disk. When that fails there is no file."""
+    """Write a new file and wait until its bytes are on the disk. If that fails there is no file."""
     with new(path, size) as file:
         file.write(pieces)
 
 
 def replace(path: Path, pieces: Iterable[Bytes], size: int) -> None:
-    """Write a file in the place of another of that name: readers see the old one or the new one."""
+    """Replace a file: readers see the old one or the new one."""
     with replaced(path, size) as file:
         file.write(pieces)
 
@@ -43,7 +43,7 @@ class Writer:
         self._descriptor = descriptor
 
     def write(self, pieces: Iterable[Bytes], offset: int = 0) -> None:
-        """Put bytes there, one piece after the other."""
+        """Write bytes at an offset, one piece after the other."""
         begun = offset
         for batch in _batches(map(_as_bytes, pieces)):
             left = [buffer for buffer in batch if buffer.nbytes]
@@ -60,7 +60,7 @@ class Writer:
 
 @contextmanager
 def new(path: Path, size: int) -> Iterator[Writer]:
-    """A new file of so many bytes; its bytes are on the disk once the block is left. An error leaves none.
+    """Make a new file of so many bytes. They are on the disk when the block ends; an error deletes the file.
 
     A failed fsync cannot be tried again on the same file (the system may have dropped the bytes), so
     every failure ends with the file deleted.
@@ -82,7 +82,7 @@ def new(path: Path, size: int) -> Iterator[Writer]:
 
 @contextmanager
 def replaced(path: Path, size: int) -> Iterator[Writer]:
-    """A new file that takes the place of another of that name, or of none, once the block is left."""
+    """Make a new file that replaces the one of that name, if there is one, when the block ends."""
     target = below(path)
     temporary = temporary_name(target)
     with new(temporary, size) as file:
@@ -102,7 +102,7 @@ def temporary_name(path: _Path, token: str | None = None) -> _Path:
 
 
 class Reader:
-    """An open file of known size, read at offsets; nothing outside it can be asked for."""
+    """An open file of known size, read at offsets. A read outside it is refused."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -116,15 +116,15 @@ class Reader:
             data = bytearray(size)
         except MemoryError:
             raise StoreError(
-                f"{self.path}: {size:,} bytes of it do not fit into memory; end what takes memory, in this "
-                "process and beside it, and try again"
+                f"{self.path}: {size:,} bytes of it do not fit into memory; free memory in this process, "
+                "or end other processes, and try again"
             ) from None
         self.fill([memoryview(data)], offset)
         return data
 
     def fill(self, buffers: Sequence[memoryview], offset: int, size: int | None = None) -> None:
-        """Fill buffers, one after the other, with the bytes from an offset; `size` is what they hold, where
-        that is known."""
+        """Fill buffers, one after the other, with the bytes from an offset; `size` is the size of all
+        buffers, if it is known."""
         if size is None:
             size = sum([buffer.nbytes for buffer in buffers])
         self.require(offset, size)
@@ -137,7 +137,7 @@ class Reader:
             offset += size
 
     def require(self, offset: int, size: int) -> None:
-        """Refuse what the file does not hold, before anything is allocated for it."""
+        """Refuse bytes that the file does not hold, before memory is allocated for them."""
         if offset < 0 or size < 0 or offset + size > self.size:
             raise DamagedError(
                 f"{self.path}: it should hold bytes {offset} to {offset + size}, but the file ends at "
@@ -156,7 +156,7 @@ class Reader:
 
 @contextmanager
 def opened(path: Path, folder: files.Folder | None = None) -> Iterator[Reader]:
-    """A file to read from; `folder` where the one that it is in is open already."""
+    """Open a file to read; `folder` is its folder, if that is open already."""
     descriptor = files.open_to_read(path) if folder is None else folder.open_to_read(path)
     try:
         yield Reader(path, descriptor)
@@ -166,12 +166,12 @@ def opened(path: Path, folder: files.Folder | None = None) -> Iterator[Reader]:
 
 def _as_bytes(piece: Bytes) -> memoryview:
     if type(piece) is memoryview and piece.format == "B" and piece.ndim == 1:
-        return piece  # one of thousands of tensors
+        return piece  # it may be one of thousands of tensors
     return memoryview(piece).cast("B")
 
 
 def _batches(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """Lists of at least BATCH bytes, but for the last, and of no more buffers than a call takes."""
+    """Lists of at least BATCH bytes (the last may have fewer), with no more buffers than a call takes."""
     batch: list[memoryview] = []
     size = 0
     for piece in pieces:
@@ -185,7 +185,7 @@ def _batches(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of buffers once so many bytes of them were taken."""
+    """The rest of the buffers after so many bytes were taken."""
     for index, buffer in enumerate(buffers):
         if count < buffer.nbytes:
             return [buffer[count:], *buffers[index + 1 :]]

@@ -1,10 +1,10 @@
-"""Every call of the store to the file system. Nothing else in the package opens, moves or deletes a
-file of a run, so a test can fail, cut or record the Nth of these calls and nothing escapes it.
+"""All calls of the store to the file system. No other module of the package opens, moves or deletes a
+file of a run, so a test can fail, cut or record the Nth of these calls.
 
-What is written lies below a run's directory, and no link is followed on the way there: see `run_folder`.
+All written files are below a run's directory, and no link is followed on the way there: see `run_folder`.
 
-Callers write `files.rename(...)`, never `from .files import rename`: what a test puts here is then
-what they call.
+Callers write `files.rename(...)`, never `from .files import rename`. So they call the function that a test
+puts here.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .run_folder import (
 Bytes = bytes | bytearray | memoryview
 
 _PLAIN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Through no link, and without waiting for who else opens a pipe."""
+"""Follow no link, and do not wait for the other end of a pipe."""
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
 def create(path: RunPath) -> int:
-    """A new file to write to; one that is in the way is an error."""
+    """Make a new file to write to; an existing file is an error."""
     above = folder_of(path)
     try:
         return opened_number(
@@ -48,7 +48,7 @@ def create(path: RunPath) -> int:
 
 
 def open_to_append(path: RunPath, *, fresh: bool = False) -> int:
-    """A file that grows at its end; `fresh` empties it first."""
+    """Open a file to append to; `fresh` empties it first."""
     descriptor = _opened_to_write(path, os.O_APPEND | os.O_CREAT)
     if fresh:
         try:
@@ -60,27 +60,27 @@ def open_to_append(path: RunPath, *, fresh: bool = False) -> int:
 
 
 def open_to_read(path: Path) -> int:
-    """A file to read. In a run from a stranger, a link that leads elsewhere is refused, and a pipe or a
-    device instead of waited for."""
+    """Open a file to read. A stranger's run may hold a link that leads elsewhere, a pipe or a device: these
+    are refused."""
     if is_below(path):
         return _opened_to_read(path, folder_of(path, reading=True))
     return _plain(opened_number(path, os.O_RDONLY | _PLAIN), path)
 
 
 def open_directory(path: RunPath) -> int:
-    """A directory, to lock it."""
+    """Open a directory to lock it."""
     opened = directory_at(path, reading=True)
     return os.dup(opened.number)
 
 
 def close(descriptor: int) -> None:
-    """Give a descriptor back."""
+    """Close a descriptor."""
     os.close(descriptor)
 
 
 def allocate(descriptor: int, size: int) -> None:
-    """Take the space now, so that a full disk says so before anything is written. Some file systems
-    cannot; there the write will tell."""
+    """Take the space now, so that a full disk fails before anything is written. Some file systems cannot do
+    this; there the write fails."""
     if not size or not hasattr(os, "posix_fallocate"):
         return
     try:
@@ -91,17 +91,17 @@ def allocate(descriptor: int, size: int) -> None:
 
 
 def append(descriptor: int, data: Bytes) -> int:
-    """Write at the end; how much was taken."""
+    """Write at the end; return the number of written bytes."""
     return os.write(descriptor, data)
 
 
 def write_at(descriptor: int, buffers: Sequence[Bytes], offset: int) -> int:
-    """Write buffers one after the other from an offset; how much was taken."""
+    """Write buffers one after the other from an offset; return the number of written bytes."""
     return os.pwritev(descriptor, buffers, offset)
 
 
 def read_at(descriptor: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
-    """Fill buffers one after the other from an offset; how much there was."""
+    """Fill buffers one after the other from an offset; return the number of read bytes."""
     return os.preadv(descriptor, buffers, offset)
 
 
@@ -111,15 +111,15 @@ def size_of(descriptor: int) -> int:
 
 
 def link_count(descriptor: int) -> int:
-    """How many names an open file has; 0 once it was deleted."""
+    """The number of names of an open file; 0 after it was deleted."""
     return os.fstat(descriptor).st_nlink
 
 
 def begin_to_sync(descriptor: int, offset: int, size: int) -> None:
-    """Let the disk begin with bytes that were written, so that `sync` has to wait for fewer. A hint: it need
-    not do anything, and what goes wrong is told by `sync`."""
+    """Let the disk begin with bytes that were written, so that `sync` waits for fewer. This is only a hint:
+    it may do nothing, and `sync` reports the errors."""
     if hasattr(os, "posix_fadvise"):
-        # "Not needed" is what makes Linux write them at once. It keeps what it has yet to write in memory.
+        # "Not needed" makes Linux write them at once. Linux keeps unwritten bytes in memory.
         with suppress(OSError):
             os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
 
@@ -130,14 +130,14 @@ def sync(descriptor: int) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Wait until the names in a directory are on the disk. Not every system can: there it does nothing."""
+    """Wait until the names in a directory are on the disk. On a system that cannot, this does nothing."""
     if is_below(path):
         opened = directory_at(path)
         _sync_names(opened.number)
         return
     descriptor = opened_number(
         path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    )  # the user's: nothing is changed
+    )  # it is the user's directory: nothing is changed
     try:
         _sync_names(descriptor)
     finally:
@@ -145,7 +145,7 @@ def sync_directory(path: Path) -> None:
 
 
 def rename(source: RunPath, target: RunPath) -> None:
-    """Give a file another name in one step, in place of whatever had it."""
+    """Rename a file in one step; a file that has the new name is replaced."""
     here, there = folder_of(source), folder_of(target)
     try:
         os.replace(source.name, target.name, src_dir_fd=here.number, dst_dir_fd=there.number)
@@ -164,7 +164,7 @@ def truncate(path: RunPath, size: int) -> None:
 
 
 def unlink(path: RunPath) -> None:
-    """Delete a file, or a link itself; one that is not there is no mistake."""
+    """Delete a file, or a link itself; do nothing if it does not exist."""
     try:
         above = folder_of(path)
     except FileNotFoundError:
@@ -178,7 +178,7 @@ def unlink(path: RunPath) -> None:
 
 
 def delete_all(folder: RunPath, names: Iterable[str]) -> None:
-    """Delete files of a directory, as `unlink` does; what is above it is walked once, and not for each."""
+    """Delete files of a directory, as `unlink` does, but walk the path to the directory only once."""
     above = directory_at(folder)
     for name in names:
         try:
@@ -203,7 +203,7 @@ def remove_directory(path: RunPath) -> None:
 
 
 def names_in(path: Path) -> list[str]:
-    """The names in a directory, sorted; none where there is no such directory."""
+    """The names in a directory, sorted; empty if there is no such directory."""
     try:
         if is_below(path):
             opened = directory_at(path, reading=True)
@@ -216,20 +216,20 @@ def names_in(path: Path) -> list[str]:
 
 
 class Folder:
-    """A directory in which many files are looked at: what is above it is walked once."""
+    """A directory in which many files are read: the path to it is walked only once."""
 
     def __init__(self, above: Opened | None) -> None:
         self._above = above
 
     def names(self) -> list[str]:
-        """The names in it; none where there is no such directory."""
+        """The names in it; empty if there is no such directory."""
         try:
             return [] if self._above is None else os.listdir(self._above.number)
         except OSError as error:
             raise enough_descriptors(error) from None
 
     def stats(self, names: Iterable[str]) -> dict[str, os.stat_result]:
-        """What each of these names is, as far as they are there; links are not followed."""
+        """The kind of each of these names that exists; links are not followed."""
         found: dict[str, os.stat_result] = {}
         if self._above is None:
             return found
@@ -239,7 +239,7 @@ class Folder:
         return found
 
     def open_to_read(self, path: Path) -> int:
-        """A plain file in it."""
+        """Open a plain file in it."""
         if self._above is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return _opened_to_read(path, self._above)
@@ -247,7 +247,7 @@ class Folder:
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[Folder]:
-    """A directory to look at; it need not be there."""
+    """Open a directory to list it; it need not exist."""
     above = None
     with suppress(FileNotFoundError):
         above = directory_at(below(path), reading=True)
@@ -270,7 +270,7 @@ def _plain(descriptor: int, path: Path) -> int:
 
 
 def require_plain(path: RunPath, *, folder: bool = False) -> None:
-    """Refuse what is there and is neither a file that has no other name nor, if so asked, a directory."""
+    """Refuse an existing item that is not a plain file with one name, or, if allowed, a directory."""
     above = folder_of(path, reading=True)
     with suppress(FileNotFoundError):
         there = os.stat(path.name, dir_fd=above.number, follow_symlinks=False)
@@ -280,7 +280,7 @@ def require_plain(path: RunPath, *, folder: bool = False) -> None:
 
 
 def _opened_to_write(path: RunPath, flags: int) -> int:
-    """A plain file that has no other name."""
+    """Open a plain file with only one name to write to."""
     above = folder_of(path)
     try:
         descriptor = opened_number(path.name, os.O_WRONLY | flags | _PLAIN, 0o666, dir_fd=above.number)

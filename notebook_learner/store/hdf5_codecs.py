@@ -1,4 +1,4 @@
-"""Compressed tensors: what is worth compressing, and unpacking that never makes more than was declared."""
+"""Compresses tensors if it is worth it, and never unpacks more bytes than a file declares."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .budget import LARGEST_CHUNK, TIMES
 Codec = Literal["gzip", "zstd"]
 CODECS = ("gzip", "zstd")
 WORTH = 0.95
-"""What does not shrink below this is stored as it is."""
+"""Data that does not shrink below this part of its size is stored as it is."""
 _LEVELS = {"gzip": 1, "zstd": 3}
 _STEP = 1 << 20
 
 
 class Unpackable(ValueError):
-    """Compressed bytes that are not what was declared."""
+    """The compressed bytes are not what the file declares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,12 @@ class Squeezed:
     chunks: tuple[bytes, ...]
     rows: int
     chunk: int
-    """Bytes of a chunk before. The last one may have less; HDF5 wants gzip's filled up with zeros."""
+    """Bytes of a chunk before compression. The last chunk may have fewer; for gzip, HDF5 wants it filled with
+    zeros."""
 
 
 def squeezed(data: memoryview, rows: int, codec: Codec) -> Squeezed | None:
-    """Compress the bytes of a tensor of so many rows; None where that is not worth it."""
+    """Compress the bytes of a tensor of so many rows; None if that is not worth it."""
     if not rows or not data.nbytes:
         return None
     row = data.nbytes // rows
@@ -53,9 +54,9 @@ def squeezed(data: memoryview, rows: int, codec: Codec) -> Squeezed | None:
 def kept_plain(
     sizes: Sequence[int], found: Sequence[Squeezed | None], copied: Collection[int] = ()
 ) -> set[int]:
-    """Which tensors are stored as they are although they shrink, so that the file is no bomb: those that
-    shrink most, until all of them together, and those that a reader makes a copy of once more, are no more
-    than it believes.
+    """Choose tensors that are stored as they are although they shrink, so that the file is not a bomb. These
+    are the ones that shrink most. There are enough of them if all tensors, and those that a reader copies
+    once more, take no more memory than a reader accepts.
 
     >>> small = Squeezed((b"x" * 10,), 1, 1000)
     >>> kept_plain([1000, 1000, 1000], [small, small, small])
@@ -117,7 +118,7 @@ def _inflate(data: bytearray, into: memoryview, chunk: int) -> None:
 
 def _unzstd(data: bytearray, into: memoryview) -> None:
     zstandard = _zstandard()
-    window = max(1 << 10, 1 << (into.nbytes - 1).bit_length())  # it allocates what a frame declares
+    window = max(1 << 10, 1 << (into.nbytes - 1).bit_length())  # it allocates as much as a frame declares
     sink = _Sink(into, into.nbytes)
     try:
         decompressor = zstandard.ZstdDecompressor(max_window_size=window)
@@ -130,7 +131,7 @@ def _unzstd(data: bytearray, into: memoryview) -> None:
 
 
 class _Sink:
-    """Takes unpacked bytes, and no more than there is room for."""
+    """Takes unpacked bytes, and refuses more than fit."""
 
     def __init__(self, into: memoryview, chunk: int) -> None:
         self._into = into

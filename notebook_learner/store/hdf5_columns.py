@@ -1,16 +1,17 @@
-"""The tensors of a file, as its manifest lists them: in columns, which take a quarter of the time of an
-object for each.
+"""The tensors of a file, as its manifest lists them: in columns, which take a quarter of the time of one
+object for each tensor.
 
-    name      what each is called
-    kind      which of the kinds each is
-    offset    where in the file each begins; 0 for a compressed one
+    name      the name of each tensor
+    kind      the index of its kind in `kinds`
+    offset    its beginning in the file; 0 for a compressed one
     kinds     [dtype, shape] of each kind
-    also      [[7, name, ...], ...]: other names of the 8th; left out where none has any
-    packed    [[7, {codec, chunk, chunks}], ...]: how the 8th is compressed: by what, how many bytes a chunk
-              has before, and of each chunk its offset and how many bytes are stored; left out likewise
+    also      [[7, name, ...], ...]: other names of the 8th; missing if no tensor has any
+    packed    [[7, {codec, chunk, chunks}], ...]: how the 8th is compressed: the codec, the bytes of a chunk
+              before compression, and the offset and the stored bytes of each chunk; missing if no
+              tensor is compressed
 
-Whoever writes a file can make its checksums fit, so nothing here is believed before it was held against the
-rest, and against the size of the file.
+A stranger who writes a file can make its checksums fit. So every value is compared with the others, and with
+the size of the file, before it is used.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from .hdf5_types import KNOWN
 MOST_DIMENSIONS = 64
 
 _AROUND = 1 << 10
-"""Bytes that a chunk may grow by, and a sixty-fourth of it, where noise is compressed."""
+"""The bytes by which compressed noise may grow a chunk, besides a sixty-fourth of its size."""
 _FAR = 1 << 62
-"""No size and no place is as large: two of them make a sum that 64 bits hold."""
+"""Every size and place is smaller, so the sum of two of them fits into 64 bits."""
 
 Numbers = NDArray[np.int64]
 
 
 class Wrong(Exception):
-    """Something in a manifest that no writer wrote."""
+    """A manifest holds something that our writer never writes."""
 
 
 class Extent(NamedTuple):
-    """A stretch of the file that belongs to a tensor."""
+    """A part of the file that belongs to a tensor."""
 
     offset: int
     size: int
@@ -71,7 +72,7 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     nbytes: int
     extents: tuple[Extent, ...]
-    """One, or one for each compressed chunk."""
+    """One extent, or one for each compressed chunk."""
     codec: str = ""
     chunk: int = 0
     """Bytes of a chunk before it was compressed."""
@@ -87,13 +88,13 @@ class Listed:
     also: Mapping[int, tuple[str, ...]]
     packed: Mapping[int, Packing]
     offsets: Numbers
-    """Of all extents, one tensor's after the other's: the order of the checksums; and"""
+    """The offsets of all extents, tensor after tensor, in the order of the checksums; and"""
     sizes: Numbers
-    """their bytes."""
+    """the sizes of these extents."""
 
     @property
     def plain(self) -> bool:
-        """Whether every tensor has one name, and is stored as it is."""
+        """Whether every tensor has only one name and is stored uncompressed."""
         return not self.also and not self.packed
 
     @cached_property
@@ -103,7 +104,7 @@ class Listed:
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """The tensors one by one, for whoever is in no hurry."""
+        """The tensors one by one, which takes longer than the columns."""
         return tuple(self._entries())
 
     def _entries(self) -> Iterator[Entry]:
@@ -124,7 +125,7 @@ class Listed:
         return self.names[bisect_right(list(accumulate(counts)), extent)]
 
     def require_room(self, file_size: int) -> None:
-        """Raise where compressed tensors become more than a file of this size justifies."""
+        """Raise if compressed tensors take more memory than a file of this size justifies."""
         if not self.packed:
             return
         sizes = zip(self.shapes, self.dtypes, strict=True)
@@ -135,9 +136,9 @@ class Listed:
             )
 
     def require_apart(self, others: Sequence[tuple[int, int, str]], file_size: int) -> None:
-        """Raise where two tensors, or a tensor and another stretch of the file, lie in the same place, or one
-        outside the file: a file that gives the same bytes to many tensors would become more memory than it
-        is long."""
+        """Raise if two tensors, or a tensor and another part of the file, share a place, or if a tensor is
+        outside the file. If many tensors shared the same bytes, they would take more memory than the file is
+        long."""
         used = np.flatnonzero(self.sizes)
         numbers = np.concatenate([used, -1 - np.arange(len(others))])
         offsets = np.concatenate([self.offsets[used], np.array([other[0] for other in others], np.int64)])
@@ -158,7 +159,7 @@ class Listed:
 
 
 def listed_in(columns: dict[str, Any]) -> Listed:
-    """The tensors of a manifest, all that can be checked without the file checked.
+    """Read the tensors of a manifest, and check everything that can be checked without the file.
 
     Raises:
         Wrong: with the reason.
@@ -171,7 +172,7 @@ def listed_in(columns: dict[str, Any]) -> Listed:
     """
     names = member(columns, "name", list)
     if not {str}.issuperset(map(type, names)):
-        raise Wrong("a name that is none")
+        raise Wrong("a name that is not a text")
     which, places = member(columns, "kind", list), member(columns, "offset", list)
     if not len(names) == len(which) == len(places):
         raise Wrong(f"{len(names)} names, {len(which)} kinds and {len(places)} offsets of tensors")
@@ -203,10 +204,10 @@ class _Kind(NamedTuple):
 
 
 def _kind(item: Any, which: list[Any], names: list[str], number: int) -> _Kind:
-    """A dtype and a shape; what is wrong with it is told of the first tensor that is of it."""
+    """A dtype and a shape. An error names the first tensor of this kind."""
     try:
         if type(item) is not list or len(item) != 2 or type(item[0]) is not str or type(item[1]) is not list:
-            raise Wrong("a kind that is none")
+            raise Wrong("a kind that is not a dtype and a shape")
         dtype, shape = KNOWN.get(item[0]), _shape(item[1])
         if dtype is None:
             raise Wrong(f"an unknown dtype, {item[0][:40]!r}")
@@ -223,7 +224,7 @@ def _shape(sizes: list[Any]) -> tuple[int, ...]:
     if len(sizes) > MOST_DIMENSIONS:
         raise Wrong(f"{len(sizes)} dimensions")
     if not _are_numbers(sizes, _FAR):
-        raise Wrong("a shape that is none")
+        raise Wrong("a shape that is not a list of sizes")
     if math.prod(size for size in sizes if size) >= _FAR:
         raise Wrong("a shape beyond any memory")
     return tuple(sizes)
@@ -231,7 +232,7 @@ def _shape(sizes: list[Any]) -> tuple[int, ...]:
 
 def _others(item: list[Any]) -> tuple[str, ...]:
     if not item or not {str}.issuperset(map(type, item)):
-        raise Wrong("a name that is none")
+        raise Wrong("a name that is not a text")
     return tuple(item)
 
 
@@ -260,7 +261,7 @@ def _chunk(part: Any) -> Extent:
 
 
 def _spread(offsets: Numbers, sizes: Numbers, packed: Mapping[int, Packing]) -> tuple[Numbers, Numbers]:
-    """The extents of the compressed ones in the places of those."""
+    """The extents, with those of the chunks in the places of compressed tensors."""
     every: list[tuple[int, int]] = []
     for number, plain in enumerate(zip(offsets.tolist(), sizes.tolist(), strict=True)):
         every.extend(packed[number].extents if number in packed else [plain])
@@ -270,22 +271,22 @@ def _spread(offsets: Numbers, sizes: Numbers, packed: Mapping[int, Packing]) -> 
 
 
 def _numbered(columns: dict[str, Any], key: str, count: int) -> Iterator[tuple[int, list[Any]]]:
-    """The items of a column that most tensors are not in, each with its tensor's number, in their order."""
+    """The items of a column that only some tensors are in, in order, each with the number of its tensor."""
     last = -1
     for item in member(columns, key, list) if key in columns else ():
         if type(item) is not list or not item or not _are_numbers(item[:1], count) or item[0] <= last:
-            raise Wrong(f"{key} that are none")
+            raise Wrong(f"an invalid entry in {key}")
         last = item[0]
         yield last, item[1:]
 
 
 def _are_numbers(values: list[Any], end: int) -> bool:
-    """Whether all of them are whole numbers from 0 on and before an end."""
+    """Whether all values are whole numbers from 0 to below `end`."""
     return not values or (set(map(type, values)) == {int} and min(values) >= 0 and max(values) < end)
 
 
 def member(item: dict[str, Any], key: str, kind: type) -> Any:
-    """What a JSON object holds under a key, of the kind that it should be."""
+    """The value of a key in a JSON object; it must be of this type."""
     value = item.get(key)
     if type(value) is not kind:
         raise Wrong(f"no {key}")

@@ -1,4 +1,4 @@
-"""From tensors to the pieces of an HDF5 file, without libhdf5 touching a file."""
+"""Makes the pieces of an HDF5 file from tensors; libhdf5 never opens a file."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from .tensors import bytes_of, dtype_name, memories_of
 from .tree import Packed
 
 REMEMBERED = 16
-"""Structures whose image is kept: model, optimizer, scheduler and state of a few learners."""
+"""The number of structures whose image is kept: model, optimizer, scheduler and state of a few learners."""
 
 _AROUND = 110
-"""The manifest's text beside its tree, its tensors and their checksums."""
+"""The bytes of the manifest's text without its tree, its tensors and their checksums."""
 _DIGEST = 32
 _PER_TENSOR = 20 + _DIGEST
-"""Of a tensor: its checksum, its offset, and a comma."""
+"""The bytes for each tensor: its checksum, its offset, and a comma."""
 _FAR = (1 << 63) - 1
 """The offset with the most digits."""
 _FEW = 16
-"""Entries of a tree whose texts are kept one by one: groups, state, ... of an optimizer."""
+"""The number of entries of a tree whose texts are kept one by one: groups, state, ... of an optimizer."""
 
 _LONG = 1 << 20
-"""Characters of such a text: a longer one would take memory between checkpoints."""
+"""The most characters of such a text: a longer one would take memory between checkpoints."""
 
 Key = tuple[object, ...]
 
@@ -56,7 +56,7 @@ class Written:
 
 
 class Structure:
-    """What all states with the same names, dtypes and shapes have in common, so that it is made once."""
+    """Parts that are equal for all states with the same names, dtypes and shapes: they are made only once."""
 
     def __init__(self, paths: Sequence[tuple[str, ...]], tensors: Sequence[Tensor]) -> None:
         self._datasets = [
@@ -69,7 +69,7 @@ class Structure:
         self._texts: dict[str, tuple[bytes, str]] = {}
 
     def around(self, text: int) -> _Around:
-        """What is around the tensors of a file, and around the text of this length in its manifest."""
+        """The bytes around the tensors of a file, and around a text of this length in its manifest."""
         asked = room_for(text + self._length)
         known = self._known
         if known is None or known.asked != asked:
@@ -79,14 +79,14 @@ class Structure:
         return known
 
     def text_of(self, tree: Any) -> str:
-        """A tree as JSON. Parts of it that are those of the last one again keep their text."""
+        """A tree as JSON. Parts that are equal to those of the last tree keep their text."""
         if type(tree) is not dict or len(tree) > _FEW:
             return self._part("", tree)
         parts = [f"{to_text(key)}:{self._part(key, item)}" for key, item in tree.items()]
         return f"{{{','.join(parts)}}}"
 
     def _part(self, key: str, tree: Any) -> str:
-        """Not compared by `==`, for which 1, 1.0 and True are the same. Costs a quarter of making it."""
+        """Compare without `==`, for which 1, 1.0 and True are equal. Costs a quarter of making the text."""
         same = marshal.dumps(tree, 2)
         found = self._texts.get(key)
         if found is not None and found[0] == same:
@@ -101,18 +101,18 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class _Around:
-    """What files of one structure have in common."""
+    """The parts that files of one structure share."""
 
     image: Image
     described: str
     asked: int
-    """The room that the manifest needs, and"""
+    """The bytes that the manifest needs, and"""
     room: int
-    """the room that it has."""
+    """the bytes that it has."""
 
 
 class _Structures:
-    """The structures that were met last."""
+    """The structures that were written last."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -149,7 +149,7 @@ def written(
     """A file whose tensors are stored as they are: their memory is part of the pieces, not copied.
 
     Raises:
-        CheckpointError: `what` holds more single values than would be read again.
+        CheckpointError: `what` holds more single values than a reader accepts.
     """
     text, more = structure.text_of(tree), _rounded(rounded)
     around = structure.around(len(text) + len(more))
@@ -160,7 +160,7 @@ def written(
 def written_compressed(
     paths: Sequence[tuple[str, ...]], value: Packed, rounded: Mapping[str, Any], codec: Codec, what: str
 ) -> Written:
-    """A file whose tensors are compressed, where that is worth it and makes no bomb of it."""
+    """A file whose tensors are compressed if that is worth it and the file does not become a bomb."""
     datasets: list[Dataset] = []
     buffers: list[Bytes] = []
     plain = list(map(bytes_of, value.tensors))
@@ -226,7 +226,7 @@ def _assembled(
 
 
 def _described(image: Image, columns: str, offsets: Sequence[int], packing: str = "") -> str:
-    """The manifest's text before what states of one structure differ in."""
+    """The manifest's text before the part in which states of one structure differ."""
     tensors = f'{columns},"offset":[{",".join(map(str, offsets))}]{packing}'
     return f'{{"schema":{SCHEMA},"metadata":"{image.digest}","tensors":{{{tensors}}},'
 
@@ -242,7 +242,7 @@ def _rounded(rounded: Mapping[str, Any]) -> str:
 
 
 def _columns(datasets: Sequence[Dataset]) -> str:
-    """The manifest's text for tensors, without where they are and the braces around it."""
+    """The manifest's text for tensors, without their places and without the braces around it."""
     kinds: dict[tuple[torch.dtype, tuple[int, ...]], int] = {}
     which = [kinds.setdefault((dataset.dtype, dataset.shape), len(kinds)) for dataset in datasets]
     columns: dict[str, Any] = {

@@ -2,8 +2,8 @@
 
 libhdf5 never writes to a real file here: on a full disk it ends the process (a segmentation fault, 6 of
 6), and it writes 2,000 small tensors twenty times slower than the disk does. So h5py builds the file in
-memory, without the tensors: they are contiguous datasets whose place is reserved and never filled. What
-is left are the places, and the bytes between them. The next state of the same structure uses them again.
+memory, without the tensors: they are contiguous datasets whose place is reserved and never filled. The
+result is these places, and the bytes between them. The next state of the same structure uses them again.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from .hdf5_types import is_described, stored_shape, type_of
 from .tensors import dtype_name, nbytes_of
 
 USER_BLOCK = 512
-"""Bytes before the HDF5 file begins; HDF5 leaves them to us. The smallest it can be."""
+"""Bytes before the HDF5 file begins, which HDF5 does not use. This is the smallest size."""
 ALIGNMENT = 64
-"""Large tensors begin at a multiple of it."""
+"""Large tensors begin at a multiple of this."""
 ALIGNED = 1 << 16
-"""Bytes of a tensor that is large. Smaller ones lie one right after the other: what is between them would
-have to be read and written, too, and with 2,000 of them that took a third of the time."""
+"""The least bytes of a large tensor. Smaller ones follow each other without a gap: gaps must be read and
+written, too, and with 2,000 tensors that took a third of the time."""
 PAGE, SOON, LATE = 4096, 64, 2048
-"""Where in a page of the system's cache the large tensors of a file should begin. Memory of torch's begins 64
-bytes after a page's begin, and copying from or to a place just before that takes a fifth longer than from
-or to one a little later."""
+"""The place in a page of the system's cache at which large tensors should begin. Torch's memory begins 64
+bytes after the begin of a page. Copying from or to a place just before that takes a fifth longer than from or
+to one a little later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """One tensor in a file. `chunks` holds its bytes where they are compressed: "gzip" ones become the
-    chunks of a compressed dataset, `rows` of the first dimension each, which every reader unpacks; those
-    of "zstd", which needs a plugin, a dataset of bytes."""
+    """One tensor in a file. `chunks` holds its compressed bytes. With "gzip" they become the chunks of a
+    compressed dataset, each of `rows` of the first dimension, which every reader unpacks. With "zstd", for
+    which HDF5 needs a plugin, they become a dataset of bytes."""
 
     paths: tuple[str, ...]
     dtype: torch.dtype
@@ -56,10 +56,10 @@ class Image:
     manifest: int
     """Where the manifest begins."""
     places: tuple[tuple[int, ...], ...]
-    """Where each dataset begins: one offset, or one for each of its chunks; 0 for an empty one."""
+    """The beginning of each dataset: one offset, or one for each of its chunks; 0 for an empty one."""
     parts: tuple[bytes | int, ...]
-    """All after the user block, in order: bytes between, and the number of what goes there: 0 for the
-    manifest, then the datasets and their chunks, counted one after the other."""
+    """Everything after the user block, in order: the bytes between, and the numbers of the parts: 0 is the
+    manifest, then the datasets and their chunks follow, counted one after the other."""
     digest: str
     """The checksum of the bytes between."""
 
@@ -82,8 +82,8 @@ def build(datasets: Sequence[Dataset], room: int) -> Image:
 
 
 def well_placed(datasets: Sequence[Dataset], room: int) -> tuple[Image, int]:
-    """The same, with a manifest that has a little more room where that puts the large tensors in a better
-    place; and the room."""
+    """Build the same file, and give the manifest a little more space if that puts the large tensors in a
+    better place; return the space, too."""
     image = build(datasets, room)
     large = [
         offsets[0]
@@ -114,7 +114,7 @@ def _between(memory: _Memory, spans: list[tuple[int, int, int]]) -> tuple[bytes 
 def _written(
     memory: _Memory, datasets: Sequence[Dataset], room: int
 ) -> tuple[tuple[tuple[int, ...], ...], int]:
-    """Let h5py write the file to memory; where it put everything."""
+    """Let h5py write the file to memory; return the place of each part."""
     h5py = hdf5_library.load()
 
     metadata = max(2048, 512 * sum(len(dataset.paths) for dataset in datasets))
@@ -167,8 +167,8 @@ class _Builder:
         return self._allocated(made)
 
     def add(self, dataset: Dataset) -> Any:
-        """A dataset without a place for its bytes: HDF5 puts what it says of them where it is at that
-        moment, and that of all datasets belongs in one stretch."""
+        """Make a dataset without a place for its bytes. HDF5 writes the description of a dataset at its
+        current position, and the descriptions of all datasets should be together."""
         made = self._gzip(dataset) if dataset.codec == "gzip" else self._contiguous(dataset)
         if dataset.codec == "zstd":
             self._note(made, "codec", dataset.codec)
@@ -228,7 +228,7 @@ class _Builder:
         return tuple(offsets)
 
     def _rows(self, dataset: Dataset) -> int:
-        """Of a chunk, in the shape that HDF5 is told."""
+        """The shape of a chunk that HDF5 gets."""
         return dataset.rows * stored_shape(dataset.dtype, dataset.shape)[0] // dataset.shape[0]
 
     def _group(self, path: str) -> Any:
@@ -250,7 +250,7 @@ class _Builder:
         return h5s.create_simple(tuple(shape)) if shape else h5s.create(h5s.SCALAR)
 
     def _note(self, made: Any, name: str, value: str) -> None:
-        """An attribute, fixed in size: HDF5 readers meet no pointers. Costs 55 us."""
+        """An attribute of fixed size, so that HDF5 readers find no pointers. Costs 55 us."""
         import numpy as np
 
         h5t = self.h5.h5t
@@ -262,7 +262,7 @@ class _Builder:
 
 
 class _Memory:
-    """A file for h5py that takes memory only where something was written."""
+    """A file for h5py that takes memory only for written bytes."""
 
     PAGE = 1 << 16
 
@@ -300,7 +300,7 @@ class _Memory:
         return len(view)
 
     def read(self, size: int = -1) -> bytes:
-        """h5py asks whether there is one; libhdf5 reads by `readinto`."""
+        """h5py checks that it exists; libhdf5 reads with `readinto`."""
         data = self.bytes_at(self._position, self.size - self._position if size < 0 else size)
         self._position += len(data)
         return data
@@ -310,10 +310,10 @@ class _Memory:
         return self.size
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no bytes wait to be written."""
 
     def bytes_at(self, offset: int, size: int) -> bytes:
-        """The bytes of a stretch; zeros where nothing was written."""
+        """The bytes of a part; zeros if nothing was written."""
         pieces = []
         end = offset + size
         while offset < end:
@@ -325,15 +325,15 @@ class _Memory:
         return b"".join(pieces)
 
     def place_of(self, data: bytes) -> int:
-        """Where the last write put exactly this. What HDF5 says of a chunk's place has changed with its
-        versions where there is a user block."""
+        """The place at which exactly these bytes were written last. In a file with a user block, the place
+        that HDF5 reports for a chunk depends on its version."""
         if self.last < 0 or self.bytes_at(self.last, len(data)) != data:
-            raise AssertionError("HDF5 did not write a chunk where it was told to")
+            raise AssertionError("HDF5 did not write a chunk at the given place")
         return self.last
 
 
 def room_for(length: int) -> int:
-    """The room of a manifest: a power of two, so that the next one of this structure fits as well.
+    """The space for a manifest: a power of two, so that the next one of this structure fits, too.
 
     >>> room_for(700), room_for(1024)
     (1024, 1024)

@@ -1,13 +1,13 @@
-"""h5py, loaded by whoever needs it first, and the end of the interpreter put in order.
+"""Loads h5py at its first use, and orders the hooks at the end of the interpreter.
 
-h5py takes its type conversions away by an `atexit` hook. Hooks run last come, first served, so one that
-was registered before h5py was loaded runs when it works no more; a training in the background that ends
-only then could not write its last files.
+h5py removes its type conversions in an `atexit` hook. The hook that was registered last runs first. So a hook
+that was registered before h5py was loaded runs when h5py does not work any more, and a training in the
+background that ends only then could not write its last files.
 
-And while it is loaded it asks `platform` for the processor, which runs a program (`uname -p`). The pipe by
-which that says that it has begun would be held open by a process that another thread forks in that moment,
-such as a loader's worker: the loading would wait until the worker ends, and whoever waits for the files as
-well. So that is asked beforehand, and nothing is forked meanwhile.
+While h5py is loaded, it asks `platform` for the processor, which runs a program (`uname -p`). A pipe reports
+the start of this program. If another thread forks a process in that moment, such as a loader's worker, that
+process holds the pipe open. Then the import, and every thread that waits for the files, would wait until the
+worker ends. So this module asks for the processor first, and lets no thread fork meanwhile.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from typing import Any
 _endings: list[Callable[[], None]] = []
 _lock = threading.Lock()
 _asking = threading.RLock()
-"""Not held while h5py is loaded: where somebody forks, h5py's own lock is taken first, and that is needed to
-load it."""
+"""Not held while h5py is loaded: a fork first takes the lock of h5py, and loading h5py needs that lock."""
 _hooked = False
 
 if hasattr(os, "register_at_fork"):
@@ -34,10 +33,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def load() -> Any:
-    """The h5py package; it has no types. Loading it takes 60 ms and more."""
+    """The h5py package, which has no types. Loading it takes at least 60 ms."""
     global _hooked
     with _asking:
-        platform.processor()  # remembered from here on
+        platform.processor()  # `platform` keeps the answer
     h5py = import_module("h5py")
     with _lock:
         if not _hooked:
@@ -47,7 +46,7 @@ def load() -> Any:
 
 
 def ends_before(ending: Callable[[], None]) -> None:
-    """Have this called before h5py ends."""
+    """Register a function that is called before h5py ends."""
     _endings.append(ending)
 
 

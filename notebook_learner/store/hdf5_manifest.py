@@ -1,4 +1,4 @@
-"""What a checkpoint file in HDF5 says of itself, and how far it is believed.
+"""The header and the manifest of a checkpoint file in HDF5, and their checks.
 
     bytes 0 to 511      the header, in HDF5's user block: magic, versions, size of the file, place and
                         checksum of the manifest, checksum of the header
@@ -11,11 +11,11 @@
                           digests    the checksums of all tensors and chunks in order, 32 digits each
     everything else     an HDF5 file
 
-The checksums come last: they alone differ between one state of a training and the next, so text before
-them that was read and checked a moment ago is not read and checked again.
+The checksums come last, because only they differ between one state of a training and the next. So the text
+before them is not checked again if it is equal to a text that was checked a moment ago.
 
-Every byte is under a checksum. But a checksum finds damage, not malice: whoever writes a file can compute
-it. So nothing here believes a number before it was held against the size of the file.
+A checksum covers every byte. But it finds damage, not malice: each writer of a file can compute it. So every
+number is compared with the size of the file before it is used.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from .json_text import parse
 
 MAGIC = b"NBLCKPT1"
 SCHEMA = 3
-"""The version of the format that is written. Of those before it, which were never released, version 1 had
-each checksum beside its tensor, and version 2 an object for each tensor, which took 6 ms more to read."""
+"""The version of the format that is written. Earlier versions were never released: version 1 had each
+checksum next to its tensor, and version 2 had an object for each tensor, which took 6 ms more to read."""
 MIN_READER = 3
-"""The oldest version of a reader that understands it, and the oldest version that this reader does."""
+"""The oldest reader that understands this version, and the oldest version that this reader understands."""
 REMEMBERED, LONGEST_REMEMBERED = 4, 1 << 20
 """How many checked structures are kept, and the bytes of a manifest that may be one: 10,000 tensors."""
 HEAVIEST_REMEMBERED = SPARE // REMEMBERED
-"""What the values in it may weigh: a megabyte of empty lists is no structure, but 40 MB of memory."""
+"""The largest weight of its values: a megabyte of empty lists is no structure, but takes 40 MB of memory."""
 
 _HEADER = struct.Struct("<8sIIQQQ16s")
 _SUM = 16
@@ -54,7 +54,7 @@ _DIGESTS, _END = b',"digests":"', b'"}'
 
 @dataclass(frozen=True)
 class ManifestStructure:
-    """What a manifest says before its checksums, after all of it was checked against the file's size."""
+    """The part of a manifest before its checksums, after all of it was checked against the file's size."""
 
     tree: Any
     listed: Listed
@@ -65,12 +65,12 @@ class ManifestStructure:
     size: int
     file_size: int
     prepared: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """What a reader worked out from this, kept along with it."""
+    """What a reader computed from this structure, kept with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a file says of itself, checked."""
+    """The manifest of a file, after all checks."""
 
     structure: ManifestStructure
     digests: bytes
@@ -85,12 +85,12 @@ class Manifest:
 
     @property
     def tensors(self) -> tuple[Entry, ...]:
-        """One for each tensor that the tree may speak of."""
+        """One for each tensor that the tree may name."""
         return self.structure.listed.entries
 
     @property
     def rounded(self) -> Mapping[str, Any]:
-        """What half precision did."""
+        """How tensors were rounded to half precision."""
         return self.structure.rounded
 
 
@@ -101,7 +101,7 @@ def header(file_size: int, offset: int, length: int, digest: str) -> bytes:
 
 
 def read_manifest(file: Reader) -> Manifest:
-    """Read and check header and manifest; no tensor is read and no memory taken for one.
+    """Read and check header and manifest. This reads no tensor and takes no memory for one.
 
     Raises:
         DamagedError: with the reason.
@@ -118,9 +118,9 @@ def read_manifest(file: Reader) -> Manifest:
 
 
 def read_head(file: Reader, before: str) -> tuple[Any, str, bool] | None:
-    """The part of a tree, an object, that comes before a key; the checksum of the manifest, all of which is
-    under it; and whether the part is plain JSON, its own value. None where the key is not there, or no object
-    comes before it: what a stranger wrote may have it elsewhere.
+    """Read the part of a tree, an object, before a key; the checksum of the whole manifest; and whether the
+    part is plain JSON, which is its own value. None if the key is missing, or if no object comes before it: a
+    stranger's file may have it elsewhere.
 
     Raises:
         DamagedError: with the reason.
@@ -143,7 +143,7 @@ def read_head(file: Reader, before: str) -> tuple[Any, str, bool] | None:
 
 
 def _cut(text: bytearray) -> None:
-    """Take away the zero bytes after it. `rstrip` looks at them one by one, for half a millisecond."""
+    """Remove the zero bytes after the text. `rstrip` looks at them one by one, in half a millisecond."""
     end = text.find(b"\0")
     if end < 0:
         return
@@ -154,7 +154,7 @@ def _cut(text: bytearray) -> None:
 
 def _understood(file: Reader, place: tuple[int, int], text: bytearray, digest: str) -> Manifest:
     key, rest = None, b""
-    if len(text) <= LONGEST_REMEMBERED:  # a copy of a longer one is memory that its file does not justify
+    if len(text) <= LONGEST_REMEMBERED:  # a copy of a longer one takes memory that its file does not justify
         head, mark, tail = text.rpartition(_DIGESTS)
         key, rest = (file.size, *place, bytes(head + mark)), bytes(tail)
         known = _CHECKED.get(key)
@@ -167,7 +167,7 @@ def _understood(file: Reader, place: tuple[int, int], text: bytearray, digest: s
     if weight > room(size):
         raise Wrong("it holds more tensors than a file of its size may")
     manifest = Manifest(structure, _digests(digits, len(structure.listed.sizes)), digest)
-    certain = rest == digits.encode() + _END  # nothing but the checksums can differ behind such a head
+    certain = rest == digits.encode() + _END  # behind such a head only the checksums can differ
     if key is not None and certain and weight <= HEAVIEST_REMEMBERED:
         _CHECKED.put(key, structure)
     return manifest
@@ -177,8 +177,8 @@ _Key = tuple[int, int, int, bytes]
 
 
 class _Checked:
-    """The structures that were checked last. Nothing is believed for its checksum: the text itself is
-    compared, and the size of the file and the manifest's place, which it was held against."""
+    """The structures that were checked last. A structure is used again only if the text itself, the size of
+    the file and the place of the manifest are equal; an equal checksum is not enough."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -242,7 +242,7 @@ def _digests(text: str, count: int) -> bytes:
         raise Wrong(f"{len(text)} digits of checksums for {count} stretches of tensors")
     digests = bytes.fromhex(text)
     if digests.hex() != text:
-        raise Wrong("a checksum that is none")
+        raise Wrong("a checksum that is not in lower-case hex")
     return digests
 
 

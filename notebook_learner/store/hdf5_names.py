@@ -1,8 +1,8 @@
 """Names for a viewer of an HDF5 file: a group for every level of a nested value, a dataset for every
 tensor.
 
-What a tensor was called is in the tree of the manifest, so a name here may be changed where HDF5 cannot
-have it, or where two would be the same.
+The real name of a tensor is in the tree of the manifest. So a name may be changed here if HDF5 does not allow
+it, or if two names would be equal.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from .digest import digest_of
 
 MANIFEST = "manifest"
-"""The dataset at the root that nobody else may be."""
+"""The dataset at the root whose name no tensor may have."""
 LONGEST = 200
-"""Bytes of a name. HDF5 takes 64 KiB, but no screen does."""
+"""The most bytes of a name. HDF5 allows 64 KiB, but no screen shows so much."""
 
 Keys = Sequence[str]
 
 
 def dataset_paths(names: Sequence[Keys], also: Sequence[tuple[int, Keys]]) -> list[tuple[str, ...]]:
-    """A path for every tensor, and more of them for one that is met in several places.
+    """A path for every tensor, and several for a tensor in several places.
 
     >>> dataset_paths([("encoder", "weight"), ("a/b",)], [(0, ("decoder", "weight"))])
     [('encoder/weight', 'decoder/weight'), ('a%2Fb',)]
@@ -34,7 +34,7 @@ def dataset_paths(names: Sequence[Keys], also: Sequence[tuple[int, Keys]]) -> li
 
 
 def escaped(name: str) -> str:
-    """A name as HDF5 can have it; `unescaped` is the way back, but for one that was too long.
+    """A name that HDF5 allows; `unescaped` reverses it, except for a name that was too long.
 
     >>> escaped("a/b"), escaped("."), escaped(""), escaped("50%")
     ('a%2Fb', '%2E', '%', '50%25')
@@ -62,7 +62,7 @@ def unescaped(name: str) -> str:
 
 
 class _Folder:
-    """A group while names are given out."""
+    """A group while its names are chosen."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix

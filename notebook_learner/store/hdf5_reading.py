@@ -1,4 +1,4 @@
-"""From an HDF5 file of ours to tensors, without libhdf5: every byte is read once and checked."""
+"""Reads the tensors of our HDF5 files without libhdf5: every byte is read once and checked."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .hdf5_manifest import Manifest, ManifestStructure, damaged
 from .tensors import memories_of
 
 PIECE = 1 << 20
-"""Bytes that are read and checked at a time: still in the processor's cache when they are checked."""
+"""Bytes that are read and checked at a time: few enough to stay in the processor's cache."""
 WORTH_A_THREAD = 32 << 20
-"""From here on, a second thread that reads and checks saves more than it costs: a third of the time."""
+"""From this size on, a second thread that reads and checks is worth it: it saves a third of the time."""
 
 _SUM = 16
 _GAP, _MANIFEST = -1, -2
 
 
 def empty_tensors(manifest: Manifest, device: str = "cpu") -> list[Tensor]:
-    """Tensors to read into: as much memory as the file justifies, which the manifest was checked for."""
+    """Make tensors to read into. After the check of the manifest, the file justifies their memory."""
     listed = manifest.structure.listed
     return [
         torch.empty(shape, dtype=dtype, device=device)
@@ -44,7 +44,7 @@ def read_into(file: Reader, manifest: Manifest, tensors: Sequence[Tensor]) -> No
     """Read the whole file, the tensors into contiguous tensors of theirs, and check every byte of it.
 
     Raises:
-        DamagedError: naming the tensor that is. What was read until then is in the tensors.
+        DamagedError: names the damaged tensor. The tensors then hold what was read before it.
     """
     memories = memories_of(tensors)
     packed = manifest.structure.listed.packed
@@ -65,12 +65,12 @@ class _Plain:
         return list(self._memories[extents.start : extents.stop])
 
     def read(self, row: list[_Batch]) -> None:
-        """They were read, and checked."""
+        """Do what is needed after these extents were read and checked."""
 
 
 class _Packed:
-    """The memory of the tensors that are stored as they are, and for a compressed chunk as much as it takes,
-    until it is unpacked: the whole file would be half as much again as the tensors may take."""
+    """The memory of the uncompressed tensors, and memory for each compressed chunk until it is unpacked. The
+    whole file would take half as much again as the tensors may take."""
 
     def __init__(self, file: Reader, manifest: Manifest, memories: Sequence[memoryview]) -> None:
         self._file = file
@@ -95,7 +95,7 @@ class _Packed:
         return memoryview(self._stored[number])
 
     def read(self, row: list[_Batch]) -> None:
-        """They were read, and checked: unpack what is compressed."""
+        """Unpack the compressed extents, which were read and checked."""
         for number in {number for batch in row for number in batch.extents}:
             entry, _, into = self._places[number]
             if entry.codec:
@@ -113,23 +113,23 @@ _Part = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A stretch of the file that one call reads."""
+    """A part of the file that one call reads."""
 
     offset: int
     size: int
     whole: range | None
-    """The extents, where all parts are whole ones, and in the order of their numbers; else"""
+    """The extents, if all parts are whole ones in the order of their numbers; else"""
     parts: list[_Part]
-    """what is read."""
+    """the parts that are read."""
 
     @property
     def extents(self) -> Iterable[int]:
-        """The numbers of those that it holds something of."""
+        """The numbers of the extents that it holds a part of."""
         return self.whole or [number for number, *_ in self.parts if number != _GAP]
 
 
 class _Planner:
-    """Divides a file, from the user block to its end and but for the manifest, into batches."""
+    """Divides a file, from the user block to its end but without the manifest, into batches."""
 
     def __init__(self, structure: ManifestStructure) -> None:
         self.rows: list[list[_Batch]] = []
@@ -138,10 +138,10 @@ class _Planner:
         self._parts: list[_Part] = []
 
     def add(self, number: int, size: int) -> None:
-        """What comes next; a large stretch in pieces that are read and checked one by one."""
+        """Add the next part; a large part in pieces that are read and checked one by one."""
         begin = 0
         if size > PIECE:
-            self.flush()  # its pieces make a row, which is to be none of its neighbours'
+            self.flush()  # its pieces make a row of their own, without its neighbours
         while begin < size:
             if self._end - self._start >= PIECE or len(self._parts) >= MOST_BUFFERS:
                 self.flush()
@@ -151,7 +151,7 @@ class _Planner:
             begin = end
 
     def add_run(self, numbers: range, ends: Numbers) -> None:
-        """Extents that come next, side by side, with where in the file each ends."""
+        """Add the next extents, which follow each other without a gap, with the end of each in the file."""
         self.flush()
         done = 0
         while done < len(numbers):
@@ -162,7 +162,7 @@ class _Planner:
             self._start, done = self._end, upto
 
     def skip(self, size: int) -> None:
-        """Leave out what was read and checked before."""
+        """Leave out a part that was read and checked before."""
         self.flush()
         self._start = self._end = self._end + size
 
@@ -182,10 +182,10 @@ class _Planner:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How a file is read; the next one of the same structure is read alike."""
+    """The plan for reading a file; the next file of the same structure uses it again."""
 
     rows: list[list[_Batch]]
-    """Batches that are read one after the other: those of one large tensor, or just one."""
+    """Batches that are read one after the other: those of one large tensor, or only one."""
     empty: list[int]
     """The extents without bytes."""
 
@@ -208,8 +208,8 @@ def _planned(structure: ManifestStructure) -> _Plan:
 
 
 def _runs(structure: ManifestStructure) -> Iterator[tuple[range, int, Numbers]]:
-    """The manifest and all extents that have bytes, in the file's order: small ones that lie side by side
-    in the order of their numbers together, others one by one; where they begin, and where each ends."""
+    """The manifest and all extents that have bytes, in the file's order: the beginning of each item, and the
+    end of each extent. Small neighbours in the order of their numbers are one item, others one item each."""
     used = np.flatnonzero(structure.listed.sizes)
     numbers = np.append(used, _MANIFEST)
     offsets = np.append(structure.listed.offsets[used], structure.offset)
@@ -254,7 +254,7 @@ def _read_rows(
                 checker.check(batch, buffers)
             target.read(row)
     finally:
-        deque(left, maxlen=0)  # where one thread fails, the other one reads no further
+        deque(left, maxlen=0)  # if one thread fails, the other one stops reading
 
 
 def _buffers(batch: _Batch, target: _Plain | _Packed) -> list[memoryview]:
@@ -278,7 +278,7 @@ class _Checker:
         self._manifest = manifest
         self._new = xxh3_128
         self._around: list[tuple[int, int, memoryview]] = []
-        """What is around the tensors, with where it was."""
+        """The bytes around the tensors, with their places."""
         self._begun: dict[int, Any] = {}
 
     def check(self, batch: _Batch, buffers: list[memoryview]) -> None:
@@ -298,7 +298,7 @@ class _Checker:
                 raise self._damaged(number)
 
     def finish(self, empty: Sequence[int]) -> None:
-        """All was read: compare what has no bytes, and what is not of a tensor."""
+        """After everything was read, check the empty extents and the bytes that do not belong to a tensor."""
         nothing = bytes.fromhex(digest_of(b""))
         for number in empty:
             if self._expected(range(number, number + 1)) != nothing:

@@ -1,8 +1,8 @@
-"""Which HDF5 type each dtype of torch is stored as, so that every reader of HDF5 shows right values.
+"""The HDF5 type for each dtype of torch, so that every reader of HDF5 shows right values.
 
-Whatever HDF5 has no type for (float8, sub-byte integers, bits) is stored as its bytes, with the name of
-its dtype in the attribute `torch_dtype`. So is float8_e5m2, which HDF5 could describe: one rule for all
-of them. float8_e4m3fn could not be described at all: its 448 would read as nan.
+A dtype without an HDF5 type (float8, sub-byte integers, bits) is stored as its bytes, with its name in the
+attribute `torch_dtype`. HDF5 could describe float8_e5m2, but one rule for all of them is simpler. It cannot
+describe float8_e4m3fn: its 448 would be read as nan.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_described(dtype: torch.dtype) -> bool:
 
 
 def stored_shape(dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of the dataset: of its bytes, where a dtype has no HDF5 type.
+    """The shape of the dataset; the shape of the bytes if a dtype has no HDF5 type.
 
     >>> stored_shape(torch.float32, (2, 3)), stored_shape(torch.bits16, (2, 3)), stored_shape(torch.bits8, ())
     ((2, 3), (2, 6), (1,))
@@ -75,7 +75,7 @@ def type_of(dtype: torch.dtype) -> Any:
 
 
 def _bfloat16() -> Any:
-    """HDF5 describes any float by its bits; this one is read right by every version of it."""
+    """HDF5 describes any float by its bits. Every version reads this one correctly."""
     h5t = hdf5_library.load().h5t
 
     made = h5t.IEEE_F16LE.copy()

@@ -1,4 +1,4 @@
-"""The JSON in files: the shortest text, and reading one that may come from a stranger."""
+"""Writes the shortest JSON, and reads JSON that may come from a stranger."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def to_text(value: Any) -> str:
 
 
 def parse(text: bytearray, size: int, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text in a file that has so many bytes beside it. The text is emptied: it would
-    double what the value takes.
+    """Read a JSON text from a file that has `size` other bytes. The text is emptied, because it would double
+    the memory of the value.
 
     Args:
-        text: the whole of it.
-        size: of the rest of the file.
-        pairs: makes the objects, where not simply a dict.
+        text: the whole text.
+        size: the size of the rest of the file.
+        pairs: makes the objects, if they are not plain dicts.
 
     Raises:
         ValueError: with the reason.
@@ -52,4 +52,4 @@ def _decoder(pairs: Callable[[list[tuple[str, Any]]], Any] | None) -> json.JSOND
 
 
 _PLAIN = _decoder(None)
-"""Made once: that takes as long as to read a short text."""
+"""A decoder is made only once: to make it takes as long as to read a short text."""

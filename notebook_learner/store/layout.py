@@ -1,4 +1,4 @@
-"""Where everything of a run lies: Burn's directory, as paths, and which passes, sets and logs are there."""
+"""The layout of a run's directory, which is Burn's: its paths, and the passes, sets and logs in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Split = Literal["train", "valid"]
 SPLITS: tuple[Split, ...] = ("train", "valid")
 
 TEST = "test"
-"""The folder of the sets that were evaluated, and what their names begin with where splits are asked for:
+"""The folder of the evaluated sets, and the beginning of their names if they are used as a split:
 "test/clean"."""
 
 _EPOCH = re.compile(r"epoch-([1-9][0-9]*)")
@@ -39,7 +39,7 @@ class RunLayout:
 
     @property
     def experiment_log(self) -> RunPath:
-        """The application log: one line an event."""
+        """The application log: one line for each event."""
         return self.directory / "experiment.log"
 
     @property
@@ -56,7 +56,7 @@ class RunLayout:
         return self.split_dir(split, epoch) / file_name(name)
 
     def require_plain(self) -> None:
-        """Refuse a run in which a link, say, lies where it writes: before it writes anywhere.
+        """Refuse, before the first write, a directory with a link, say, at a place to which the run writes.
 
         Raises:
             RefusedError: one of these names is something else.
@@ -66,29 +66,29 @@ class RunLayout:
         files.require_plain(self.experiment_log)
 
     def test_dir(self, name: str) -> RunPath:
-        """The folder of a set that was evaluated."""
+        """The folder of an evaluated set."""
         mistake = check_set_name(name)
         if mistake is not None:
             raise ConfigurationError([mistake], "this set cannot be evaluated")
         return self.directory / TEST / name
 
     def tests(self) -> Iterator[tuple[str, RunPath]]:
-        """Every set that was evaluated, with its folder; other things there are passed over."""
+        """Every evaluated set with its folder; other things in the folder are skipped."""
         root = self.directory / TEST
         for name in names_if_folder(root):
             if check_set_name(name) is None and (root / name).is_dir():
                 yield name, root / name
 
     def last_epoch(self) -> int:
-        """The last epoch that has a folder now; 0 where none has.
+        """The last epoch that has a folder now; 0 if no epoch has one.
 
-        Whoever lists the folders of one split and then of the other asks this first, and passes over later
-        epochs: else one that begins in between has a validation without its training.
+        To list the folders of one split and then of the other, call this first and skip later epochs.
+        Otherwise an epoch that begins in between has a validation without its training.
         """
         return max((epoch for split in SPLITS for epoch in self.epochs(split)), default=0)
 
     def passes(self) -> Iterator[tuple[Split, int, RunPath]]:
-        """Every pass that has a folder on disk; other things in the directory are passed over."""
+        """Every pass that has a folder on disk; other things in the directory are skipped."""
         last = self.last_epoch()
         for split in SPLITS:
             for epoch in self.epochs(split):
@@ -97,7 +97,7 @@ class RunLayout:
                     yield split, epoch, folder
 
     def epochs(self, split: Split) -> Iterator[int]:
-        """The numbers of what is called as the folder of an epoch is, whatever it may be."""
+        """The numbers of all items that have the name of an epoch's folder, also if they are not folders."""
         for name in names_if_folder(self.directory / split):
             if match := _EPOCH.fullmatch(name):
                 yield int(match[1])
@@ -107,8 +107,8 @@ class RunLayout:
 
 
 def names_if_folder(path: Path) -> list[str]:
-    """The names in a directory, sorted; none where there is something else. Asking what it is, and then for
-    its names, would fail where another process deletes it between the two: a run that goes back does."""
+    """The names in a directory, sorted; empty if it is not a directory. A check before the listing would not
+    help: a run that goes back in another process may delete it between the two."""
     try:
         return files.names_in(path)
     except (NotADirectoryError, RefusedError):
@@ -116,7 +116,7 @@ def names_if_folder(path: Path) -> list[str]:
 
 
 def is_inside(path: Path, directory: os.PathLike[str]) -> bool:
-    """Whether a path leads to something in the directory, links followed."""
+    """Whether a path, with its links followed, leads to something in the directory."""
     here, top = os.fspath(path), os.fspath(directory)
     while len(here) > len(top) and not os.path.islink(here):  # resolving costs ten times as much
         here = os.path.dirname(here)
@@ -124,7 +124,7 @@ def is_inside(path: Path, directory: os.PathLike[str]) -> bool:
 
 
 def log_files(folder: RunPath) -> list[RunPath]:
-    """The metric logs in a folder, sorted; none where there is no such folder."""
+    """The metric logs in a folder, sorted; empty if there is no such folder."""
     return [folder / name for name in names_if_folder(folder) if name.endswith(".log")]
 
 
@@ -201,7 +201,7 @@ def _check_characters(name: str) -> str | None:
 
 
 def same_file(name: str, other: str) -> bool:
-    """Whether two metric names would share a log file, here or where case does not count (macOS).
+    """Whether two metric names would share a log file, here or on a system that ignores case (macOS).
 
     >>> same_file("Learning Rate", "Learning_Rate"), same_file("Loss", "loss"), same_file("Loss", "Accuracy")
     (True, True, False)

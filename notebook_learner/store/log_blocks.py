@@ -1,4 +1,4 @@
-"""The whole lines of a log, a block at a time: however large a file is, reading it takes little memory."""
+"""Reads the whole lines of a log, a block at a time, so that a file of any size takes little memory."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from .durable import Reader
 BLOCK = 1 << 18
 """Bytes read and parsed at once: a parsed line takes up to 30 times its bytes for a moment."""
 LARGEST = 1 << 30
-"""Bytes that a log may have. At fifteen a step that is a pass of 70 million steps; its values take the same
-in memory."""
+"""The most bytes of a log. With fifteen bytes for each step, this is a pass of 70 million steps. Its values
+take the same in memory."""
 LONGEST_LINE = 1 << 24
-"""Bytes that a line may have. A number has no 2,000, and a text is cut well below it when it is written."""
+"""The most bytes of a line. A number has fewer than 2,000, and longer texts are cut when they are written."""
 
 _NULS = re.compile(rb"\0+")
 
 
 class LogLines:
-    """Blocks of whole lines, in order, as far as the file can be believed.
+    """Blocks of whole lines, in order, up to the first damage.
 
-    They end before the first NUL byte: after a power cut a file may end in blocks of them. They end before a
-    line that is longer than any that is written, and a last line without its end is held back.
+    They end before the first NUL byte: after a power cut a file may end in blocks of NUL bytes. They end
+    before a line that is longer than any written line. A last line without its end is left out.
     """
 
     def __init__(self, file: Reader, block: int = BLOCK, longest: int = LONGEST_LINE) -> None:
         self._file, self._block, self._longest = file, block, longest
         self.end = 0
-        """Bytes of the whole lines so far; once it is through, of all that can be believed."""
+        """Bytes of the whole lines so far; at the end, of all undamaged lines."""
         self.nul: int | None = None
-        """The place of a NUL byte, where one was met."""
+        """The place of the first NUL byte, if there is one."""
         self.too_long = False
         """Whether a line was longer than any may be."""
 
@@ -59,9 +59,9 @@ class LogLines:
 def lines_between(
     file: Reader, start: int, end: int, longest: int = 1 << 16, block: int = BLOCK
 ) -> Iterator[list[bytes]]:
-    """The whole lines of a part of a file to which lines are only ever added, a block's at a time.
+    """The whole lines of a part of a file that only grows, a block at a time.
 
-    NUL bytes end a line, as a power cut that left them ended it; longer lines than `longest` are passed over.
+    NUL bytes end a line, because the power cut that left them ended it. Lines over `longest` are skipped.
     """
     begun, passes_over = b"", False
     for at in range(start, end, block):

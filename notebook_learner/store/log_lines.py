@@ -31,8 +31,8 @@ from .log_blocks import LARGEST, LogLines
 Floats = NDArray[np.float64]
 
 LONGEST_TEXT = 1 << 20
-"""Characters of a text metric's line, or of one of the application log. Readers take up to four bytes for
-each."""
+"""The most characters of a text metric's line, or of a line of the application log. A character takes up to
+four bytes when it is read."""
 _COMMA, _NEWLINE = b",\n"
 _NUMERIC = b"0123456789.,\n-+eEinfNa"
 
@@ -78,7 +78,7 @@ def format_numbers(numbers: Floats) -> list[str]:
 
 
 def format_rows(column: LogRows) -> str:
-    """The lines of a block, one a step; a step of weight 0 has its line too, so that line k is step k."""
+    """The lines of a block, one for each step, also for a step of weight 0, so that line k is step k."""
     if column.weights is None:
         return _each_before("\n", column.values)
     weight = _only(column.weights)
@@ -89,9 +89,9 @@ def format_rows(column: LogRows) -> str:
 
 
 def _each_before(end: str, numbers: Floats) -> str:
-    """`format_number` of each, with a text after it. JSON's digits are the same, and msgspec finds them in a
-    tenth of Python's time; what it writes between two numbers of a list becomes that text."""
-    from msgspec import json  # 30 ms to import: for whoever trains, and not for whoever reads
+    """`format_number` of each, with a text after it. JSON has the same digits, and msgspec writes them in a
+    tenth of Python's time. Its separator between two numbers of a list is replaced by that text."""
+    from msgspec import json  # 30 ms to import: only to write, not to read
 
     only = _only(numbers)
     if only is not None:
@@ -105,7 +105,7 @@ def _each_before(end: str, numbers: Floats) -> str:
 
 
 def _only(numbers: Floats) -> str | None:
-    """The one number that a column holds, as a rate does, and weights in all but a last batch."""
+    """The number that all rows of a column share, as a rate, or the weights of all batches but the last."""
     if len(numbers) and numbers[0] == numbers[-1] != 0 and bool((numbers == numbers[0]).all()):
         return format_number(float(numbers[0]))
     return None
@@ -121,7 +121,7 @@ def format_final(value: float) -> str:
 
 
 def format_text(text: str) -> str:
-    """A text metric's line: whatever breaks lines becomes a space; no more of it than is read again.
+    """A text metric's line: each line break becomes a space, and the text is cut to what readers accept.
 
     >>> format_text("GPU 0: 3 GB\\nGPU 1: idle")
     'GPU 0: 3 GB GPU 1: idle\\n'
@@ -131,7 +131,7 @@ def format_text(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """What a metric log says; `values[k]` belongs to step k + 1.
+    """The contents of a metric log; `values[k]` belongs to step k + 1.
 
     `weights` is None for unweighted readings, `final` until the epoch has ended, `texts` unless the
     lines are free text (then there are no values).
@@ -147,11 +147,12 @@ class LogFile:
 
 
 def read_log(path: str | os.PathLike[str]) -> LogFile:
-    """Read a metric log, also one that is being written: a last line without its end is held back, and so is
-    what follows a NUL byte, as a power cut leaves them.
+    """Read a metric log, also while it is being written.
+
+    A last line without its end is left out, and so is everything after a NUL byte, which a power cut leaves.
 
     Raises:
-        StoreError: it is no plain file, or none that any training writes.
+        StoreError: it is not a plain file, or no training writes such a file.
     """
     here = repr(os.fspath(path))
     try:
@@ -170,13 +171,11 @@ def read_log(path: str | os.PathLike[str]) -> LogFile:
             "as train/epoch-1/Loss.log of a run"
         ) from error
     except MemoryError:
-        raise StoreError(
-            f"the values in {here} do not fit into memory; end what takes memory, and try again"
-        ) from None
+        raise StoreError(f"the values in {here} do not fit into memory; free memory, and try again") from None
 
 
 def numbers_of(blocks: Iterable[bytes]) -> LogFile | None:
-    """What blocks of whole lines of a numeric log say; None where they are no numbers of one shape."""
+    """Read blocks of whole lines of a numeric log; None if they are not numbers of one shape."""
     values, weights, final = array("d"), array("d"), None
     for block in blocks:
         part = None if final is not None else parse_numbers(block)
@@ -203,9 +202,9 @@ def parse_log(data: bytes) -> LogFile:
 
 
 def parse_rows(lines: bytes) -> LogFile:
-    """Whole lines of several shapes, a row each: one that is no number is NaN and weighs nothing."""
+    """Read whole lines of several shapes, a row each: a line that is not a number is NaN with weight 0."""
     values, weights, final, weighted = array("d"), array("d"), None, False
-    for line, same in groupby(lines.split(b"\n")[:-1]):  # a damaged log may have millions of one line
+    for line, same in groupby(lines.split(b"\n")[:-1]):  # a damaged log may have millions of equal lines
         one = parse_numbers(line + b"\n")
         if one is not None and one.final is not None:
             final = one.final
@@ -221,7 +220,7 @@ def parse_rows(lines: bytes) -> LogFile:
 
 
 def parse_numbers(lines: bytes) -> LogFile | None:
-    """What whole lines of a metric log say; None where they are no numbers of one shape."""
+    """Read whole lines of a metric log; None if they are not numbers of one shape."""
     rows, final = _split_final(lines)
     numbers = _parse_numbers(rows)
     return None if numbers is None else LogFile(*numbers, final)
@@ -240,7 +239,7 @@ def _split_final(data: bytes) -> tuple[bytes, float | None]:
 
 
 def _parse_numbers(data: bytes) -> tuple[Floats, Floats | None] | None:
-    """Values and weights, or None where the lines are no numbers of one shape."""
+    """Values and weights, or None if the lines are not numbers of one shape."""
     if data.translate(None, _NUMERIC):
         return None
     if b"," not in data:

@@ -1,4 +1,4 @@
-"""Getting metric logs onto the disk, for a checkpoint that will count on them after a power cut."""
+"""Makes metric logs durable for a checkpoint, which needs them after a power cut."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sync_logs(layout: RunLayout, first_epoch: int, last_epoch: int) -> None:
 
 def _sync_folder(folder: RunPath) -> bool:
     logs = log_files(folder)
-    with suppress(FileNotFoundError):  # a rewind, meanwhile, took these steps back
+    with suppress(FileNotFoundError):  # a rewind has removed these steps meanwhile
         for path in logs:
             _sync_file(path)
         if logs:

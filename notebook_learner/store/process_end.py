@@ -1,14 +1,14 @@
-"""What is done before a signal ends the process: training pauses and is saved, a write comes to its end.
+"""Before a signal ends the process, training pauses and is saved, and a write is finished.
 
-A cluster that wants its machine back sends SIGTERM, a terminal that is closed SIGHUP. What is at work then is
-asked to stand; when the last of it is over, the process ends by that very signal, as a shell or a scheduler
-expects (143 or 129). A second SIGTERM ends it at once. A second SIGHUP does not: a closed terminal sends it
-twice, from the shell and from the kernel.
+A cluster that wants its machine back sends SIGTERM; a closed terminal sends SIGHUP. The signal's handler asks
+all running work to stop. When the last work has ended, the process ends by that same signal, as a shell or a
+scheduler expects (143 or 129). A second SIGTERM ends it at once. A second SIGHUP does not: a closed terminal
+sends it twice, from the shell and from the kernel.
 
-Python tells only the main thread of a signal, and only that one may say what is done then. So the handlers
-are put in where the main thread begins something, and taken back where it comes by and nothing is at work.
-With nothing at work they end the process at once, as Python does. A handler of the user's own stays, and so
-does a signal that is ignored (nohup).
+In Python only the main thread gets signals, and only the main thread may set handlers. So the handlers are
+set when the main thread begins some work, and removed when the main thread calls this module and no work
+runs. If no work runs, they end the process at once, as Python does. A handler of the user stays, and so does
+an ignored signal (nohup).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _PATIENCE = 5.0
 
 _at_work: list[Stand] = []
 _blocks = 0
-"""How many blocks of the main thread are at work: within one it waits for no others."""
+"""The number of the main thread's running blocks: within a block it waits for no other work."""
 _told: int | None = None
-"""The signal that wants the process to end."""
+"""The signal that asked the process to end."""
 
 
 def begin(stand: Stand = lambda: None) -> Stand:
-    """Something begins that the end of the process is to wait for; what is returned goes to `finish`.
+    """Begin work that the end of the process must wait for; pass the returned value to `finish`.
 
     Args:
-        stand: called by the signal's handler, so it takes no lock: what is at work is to stand soon.
+        stand: asks the work to stop soon. The signal's handler calls it, so it must take no lock.
     """
     if _is_main():
         for signum in _SIGNALS:
@@ -49,14 +49,14 @@ def begin(stand: Stand = lambda: None) -> Stand:
     def asked() -> object:
         return stand()
 
-    _at_work.append(asked)  # last: an interrupt in between leaves nothing behind that never ends
+    _at_work.append(asked)  # last: so an interrupt in between leaves no work that never ends
     if _told is not None:
         stand()
     return asked
 
 
 def finish(begun: Stand) -> None:
-    """It is over. Where a signal waits for it, and for nothing else, the process ends here."""
+    """End the work. If a signal waits only for this work, the process ends here."""
     _at_work.remove(begun)
     if _is_main():
         rest()
@@ -65,18 +65,18 @@ def finish(begun: Stand) -> None:
 
 
 def remind() -> None:
-    """Ask all that is at work again, where a signal waits for it."""
+    """Ask all running work again to stop, if a signal waits for it."""
     if _told is not None:
         for stand in tuple(_at_work):
             stand()
 
 
 def rest() -> None:
-    """The main thread comes by. Where a signal waits for others, it goes no further."""
+    """Called by the main thread: if a signal waits for other work, it goes no further."""
     if not _is_main() or _blocks:
         return
     while _told is not None:
-        with suppress(Exception):  # torch raises from a handler where the signal has ended a loader's worker
+        with suppress(Exception):  # torch raises in its handler if the signal has ended a loader's worker
             if not _at_work:
                 _end(_told)
             time.sleep(0.02)
@@ -88,7 +88,7 @@ def rest() -> None:
 
 @contextmanager
 def awaited(stand: Stand = lambda: None) -> Iterator[None]:
-    """The end of the process waits for this block."""
+    """Let the end of the process wait for this block."""
     global _blocks
     mine = _is_main()
     begun = begin(stand)
@@ -101,7 +101,7 @@ def awaited(stand: Stand = lambda: None) -> Iterator[None]:
 
 
 def why() -> str:
-    """What has told the process to end, for people; nothing where nothing has."""
+    """The reason for which the process will end, as a text for people; empty without a signal."""
     return "" if _told is None else f"told to end by {signal.Signals(_told).name}"
 
 
@@ -109,7 +109,9 @@ def _handle(signum: int, frame: FrameType | None) -> None:
     global _told
     if not _at_work:
         _end(signum)
-    if signum == signal.SIGTERM:  # a second one needs no handler, whatever the main thread does then
+    if (
+        signum == signal.SIGTERM
+    ):  # a second one must end the process without a handler: the main thread may be busy
         signal.signal(signum, signal.SIG_DFL)
     if _told is None:
         _told = signum
@@ -118,12 +120,12 @@ def _handle(signum: int, frame: FrameType | None) -> None:
 
 def _end(signum: int) -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # a terminal that is gone takes nothing
+        with suppress(Exception):  # a closed terminal takes no text
             stream.flush()
     if _is_main():
         signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
-    time.sleep(_PATIENCE)  # the main thread hears of it
+    time.sleep(_PATIENCE)  # the main thread gets it
     os._exit(128 + signum)
 
 
@@ -132,7 +134,7 @@ def _is_main() -> bool:
 
 
 def _forget() -> None:
-    """What was at work in the parent is not in a process that was forked from it."""
+    """Forget the work of the parent: it does not run in a forked process."""
     global _told, _blocks
     _told, _blocks = None, 0
     _at_work.clear()

@@ -1,13 +1,13 @@
-"""The directory of a run, held open, and the way to what lies below it: no link is followed there.
+"""The directory of a run, which is kept open, and the paths below it, on which no link is followed.
 
 A run may come from a stranger, in a zip that holds links: `train` may lead to the reader's own project,
-`experiment.log` to their ~/.bashrc. So a path below a run's directory is a `RunPath`, and is walked one name
-at a time from the directory's descriptor, each name opened with O_NOFOLLOW. What is met there and is neither
-a plain file nor a directory is refused, by an error that names it.
+`experiment.log` to their ~/.bashrc. So a path below a run's directory is a `RunPath`. It is walked one name
+at a time from the directory's descriptor, and each name is opened with O_NOFOLLOW. An item that is neither a
+plain file nor a directory is refused with an error that names it.
 
 The path down to the directory is the user's, and may hold links: `runs -> /data/runs`.
 
-Only `files.py` asks for this; all others hold a `RunPath` and call `files`.
+Only `files.py` uses these functions; all other modules have a `RunPath` and call `files`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ..errors import NoDescriptorsError, StoreError, enough_descriptors
 if TYPE_CHECKING:
     _Path = Path
 else:
-    _Path = type(Path())  # before Python 3.12 `Path` itself cannot be derived from
+    _Path = type(Path())  # before Python 3.12 a class cannot be derived from `Path` itself
 
 Identity = tuple[int, int]
-"""What a file system knows a directory by: it moves along with the directory."""
+"""The identity of a directory in its file system: it stays the same when the directory is moved."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _KINDS = {
@@ -41,16 +41,16 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 _STRANGE = (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.EINVAL, errno.EPERM)
-"""What the system says of a link, of a pipe without a reader, of a socket, of a directory for a file."""
+"""The system's errors for a link, a pipe without a reader, a socket, and a directory instead of a file."""
 _CLOSED = -1
 _LONGEST = 200
-"""Characters of where a link leads that an error tells."""
+"""The most characters of a link's target in an error message."""
 
 
 class RefusedError(StoreError, OSError):
-    """What is in a run's directory is not what a run keeps there; it was neither read nor changed.
+    """A run's directory holds something that a run does not keep there; it was neither read nor changed.
 
-    It is an OSError as well: what a disk refuses waits and is tried again, and so is this.
+    It is also an OSError: it waits and is tried again, like a write that the disk refuses.
     """
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class RefusedError(StoreError, OSError):
 def opened_number(
     path: str | os.PathLike[str], flags: int, mode: int = 0o777, dir_fd: int | None = None
 ) -> int:
-    """`os.open`, with what to do where no descriptor is left."""
+    """`os.open`, whose error says what to do if no descriptor is left."""
     try:
         return os.open(path, flags, mode, dir_fd=dir_fd)
     except OSError as error:
@@ -68,9 +68,10 @@ def opened_number(
 
 
 class Opened:
-    """An open directory; it is closed when nobody needs it any more, in whichever thread that is.
+    """An open directory, which is closed when its last user lets it go, in any thread.
 
-    What a learner leaves behind may write after the garbage collector came by, and finds it closed then.
+    A learner's last files may be written after the garbage collector has run. Then the directory is closed
+    already.
     """
 
     __slots__ = ("number",)
@@ -87,8 +88,8 @@ class Opened:
 class RunFolder:
     """The directory of a run.
 
-    Until something is written there it is found by its path each time. From the first write on it is held
-    open: whatever is put in its place later is another directory, and is never written to.
+    Before the first write, the directory is found by its path each time. From the first write on it is kept
+    open: if another directory is put in its place later, the run never writes to that one.
 
     >>> import tempfile
     >>> folder = RunFolder(tempfile.mkdtemp())
@@ -104,9 +105,9 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.identity: Identity | None = None
-        """Of the directory that is held; None where none is."""
+        """The identity of the directory that is held; None if no directory is held."""
         self.pinned = False
-        """Whether it stays the one though it was moved or removed: until `let_go` none takes its place."""
+        """Whether no other directory may replace it before `let_go`, even if it was moved or removed."""
         self._depth = len(self.path.parts)
         self._held: Opened | None = None
         self._where = ""
@@ -123,8 +124,8 @@ class RunFolder:
         """The open directory, which is held from here on.
 
         Raises:
-            OSError: it was moved (ESTALE, where it is pinned) or removed (ENOENT). The next call holds what
-                is there then, unless the directory is pinned.
+            OSError: it was moved (ESTALE, if it is pinned) or removed (ENOENT). The next call holds the
+                directory that is there then, unless this one is pinned.
             RefusedError: another directory is in its place.
         """
         with self._lock:
@@ -143,7 +144,7 @@ class RunFolder:
             return self._held
 
     def found(self) -> Opened:
-        """The open directory to read from: the one that is held, or else the one that is there."""
+        """The open directory to read from: the held one, or else the one at the path."""
         held = self._held
         if held is None or held.number == _CLOSED:
             return Opened(opened_number(self.path, _DIRECTORY))
@@ -157,20 +158,20 @@ class RunFolder:
             return False
 
     def let_go(self) -> None:
-        """Hold it no longer: the next write holds what is there then."""
+        """Hold it no longer: the next write holds the directory that is there then."""
         with self._lock:
             self._held = self.identity = None
             self.pinned = False
 
     def make(self) -> None:
-        """Make the directory and those above it, where they are not there."""
+        """Make the directory and those above it, if they do not exist."""
         with self._lock:
             if self._held is not None and not self.is_in_place():
                 gone = self._gone()
                 if self.pinned:
                     raise gone
                 self._held = self.identity = None
-        # Where a link leads to: what it led to was moved, perhaps.
+        # The link's target: perhaps the target was moved.
         Path(os.path.realpath(self.path)).mkdir(parents=True, exist_ok=True)
 
     def names_to(self, path: Path) -> tuple[str, ...]:
@@ -181,7 +182,7 @@ class RunFolder:
         return parts[self._depth :]
 
     def _gone(self) -> OSError:
-        """The error that says that nothing lies at the place: ESTALE, if what was moved may come back."""
+        """The error for a missing directory: ESTALE, if it was moved and may come back."""
         self._require_gone()
         held, code = self._held, errno.ENOENT
         if self.pinned and held is not None and held.number != _CLOSED and os.fstat(held.number).st_nlink:
@@ -203,10 +204,10 @@ class RunFolder:
 
 
 class RunPath(_Path):
-    """A path in a run's directory, which knows where the directory begins.
+    """A path in a run's directory that knows its run's directory.
 
-    What `/`, `with_name` and `parent` make of it knows it as well, as long as it lies in the directory;
-    everything else makes a path that `files` does not take.
+    `/`, `with_name` and `parent` return such a path, too, as long as it is in the directory. All other
+    operations return a path that `files` does not accept.
 
     >>> log = RunFolder("runs/digits").root / "train" / "epoch-1" / "Loss.log"
     >>> is_below(log.parent), is_below(log.parents[3])
@@ -224,19 +225,19 @@ class RunPath(_Path):
 
     @property
     def parent(self) -> RunPath:
-        """The folder that it is in; of the run's directory, a path of the user's."""
+        """The folder of the path; for the run's directory, a path of the user."""
         return self._beside(super().parent)
 
     def with_segments(self, *segments: Any) -> Path:
-        """What Python from 3.12 on makes everything else with."""
+        """Python from 3.12 on makes all other paths with this."""
         return Path(*segments)
 
     def __reduce__(self) -> Any:
-        """Another process opens the directory anew."""
+        """Another process opens the directory again."""
         return Path, (str(self),)
 
     def _beside(self, path: Path) -> RunPath:
-        """What lies beside or above the directory itself is the user's."""
+        """A path next to the directory or above it is the user's."""
         is_top = is_below(self) and len(self.parts) == len(self.folder.path.parts)
         return cast(RunPath, Path(path)) if is_top else self._of(path)
 
@@ -249,32 +250,32 @@ class RunPath(_Path):
 
 
 def below(path: Path) -> RunPath:
-    """A path that `files` takes. Of a single file that the user names, the folder is the user's: the way
-    there may hold links, and the file itself is none."""
+    """A path that `files` accepts. If the user names a single file, its folder is the user's: the path to the
+    file may hold links, but the file itself must not be a link."""
     if is_below(path):
         return path
     return RunFolder(Path(path).parent).root / path.name
 
 
 def is_below(path: object) -> TypeGuard[RunPath]:
-    """Whether a path knows its run's directory: what Python before 3.12 makes of one may look like one."""
+    """Whether a path knows its run's directory. Before Python 3.12 another path may have the same type."""
     return isinstance(path, RunPath) and hasattr(path, "folder")
 
 
 def folder_of(path: RunPath, *, reading: bool = False) -> Opened:
-    """The open directory that a path lies in."""
+    """The open directory of a path."""
     if path == path.folder.path:
         raise ValueError(f"{str(path)!r} is the run's directory itself, which lies in one of the user's")
     return _walked(path, -1, reading=reading)
 
 
 def directory_at(path: RunPath, *, reading: bool = False, make: bool = False) -> Opened:
-    """The open directory at a path, made where it is not there if so asked."""
+    """The open directory at a path; it is made if it does not exist and `make` is true."""
     return _walked(path, None, reading=reading, make=make)
 
 
 def explained(error: OSError, path: Path, above: Opened, wanted: int = stat.S_IFREG) -> OSError:
-    """The error that tells the whole path, and what is there where that is what is wrong."""
+    """The error with the whole path, and with the kind of the item there if that is the reason."""
     if isinstance(error, NoDescriptorsError):
         return enough_descriptors(error, path)
     if error.errno in _STRANGE:
@@ -286,7 +287,7 @@ def explained(error: OSError, path: Path, above: Opened, wanted: int = stat.S_IF
 
 
 def refused(path: Path, there: os.stat_result, above: Opened) -> RefusedError:
-    """The error that says what lies at a place, and what to do."""
+    """The error that says what is at a path, and what to do."""
     kind = stat.S_IFMT(there.st_mode)
     if kind == stat.S_IFREG and there.st_nlink > 1:
         return RefusedError(

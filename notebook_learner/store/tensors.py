@@ -16,17 +16,17 @@ DTYPES: dict[str, torch.dtype] = {
     for value in vars(torch).values()
     if isinstance(value, torch.dtype)
 }
-"""By the name that a file calls them: "float32", "bfloat16", "float8_e4m3fn", ..."""
+"""The dtypes by their names in a file: "float32", "bfloat16", "float8_e4m3fn", ..."""
 
 _QUANTIZED = {"qint8", "quint8", "qint32", "quint4x2", "quint2x4"}
 _OF_NUMPY = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool}
 """Dtypes that NumPy knows, and that are neither quantized nor conjugate."""
 _BYTES_ONLY = {dtype for name, dtype in DTYPES.items() if name not in _QUANTIZED and not dtype.is_complex}
-"""Dtypes whose tensors are their memory and nothing else. A complex one may be conjugate."""
+"""Dtypes whose tensors are only their memory. A complex tensor may also be conjugate."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name that a file calls a dtype.
+    """The name of a dtype in a file.
 
     >>> dtype_name(torch.bfloat16)
     'bfloat16'
@@ -35,7 +35,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is nothing but its bytes: strided, on a real device, not quantized."""
+    """Whether a tensor is only its bytes: strided, on a real device, not quantized."""
     return (
         tensor.layout == torch.strided
         and not tensor.is_meta
@@ -45,8 +45,8 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def is_ready(tensor: Tensor) -> bool:
-    """Whether a tensor is plain contiguous host memory of a usual dtype, to be taken as it is: what nearly
-    all tensors of a state are, found out in half a microsecond."""
+    """Whether a tensor is plain contiguous host memory of a usual dtype, and can be used as it is. Nearly all
+    tensors of a state are. The check takes half a microsecond."""
     return (
         tensor.is_cpu
         and tensor.dtype in _OF_NUMPY
@@ -59,9 +59,9 @@ def is_ready(tensor: Tensor) -> bool:
 
 
 def are_direct(tensors: Sequence[Tensor]) -> bool:
-    """Whether all tensors are plain contiguous host memory, of dtypes that have no flags beside it.
+    """Whether all tensors are plain contiguous host memory, of dtypes without other flags.
 
-    One question to all tensors at a time, by what torch has in C: a sixth of the time of a loop.
+    Each check goes over all tensors at once, in C functions of torch: a sixth of the time of a loop.
     """
     return (
         all(map(attrgetter("is_cpu"), tensors))
@@ -74,18 +74,18 @@ def are_direct(tensors: Sequence[Tensor]) -> bool:
 
 
 def are_apart(tensors: Sequence[Tensor]) -> bool:
-    """Whether no two tensors begin at the same address, and none is without memory: then none is tied."""
+    """Whether all tensors have memory and begin at different addresses: then no two are tied."""
     places = set(map(Tensor.data_ptr, tensors))
     return len(places) == len(tensors) and 0 not in places
 
 
 def nbytes_of(dtype: torch.dtype, shape: Sequence[int]) -> int:
-    """The bytes that a tensor takes."""
+    """The size of a tensor in bytes."""
     return math.prod(shape) * dtype.itemsize
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """The tensor as plain contiguous memory of this machine; itself, where it is that already."""
+    """The tensor as plain contiguous memory of this machine; the same tensor if it is that already."""
     if is_ready(tensor):
         return tensor
     return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
@@ -101,7 +101,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
     >>> bytes_of(torch.tensor([1.0, 2.0])).hex()
     '0000803f00000040'
     """
-    try:  # a third of the time of the general way: it counts with 2,000 tensors
+    try:  # a third of the time of the general way, which matters with 2,000 tensors
         return tensor.numpy().data.cast("B")
     except (TypeError, RuntimeError):  # it is empty, NumPy lacks its dtype, or it requires gradients
         pass
@@ -111,7 +111,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 class _AllMemory(ctypes.Array[ctypes.c_ubyte]):
-    """Every address there is, as one array, to cut tensors' memory out of."""
+    """All addresses as one array, of which tensors' memory is a slice."""
 
     _type_ = ctypes.c_ubyte
     _length_ = sys.maxsize
@@ -133,15 +133,15 @@ def memories_of(tensors: Sequence[Tensor]) -> list[memoryview]:
     whole.owners = tensors  # a view of an array holds the array
     memory = memoryview(whole).cast("B")
     starts, sizes = map(Tensor.data_ptr, tensors), map(attrgetter("nbytes"), tensors)
-    return [  # at no address are empty ones, and zeros that torch keeps no memory for
+    return [  # empty tensors have no address, and neither have zeros for which torch keeps no memory
         memory[start : start + size] if start else bytes_of(tensor) if size else _NOTHING
         for start, size, tensor in zip(starts, sizes, tensors, strict=True)
     ]
 
 
 def ordering_of(tensor: Tensor) -> list[int] | None:
-    """The order of dimensions in memory where it is not row-major (channels last): a restored tensor
-    should be laid out as it was, since kernels choose by layout. None for row-major and for views."""
+    """The order of dimensions in memory if it is not row-major (channels last). A restored tensor should have
+    the same layout, since kernels choose by layout. None for row-major tensors and for views."""
     if tensor.is_contiguous() or tensor.dim() < 2 or not tensor.numel():
         return None
     strides: tuple[int, ...] = tensor.stride()
@@ -156,7 +156,7 @@ def laid_out(tensor: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def identity_of(tensor: Tensor) -> tuple[object, ...]:
-    """Equal for two tensors exactly when they are the same memory, seen in the same way."""
+    """A key that is equal for two tensors exactly if they are the same memory, seen in the same way."""
     if not tensor.numel():
         return (id(tensor),)
     seen = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())

@@ -1,11 +1,11 @@
 """Nested state as typed JSON and a list of tensors, and back to the same values and types.
 
-JSON keeps what it has types for: None, bool, int, str, lists, dicts with plain string keys, and finite
-floats in the shortest form that reads back to the same bits. Everything else is an object with one key
-that begins with `$`:
+JSON holds these types directly: None, bool, int, str, lists, dicts with plain string keys, and finite floats
+in the shortest form that is read back to the same bits. Every other value is an object with one key that
+begins with `$`:
 
     {"$float": "nan"}                 nan, inf, -inf
-    {"$int": "-0x1f..."}              an integer that 64 bits do not hold
+    {"$int": "-0x1f..."}              an integer of more than 64 bits
     {"$complex": [re, im]}
     {"$bytes": "aGVsbG8="}            base64
     {"$tuple": [...]}  {"$set": [...]}  {"$frozenset": [...]}  {"$size": [2, 3]}
@@ -19,7 +19,7 @@ that begins with `$`:
     {"$quantized": "qint8", "values": {...}, "scale": ..., "zero_point": ..., "axis": ...}
     {"$dtype": "float32"}  {"$device": "cuda:0"}
 
-Nothing here can name code, so reading it runs none.
+A tree cannot name code, so reading it runs no code.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from .tensors import (
 )
 
 DEEPEST = 100
-"""Nesting beyond this is a value that contains itself, or a file that wants to exhaust the stack."""
+"""A deeper value contains itself, or comes from a file that was made to exhaust the stack."""
 
 _LONGEST = 1 << 63
 _FEW = 1000
-"""So many keys of a dict may share a hash: numbers of any length do, now and then."""
+"""The most keys of a dict that may share a hash: numbers of any length sometimes do."""
 _HEX = re.compile(r"-?0x[0-9a-f]+")
 
 Json = Any
@@ -75,18 +75,18 @@ class Packed:
     tree: Json = None
     tensors: list[Tensor] = field(default_factory=list)
     names: list[tuple[str, ...]] = field(default_factory=list)
-    """Where in the value each tensor was met first, as keys and indices."""
+    """The first place of each tensor in the value, as keys and indices."""
     also: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
-    """Where a tensor was met again."""
+    """The further places of tensors."""
     arrays: set[int] = field(default_factory=set)
-    """Which of them are to be read as they were: NumPy has no bfloat16, and a quantized tensor's scales are
-    what they are."""
+    """The tensors that must keep their dtype: NumPy has no bfloat16, and the scales of a quantized tensor
+    must not change."""
     copied: set[int] = field(default_factory=set)
-    """Which of them a reader goes through once more: for another order, a quantized or a sparse tensor."""
+    """The tensors that a reader goes through once more: for another order, a quantized or a sparse tensor."""
 
 
 def pack(value: Any, what: str = "state") -> Packed:
-    """Take a value apart. What a file cannot hold is an error that names its place.
+    """Take a value apart. A value that a file cannot hold is an error that names its place.
 
     >>> packed = pack({"lr": 0.1, "betas": (0.9, 0.999), "weight": torch.ones(2)})
     >>> packed.tree
@@ -106,8 +106,8 @@ checkpoint cannot hold; use tensors, arrays, numbers, strings, bytes, lists, tup
 
 
 def _packed_quickly(value: Any, what: str) -> Packed | None:
-    """What `pack` gives for a value whose tensors are all as they are stored, and each once: nearly every
-    state, in a fifth of the time. None for another one."""
+    """`pack` in a fifth of the time for a value whose tensors can all be stored as they are, and occur only
+    once, as in nearly every state. None for any other value."""
     packer = _QuickPacker(what)
     try:
         packer.packed.tree = packer.node(value, ())
@@ -115,7 +115,7 @@ def _packed_quickly(value: Any, what: str) -> Packed | None:
         usual = (
             are_direct(tensors) and not any(map(attrgetter("requires_grad"), tensors)) and are_apart(tensors)
         )
-    except (_NotQuick, RuntimeError):  # the latter where torch's own questions have no answer
+    except (_NotQuick, RuntimeError):  # the latter if torch's checks cannot answer
         return None
     return packer.packed if usual else None
 
@@ -125,9 +125,9 @@ def unpack(tree: Json, tensors: Sequence[Tensor], room: int | None = None) -> An
 
     Args:
         tree: what `pack` made of it.
-        tensors: the tensors that it speaks of.
-        room: bytes that they may take, with what is gone through once more, for another order, a quantized
-            or a sparse tensor; None for as many as they like.
+        tensors: the tensors that it names.
+        room: the most bytes that they may take, including tensors that are gone through once more (for
+            another order, a quantized or a sparse tensor); None for no limit.
 
     >>> unpack({"betas": {"$tuple": [0.9, 0.999]}, "weight": {"$tensor": 0}}, [torch.ones(2)])
     {'betas': (0.9, 0.999), 'weight': tensor([1., 1.])}
@@ -166,7 +166,9 @@ class _Packer:
         kind = type(value)
         if value is None or kind is str or kind is bool:
             return value
-        if kind is int:  # other languages, and Python above 4300 digits, read no longer ones from JSON
+        if (
+            kind is int
+        ):  # other languages, and Python above 4300 digits, cannot read longer integers from JSON
             return value if -_LONGEST <= value < 2 * _LONGEST else {"$int": hex(value)}
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
@@ -189,7 +191,7 @@ class _Packer:
         return [self.node(item, (*path, i)) for i, item in enumerate(values)]
 
     def unordered(self, values: Any, path: tuple[Any, ...]) -> list[Json]:
-        """In an order of their own: equal sets make equal files, in whichever process."""
+        """The items in a fixed order, so that equal sets make equal files in every process."""
         return sorted(self.items(values, path), key=json.dumps)
 
     def pairs(self, values: Any, path: tuple[Any, ...]) -> list[Json]:
@@ -226,7 +228,7 @@ class _Packer:
         return {"$tensor": index, "order": order}
 
     def _number(self, value: Tensor, host: Tensor | None, path: tuple[Any, ...]) -> int:
-        """Which of the file's tensors this one is; `host` is it as host memory, where that is known."""
+        """The number of this tensor in the file; `host` is the tensor in host memory, if it is known."""
         identity = identity_of(value)
         index = self._known.get(identity)
         keys = tuple(map(str, path))
@@ -292,11 +294,11 @@ class _Packer:
 
 
 class _NotQuick(Exception):
-    """A value with a tensor that has to be looked at."""
+    """A value has a tensor that needs a check of its own."""
 
 
 class _QuickPacker(_Packer):
-    """Takes every tensor as it is. Whether that was right is asked of all of them afterwards."""
+    """Takes every tensor as it is. Afterwards one check of all tensors says whether that was right."""
 
     def _ready(self, value: Tensor) -> bool:
         return True
@@ -405,7 +407,7 @@ class _Unpacker:
         if known is None:
             self._again(tensor)
             known = self._laid_out[node["$tensor"]] = (order, laid_out(tensor, order))
-        if known[0] != order:  # each order would be a copy: memory that the file's size does not justify
+        if known[0] != order:  # each order would be a copy, whose memory the file's size does not justify
             raise Malformed("one tensor in two orders of dimensions")
         return known[1]
 
@@ -440,8 +442,8 @@ class _Unpacker:
         )
 
     def _again(self, tensor: Tensor) -> None:
-        """Count a tensor that is copied, or whose every number is checked: a few bytes of a tree may ask for
-        that again and again."""
+        """Count a tensor that is copied, or of which every number is checked: a few bytes of a tree may ask
+        for that many times."""
         if self._room is None:
             return
         if self._left is None:
@@ -460,14 +462,14 @@ _NBYTES = attrgetter("nbytes")
 
 
 def _require_spread(keys: list[Any]) -> None:
-    """Raise where many keys share their hash, as integers can be made to: a dict of those takes time that
-    grows with the square of their number."""
+    """Raise if many keys share their hash. A stranger can choose such integers, and the time for a dict of
+    them grows with the square of their number."""
     if len(keys) > _FEW and max(Counter(map(hash, keys)).values()) > _FEW:
         raise Malformed("its keys share their hashes, so that a dict of them would take for ever")
 
 
 def _numbers(node: dict[str, Json]) -> list[int] | None:
-    """The numbers of the tensors that an object holds, where it holds nothing else."""
+    """The numbers of the tensors in an object that holds only tensors."""
     items = node.values()
     if not node or set(map(type, items)) != {dict} or set(map(len, items)) != {1}:
         return None
@@ -484,13 +486,13 @@ def _decoded(text: Json) -> bytes:
 
 def _whole(text: Json) -> int:
     if not isinstance(text, str) or not _HEX.fullmatch(text):
-        raise Malformed("an integer that is none")
+        raise Malformed("an integer that is not hexadecimal")
     return int(text, 16)  # takes time in proportion to its length, unlike a decimal one
 
 
 def _float(text: Json) -> float:
     if text not in ("nan", "inf", "-inf"):
-        raise Malformed("a number that is none")
+        raise Malformed("a $float that is not nan, inf or -inf")
     return float(text)
 
 

@@ -1,5 +1,5 @@
-"""Threads that wait for work: to hand some to one takes 30 to 90 us where starting a thread takes 150 to 250,
-and whoever trains does not stand still until it runs."""
+"""Threads that wait for work. To give work to one takes 30 to 90 us; to start a thread takes 150 to 250 us,
+and the training would wait until it runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
 _ENOUGH = 10_000
-"""Work waits for other work (a checkpoint for a copy): it always finds a thread, so there is no dead end."""
+"""Work waits for other work (a checkpoint for a copy), so work always gets a thread. Otherwise all could wait
+for ever."""
 
 
 def _threads() -> ThreadPoolExecutor:
@@ -20,9 +21,9 @@ _pool = _threads()
 
 
 def hand_over(work: Callable[[], None]) -> Future[None]:
-    """Have it done by a thread that has nothing to do, or by a new one. The interpreter's end waits for it.
-    Where it has come, or no thread can be had, it is done by whoever asks. What it raises is for whoever
-    waits for it.
+    """Let an idle thread or a new one do the work. The interpreter waits for the work before it ends. If the
+    interpreter is ending already, or no thread can be started, the caller does the work. The result raises
+    the error of the work.
 
     >>> done = []
     >>> hand_over(lambda: done.append("copied")).result()
@@ -43,13 +44,13 @@ def hand_over(work: Callable[[], None]) -> Future[None]:
 
     try:
         _pool.submit(do)
-    except RuntimeError:  # no thread; and yet it stands in the queue, for whichever comes
+    except RuntimeError:  # no thread was started, but the work is in the queue for any thread
         do()
     return done
 
 
 def _renew() -> None:
-    """The threads of a process do not go on in one that was forked from it."""
+    """Forget the threads: they do not run in a forked process."""
     global _pool
     _pool = _threads()
 

@@ -52,7 +52,7 @@ def test_repair_makes_a_missing_artifacts_h5(runs, capsys):
     path = runs / "good" / "artifacts.h5"
     path.unlink()
     assert main(["repair", str(runs / "good")]) == 0
-    assert "made anew" in capsys.readouterr().out
+    assert "made again" in capsys.readouterr().out
     assert h5py.is_hdf5(path)
 
 

@@ -136,7 +136,7 @@ def test_nothing_is_repaired_while_a_run_lives(run):
     assert lock.take()
     log = run.directory / "train" / "epoch-1" / "Loss.log"
     log.write_bytes(log.read_bytes() + b"0.1")
-    with pytest.raises(StoreError, match="run that lives"):
+    with pytest.raises(StoreError, match="running process"):
         Artifacts(run.directory).repair()
     assert log.read_bytes().endswith(b"0.1")
     lock.close()

@@ -225,7 +225,7 @@ def test_strategies_cannot_be_changed() -> None:
         (lambda: KeepBest("Loss", n=0), "n=0"),
         (lambda: KeepAny(), "KeepAll() keeps everything"),
         (lambda: KeepAny(KeepLast), "KeepLast is a class"),
-        (lambda: KeepAll(3), "3 is no strategy"),
+        (lambda: KeepAll(3), "3 is not a strategy"),
     ],
 )
 def test_a_mistake_is_named(make: Any, said: str) -> None:

@@ -114,7 +114,7 @@ learner.save()
     )
     for name, text in said.items():
         if name == "repair":
-            assert text.startswith("StoreError: ") and "written to by a run that lives" in text
+            assert text.startswith("StoreError: ") and "written to by a running process" in text
             continue
         assert text.startswith("BusyError: another process, of "), (name, text)
         assert f"(pid {first.pid}), has the run in {str(there)!r} open" in text, name
