@@ -129,8 +129,8 @@ class Measured(Condition):
 
     def lasts(self, moment: Moment) -> bool:
         """Return whether everything that `measure` finds can still be seen at the end of a block. If so, each
-        step
-        calls only `glance`. If `traces` then finds something, the block runs again and each step is measured.
+        step calls only `glance`. If `traces` then finds something, the block runs again and each step is
+        measured.
 
         Args:
             moment: What is known before the first step.

@@ -9,8 +9,7 @@ from .base import Asked, Moment
 
 class When(Asked):
     """Stop when a function of the moment returns True or a reason. `learner.breakpoints.add(lambda m: ...)`
-    makes
-    one.
+    makes one.
 
     The function is called at every training step, after backward and before the update. Reading a tensor
     (`m.loss > 5`) makes the training wait for the device at every step. The other conditions do not wait.

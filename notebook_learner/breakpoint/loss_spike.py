@@ -39,8 +39,7 @@ class LossSpike(Measured):
         self._seen: deque[tuple[int, float]] = deque()
         self._sums = (0.0, 0.0)
         """The sums of the values seen and of their squares. `_shift` is subtracted from each value first, so
-        that
-        the difference of large numbers stays exact enough."""
+        that the difference of large numbers stays exact enough."""
         self._shift = 0.0
         self._added = 0
 

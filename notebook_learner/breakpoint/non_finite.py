@@ -35,24 +35,19 @@ class NonFinite(Measured):
     """Stop before the update of the first step whose loss or gradients are not finite.
 
     At that point the parameters are finite, and the hit names the first module whose output was not. Under
-    fp16
-    only the loss is watched: gradients overflow there now and then, and the scaler skips such steps.
+    fp16 only the loss is watched: gradients overflow there now and then, and the scaler skips such steps.
 
     With torch's common optimizers, a non-finite value in a gradient stays in its parameter. So the parameters
-    are
-    checked once for each block, ten times a second. If they show something, the steps of that block are taken
-    again, and each step's gradients are checked. If all of them are finite then, a warning says so: the cause
-    came
-    from outside the training's state.
+    are checked once for each block, ten times a second. If they show something, the steps of that block are
+    taken again, and each step's gradients are checked. If all of them are finite then, a warning says so: the
+    cause came from outside the training's state.
 
     Args:
         every_step: Check the gradients of each step as it is taken. This costs one more pass over them (2 %
-            of a
-            small model's step on a CPU). It is needed if a step repairs its own weights: an infinity that is
-            clamped away in the same block leaves no trace.
+            of a small model's step on a CPU). It is needed if a step repairs its own weights: an infinity
+            that is clamped away in the same block leaves no trace.
         activations: Also watch the outputs of all modules, by hooks. This finds an infinity that never
-            reaches
-            the loss. It also stops at one that is there on purpose (a mask).
+            reaches the loss. It also stops at one that is there on purpose (a mask).
     """
 
     needs_whole = True
@@ -172,7 +167,7 @@ def _keeps(moment: Moment) -> bool:
     """Whether a non-finite gradient damages its parameter permanently."""
     optimizer = moment.optimizer
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks  # a hook may repair values
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks  # may repair values
     return (
         type(optimizer) in _KEEPING
         and not hooks

@@ -16,9 +16,8 @@ class UpdateRatio(Measured):
     another.
 
     About 1e-3 is healthy; 1e-1 destroys what was learned, 1e-7 learns nothing. It looks at weights, which
-    have two
-    dimensions or more. It leaves out biases and scales: they begin at 0 or 1, and may change by any share. It
-    copies the weights at every step, which costs memory and time.
+    have two dimensions or more. It leaves out biases and scales: they begin at 0 or 1, and may change by any
+    share. It copies the weights at every step, which costs memory and time.
 
     Args:
         above: Stop if the largest share of all parameters is above this.

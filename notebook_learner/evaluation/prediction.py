@@ -116,8 +116,7 @@ class Asking:
 
     def _try(self, output: Any, batch: Any, part: PredictedPart) -> None:
         """Call the function again with one sample less. Its result may have a part's length by chance, such
-        as a
-        table with one row for each class. Parts of such a result do not make a whole."""
+        as a table with one row for each class. Parts of such a result do not make a whole."""
         less = part.samples - 1
         if less < 1 or not _goes_by_samples(part.output, part.samples):
             return
@@ -141,8 +140,7 @@ _NO_PARTS = "what is kept of a batch is not one entry for each of its samples"
 
 def _whole(parts: Sequence[PredictedPart]) -> Any:
     """A batch's output, joined from its parts. It is that of the whole batch if each part has an entry for
-    every
-    sample, and all have one shape."""
+    every sample, and all have one shape."""
     if parts and all(_goes_by_samples(part.output, part.samples) for part in parts):
         whole = _join([part.output for part in parts])
         if _goes_by_samples(whole, sum(part.samples for part in parts)):

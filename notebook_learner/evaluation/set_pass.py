@@ -70,8 +70,7 @@ class Tour:
 
     def go(self, take: Take, read: Read = lambda count, seconds, others: None) -> None:
         """Give every batch, or this rank's part of it, to `take`. After each block, call `read` with the
-        number of
-        batches, their time, and what other ranks found in them.
+        number of batches, their time, and what other ranks found in them.
 
         Raises:
             Paused: The user requested a pause, or pressed Ctrl-C.

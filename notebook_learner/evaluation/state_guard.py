@@ -14,17 +14,14 @@ from ..state.parts import CursorPart
 
 _TRAINING_ALONE = ("optimizer", "scheduler", "scaler", "early_stopping", "rng")
 """The parts that no validation step touches. An optimizer's state is twice as large as the model, so it is
-not
-copied. Random streams are only borrowed."""
+not copied. Random streams are only borrowed."""
 
 
 @contextmanager
 def beside(replica: Replica, cursor: Cursor, what: str) -> Iterator[None]:
     """Inside, the model is in validation mode, and its steps may run. Afterwards, also after an error,
-    everything
-    is put back: weights and buffers, gradients, modes, random generators, and the place in the data, even if
-    the
-    cursor belongs to one of the training's own loaders. It costs a copy of the weights.
+    everything is put back: weights and buffers, gradients, modes, random generators, and the place in the
+    data, even if the cursor belongs to one of the training's own loaders. It costs a copy of the weights.
 
     Raises:
         StateError: The loader is the training's own, and can be walked only once.

@@ -58,8 +58,7 @@ class LossOfStep(Loss):
 @contextmanager
 def changed(loop: Loop, changes: Changes) -> Iterator[None]:
     """Inside, the run has these changes. The optimizer's options are part of the state, and are put back with
-    it.
-    Everything else is put back here."""
+    it. Everything else is put back here."""
     train, update = loop.passes["train"], loop.update
     run = loop.passes, loop.policies, loop.num_epochs, loop.schedule, loop.quiet
     own = train.step.function, train.cursor, update.clips, update.plain

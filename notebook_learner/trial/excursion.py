@@ -79,8 +79,7 @@ class Excursion:
         Args:
             until: How far.
             after: Called with the number (from 1) and the loss of every training step. It may raise EndOfWalk
-                to
-                end the walk.
+                to end the walk.
             changes: What is different on the way.
         """
         __tracebackhide__ = True
@@ -112,8 +111,7 @@ class Excursion:
 @contextmanager
 def excursion(replica: Replica, *, what: str) -> Iterator[Excursion]:
     """Inside, the run takes steps without events. Afterwards everything is as it was before, bit for bit,
-    also
-    after an error or an interrupt. It costs a copy of the state, and the time to put the copy back.
+    also after an error or an interrupt. It costs a copy of the state, and the time to put the copy back.
 
     Raises:
         StateError: The run cannot be moved, or cannot be brought back.

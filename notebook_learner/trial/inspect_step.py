@@ -71,9 +71,8 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Inside, Python does not search for reference cycles. A look at thousands of layers makes so many
-    objects
-    that the search walks through everything in the kernel, which took a third of the time. It lasts a few
-    steps."""
+    objects that the search walks through everything in the kernel, which took a third of the time. It lasts a
+    few steps."""
     collected = gc.isenabled()
     gc.disable()
     try:

@@ -136,7 +136,7 @@ class _Growth:
 
 
 def _smooth(losses: Floats, share: float) -> Floats:
-    """An exponential mean, corrected for its start. It ends before the first value that is not finite."""
+    """An exponential mean, corrected for its start. From the first NaN on it is NaN."""
     smoothed, mean = np.empty(len(losses)), 0.0
     for index, loss in enumerate(losses):
         mean = share * mean + (1 - share) * loss

@@ -55,8 +55,7 @@ def reload_code(model: nn.Module, namespace: Namespace, also: Iterable[nn.Module
 
     Raises:
         StateError: A new `__init__` sets an attribute that a live module lacks, or Python cannot assign the
-            new
-            class. Nothing has changed.
+            new class. Nothing has changed.
     """
     roots = (model, *also)
     pairs = [
@@ -79,8 +78,7 @@ def reload_code(model: nn.Module, namespace: Namespace, also: Iterable[nn.Module
 
 def redefined(model: nn.Module, namespace: Namespace) -> list[type]:
     """The new classes of the model's modules whose source has changed. A cell that was run again without a
-    change
-    gives none."""
+    change gives none."""
     newer = {old: _newer(old, namespace) for old in {type(module) for module in model.modules()}}
     return [new for old, new in newer.items() if new is not None and _changed_methods(old, new)]
 
@@ -202,8 +200,7 @@ def _file_of(cls: type) -> str | None:
 
 def _assigned(cls: type) -> dict[str, tuple[bool, str]] | None:
     """What `__init__` sets on `self`: by name, whether on every path, and the source of the value. None if
-    the
-    source cannot be read; empty if `__init__` is torch's own."""
+    the source cannot be read; empty if `__init__` is torch's own."""
     function = inspect.unwrap(cls.__init__) if hasattr(cls.__init__, "__wrapped__") else cls.__init__  # type: ignore[misc]
     if not inspect.isfunction(function) or function.__module__.startswith("torch."):
         return {}

@@ -28,8 +28,7 @@ def try_step(replica: Replica, function: StepFunction | None) -> Trial:
     """Take the next training step, with another function if one is given, and undo it.
 
     It costs a step and a copy of the state. If the learner is in a validation, or before one, it also costs
-    the
-    rest of that validation.
+    the rest of that validation.
     """
     __tracebackhide__ = True
     loop = replica.loop

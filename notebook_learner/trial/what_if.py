@@ -60,9 +60,7 @@ def _check(loop: Loop, changes: Mapping[str, Any]) -> None:
 
 
 def _require_like(name: str, value: Any, live: Any) -> None:
-    """Raise if the option is a number or a pair, and the new value is neither: the optimizer would fail in
-    its
-    step."""
+    """Raise if the new value is of another kind than the option (a number, a pair): the step would fail."""
     fits = True
     if isinstance(live, bool):
         fits = isinstance(value, bool)
