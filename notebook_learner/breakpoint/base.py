@@ -81,9 +81,9 @@ class Condition:
         """Return more about a hit, found by running the step once more; "" if there is no more to say.
 
         Args:
-            batch: The batch of the step that hit.
-            run: The step's forward and backward pass. The caller puts back all that it changes.
-            model: The model, in training mode.
+            batch: the batch of the step that hit.
+            run: the step's forward and backward pass. The caller puts back all that it changes.
+            model: the model, in training mode.
         """
         return ""
 
@@ -100,9 +100,9 @@ class Planned(Condition):
         """Return how many steps lie between here and the step to stop at; None if that step will not come.
 
         Args:
-            epoch: The epoch of the training pass.
-            step: The finished steps of that pass.
-            iteration: The finished training steps of the run.
+            epoch: the epoch of the training pass.
+            step: the finished steps of that pass.
+            iteration: the finished training steps of the run.
         """
         raise NotImplementedError(f"{type(self).__name__} must define left(epoch, step, iteration)")
 
@@ -133,7 +133,7 @@ class Measured(Condition):
         measured.
 
         Args:
-            moment: What is known before the first step.
+            moment: what is known before the first step.
         """
         return False
 
@@ -145,8 +145,8 @@ class Measured(Condition):
         """At the end of a block whose steps called only `glance`, return whether one of them may have hit.
 
         Args:
-            moment: With the model, the optimizer and the parameters.
-            open_window: Whether gradients wait for more batches before they are applied.
+            moment: with the model, the optimizer and the parameters.
+            open_window: whether gradients wait for more batches before they are applied.
         """
         raise NotImplementedError(f"{type(self).__name__} must define traces(moment, open_window)")
 
@@ -154,8 +154,8 @@ class Measured(Condition):
         """Return the first value that hits.
 
         Args:
-            iterations: The numbers of the steps, ascending. A step may come again after the run went back.
-            values: What the steps measured.
+            iterations: the numbers of the steps, ascending. A step may come again after the run went back.
+            values: what the steps measured.
         """
         for index, value in enumerate(values):
             if text := self.says(float(value)):

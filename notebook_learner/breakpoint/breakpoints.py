@@ -71,10 +71,10 @@ class Breakpoints:
         """Stop the training at the step that meets a condition.
 
         Args:
-            condition: One of `notebook_learner.breakpoint`, or a function. The function is called with the
+            condition: one of `notebook_learner.breakpoint`, or a function. The function is called with the
                 moment (loss, output, batch, gradients, step, ...) of every training step before its update.
-            once: Switch it off when it hits.
-            name: The name in the list; by default that of the condition.
+            once: switch it off when it hits.
+            name: the name in the list; by default that of the condition.
         """
         if isinstance(condition, type) or not (isinstance(condition, Condition) or callable(condition)):
             raise TypeError(

@@ -19,7 +19,7 @@ class DeadUnits(Measured):
     written as functions (`F.relu`), or those of a compiled model.
 
     Args:
-        share: The share of a layer's units, between 0 and 1.
+        share: the share of a layer's units, between 0 and 1.
     """
 
     def __init__(self, share: float = 0.5) -> None:

@@ -16,11 +16,11 @@ class LossSpike(Measured):
     """Stop at a step whose loss is far above the losses of the last steps.
 
     Args:
-        z: How many standard deviations above the mean of the last steps.
-        ratio: Or how many times their mean. It needs losses that are not negative: with a mean below zero it
+        z: how many standard deviations above the mean of the last steps.
+        ratio: or how many times their mean. It needs losses that are not negative: with a mean below zero it
             never stops, because a multiple of such a mean is a better loss.
-        window: How many steps count as the last ones.
-        warmup: The number of steps to see before it judges.
+        window: how many steps count as the last ones.
+        warmup: the number of steps to see before it judges.
     """
 
     def __init__(

@@ -27,9 +27,9 @@ class MetricIs(FromMetrics):
     In training it stops before the update of that step, in validation after the step.
 
     Args:
-        name: The name of a registered or logged metric.
-        op: One of > >= < <= == !=.
-        value: The number to compare with.
+        name: the name of a registered or logged metric.
+        op: one of > >= < <= == !=.
+        value: the number to compare with.
         split: "train" or "valid".
     """
 

@@ -43,10 +43,10 @@ class NonFinite(Measured):
     cause came from outside the training's state.
 
     Args:
-        every_step: Check the gradients of each step as it is taken. This costs one more pass over them (2 %
+        every_step: check the gradients of each step as it is taken. This costs one more pass over them (2 %
             of a small model's step on a CPU). It is needed if a step repairs its own weights: an infinity
             that is clamped away in the same block leaves no trace.
-        activations: Also watch the outputs of all modules, by hooks. This finds an infinity that never
+        activations: also watch the outputs of all modules, by hooks. This finds an infinity that never
             reaches the loss. It also stops at one that is there on purpose (a mask).
     """
 

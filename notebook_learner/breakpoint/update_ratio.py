@@ -20,8 +20,8 @@ class UpdateRatio(Measured):
     share. It copies the weights at every step, which costs memory and time.
 
     Args:
-        above: Stop if the largest share of all parameters is above this.
-        below: Stop if the largest share of all parameters is below this.
+        above: stop if the largest share of all parameters is above this.
+        below: stop if the largest share of all parameters is below this.
     """
 
     needs_whole = True

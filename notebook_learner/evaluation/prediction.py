@@ -31,12 +31,12 @@ def predict(tour: Tour, step: ValidationStep, function: AfterBatch | None) -> An
     """Return every output, or what `function(output, batch)` returns for it, joined over the batches.
 
     Args:
-        tour: The way through the loader.
-        step: Gives the output of a batch.
-        function: Called with each output, and with the batch as the loader gave it.
+        tour: the way through the loader.
+        step: gives the output of a batch.
+        function: called with each output, and with the batch as the loader gave it.
 
     Raises:
-        Alone: On several ranks, if the parts of an output cannot be joined to a whole.
+        Alone: on several ranks, if the parts of an output cannot be joined to a whole.
     """
     __tracebackhide__ = True
     asking = Asking(step, function, tries=True)
@@ -68,9 +68,9 @@ class Asking:
     """Runs the model on batches, or on a rank's parts of them.
 
     Args:
-        step: Gives the output of a batch.
-        function: Called with each output, and its batch.
-        tries: Whether to find out if what the function returns for a part has one entry for each sample.
+        step: gives the output of a batch.
+        function: called with each output, and its batch.
+        tries: whether to find out if what the function returns for a part has one entry for each sample.
     """
 
     def __init__(self, step: ValidationStep, function: AfterBatch | None, *, tries: bool = False) -> None:
@@ -202,7 +202,7 @@ def require_functions(function: Any, step: Any) -> None:
     """Raise if the user gave `predict` something that it cannot call.
 
     Raises:
-        ConfigurationError: With what to give instead.
+        ConfigurationError: with what to give instead.
     """
     asked = {
         "function": (function, ("the output", "the batch"), "lambda output, batch: output.argmax(1)"),

@@ -37,14 +37,14 @@ class Tour:
     """One pass through a loader.
 
     Args:
-        what: What the pass does, for messages: "evaluate test".
-        cursor: The cursor of the loader.
-        control: Where the user may request a pause.
-        emit: Called about ten times a second with the progress.
-        device: The device that steps run on.
-        epoch: The epoch of the training. Samplers and seeds that depend on the epoch act as in its
+        what: what the pass does, for messages: "evaluate test".
+        cursor: the cursor of the loader.
+        control: where the user may request a pause.
+        emit: called about ten times a second with the progress.
+        device: the device that steps run on.
+        epoch: the epoch of the training. Samplers and seeds that depend on the epoch act as in its
             validation.
-        others: The other ranks, if they take part. The cursor is theirs, too.
+        others: the other ranks, if they take part. The cursor is theirs, too.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class Tour:
         number of batches, their time, and what other ranks found in them.
 
         Raises:
-            Paused: The user requested a pause, or pressed Ctrl-C.
-            DataError: There was no batch.
+            Paused: the user requested a pause, or pressed Ctrl-C.
+            DataError: there was no batch.
         """
         __tracebackhide__ = True
         self.cursor.begin(self._epoch)
@@ -188,9 +188,9 @@ class Measuring:
     """Measures batches of a set, or a rank's parts of them.
 
     Args:
-        step: The step of the validation.
-        metrics: They stay unchanged; copies of them measure.
-        pace: The pace of the tour.
+        step: the step of the validation.
+        metrics: they stay unchanged; copies of them measure.
+        pace: the pace of the tour.
     """
 
     def __init__(self, step: ValidationStep, metrics: Iterable[AnyMetric], pace: BlockPace) -> None:
@@ -222,11 +222,11 @@ def evaluate_set(
     """Measure a set: the values of each batch, and those of the whole set.
 
     Args:
-        name: The name of the set.
-        tour: The pass through it.
-        step: The step of the validation.
-        metrics: They stay unchanged; copies of them measure.
-        at: The position of the training.
+        name: the name of the set.
+        tour: the pass through it.
+        step: the step of the validation.
+        metrics: they stay unchanged; copies of them measure.
+        at: the position of the training.
     """
     __tracebackhide__ = True
     measuring = Measuring(step, metrics, tour.pace)

@@ -24,7 +24,7 @@ def beside(replica: Replica, cursor: Cursor, what: str) -> Iterator[None]:
     data, even if the cursor belongs to one of the training's own loaders. It costs a copy of the weights.
 
     Raises:
-        StateError: The loader is the training's own, and can be walked only once.
+        StateError: the loader is the training's own, and can be walked only once.
     """
     loop = replica.loop
     sharing = _sharing(replica, cursor, what)

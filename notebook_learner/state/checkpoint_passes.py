@@ -123,7 +123,7 @@ class ToldPasses:
 
     Raises:
         DamagedError: `passes.jsonl` has changed.
-        KeyError, TypeError, ValueError: The data are not valid passes.
+        KeyError, TypeError, ValueError: the data are not valid passes.
     """
 
     def __init__(self, commit: Mapping[str, Any], folder: CheckpointFolder) -> None:

@@ -31,9 +31,9 @@ def rehearse(parts: Mapping[str, Part], state: State, source: str) -> None:
     known what else their step does.
 
     Args:
-        parts: The parts of the learner that is to go on; none of them is changed.
-        state: The state from a file.
-        source: The file's name, for messages.
+        parts: the parts of the learner that is to go on; none of them is changed.
+        state: the state from a file.
+        source: the file's name, for messages.
     """
     part, model, saved = parts["optimizer"], parts["model"], state.parts["optimizer"]
     assert isinstance(part, OptimizerPart) and isinstance(model, ModelPart)

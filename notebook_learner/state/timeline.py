@@ -58,9 +58,9 @@ class Timeline:
         """Keep a state, in place of one at the same position; thin out what no longer fits.
 
         Args:
-            state: The state to keep.
-            seconds: How long it took to capture.
-            whole: Whether all of it is there already, so that it can be packed.
+            state: the state to keep.
+            seconds: how long it took to capture.
+            whole: whether all of it is there already, so that it can be packed.
         """
         self.wanted = False
         self._cost = seconds

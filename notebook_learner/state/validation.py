@@ -27,9 +27,9 @@ def check_sound(state: State, mine: State, totals: Mapping[str, int | None]) -> 
     """Raise a StateError if a state cannot have been captured from a learner that gives `mine`.
 
     Args:
-        state: The state from a file.
-        mine: A state captured from the learner that it is for.
-        totals: The batches of an epoch of each split, if the loader knows them.
+        state: the state from a file.
+        mine: a state captured from the learner that it is for.
+        totals: the batches of an epoch of each split, if the loader knows them.
     """
     try:
         _check(state, mine, totals)

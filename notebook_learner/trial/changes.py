@@ -42,7 +42,7 @@ def require_step(said: str, function: Any) -> None:
     """Raise if the function cannot be called as `fn(model, batch)`.
 
     Raises:
-        ConfigurationError: With what to write instead.
+        ConfigurationError: with what to write instead.
     """
     why = wrong_arguments(function, "the model", "the batch") if callable(function) else a_kind(function)
     if why:

@@ -77,10 +77,10 @@ class Excursion:
         """Go on to a bound, and return what was measured on the way.
 
         Args:
-            until: How far.
-            after: Called with the number (from 1) and the loss of every training step. It may raise EndOfWalk
+            until: how far.
+            after: called with the number (from 1) and the loss of every training step. It may raise EndOfWalk
                 to end the walk.
-            changes: What is different on the way.
+            changes: what is different on the way.
         """
         __tracebackhide__ = True
         loop, ranks = self._replica.loop, self._replica.ranks
@@ -114,7 +114,7 @@ def excursion(replica: Replica, *, what: str) -> Iterator[Excursion]:
     also after an error or an interrupt. It costs a copy of the state, and the time to put the copy back.
 
     Raises:
-        StateError: The run cannot be moved, or cannot be brought back.
+        StateError: the run cannot be moved, or cannot be brought back.
     """
     loop = replica.loop
     _require_a_way_back(loop, what)

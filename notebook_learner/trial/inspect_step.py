@@ -27,13 +27,13 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
     """Run the training step on a batch under observation.
 
     Args:
-        replica: The replica, at a boundary.
-        batch: A batch; None for the current one, "next" for the next one.
-        tokenizer: Turns tokens into texts to show.
-        loss: Gives the losses of single samples.
+        replica: the replica, at a boundary.
+        batch: a batch; None for the current one, "next" for the next one.
+        tokenizer: turns tokens into texts to show.
+        loss: gives the losses of single samples.
 
     Raises:
-        StateError: A rank has no sample of that batch, or cannot know the next one.
+        StateError: a rank has no sample of that batch, or cannot know the next one.
     """
     loop, update = replica.loop, replica.loop.update
     step = loop.passes["train"].step

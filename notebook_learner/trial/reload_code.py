@@ -49,12 +49,12 @@ def reload_code(model: nn.Module, namespace: Namespace, also: Iterable[nn.Module
     with what the live modules have.
 
     Args:
-        model: The model in training.
-        namespace: The names of the notebook, in which classes of `__main__` are looked up.
-        also: Other models of the same classes, such as the moving average.
+        model: the model in training.
+        namespace: the names of the notebook, in which classes of `__main__` are looked up.
+        also: other models of the same classes, such as the moving average.
 
     Raises:
-        StateError: A new `__init__` sets an attribute that a live module lacks, or Python cannot assign the
+        StateError: a new `__init__` sets an attribute that a live module lacks, or Python cannot assign the
             new class. Nothing has changed.
     """
     roots = (model, *also)
