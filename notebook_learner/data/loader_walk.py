@@ -171,9 +171,7 @@ class _SequenceWalk(Walk):
     def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
         if skip == 0:
             return iter(self.loader)
-        return (
-            self.loader[index] for index in range(skip, len(self.loader))
-        )  # StopIteration is an error here
+        return (self.loader[index] for index in range(skip, len(self.loader)))  # StopIteration is an error
 
 
 class _StatefulWalk(Walk):
