@@ -12,8 +12,8 @@ class AtStep(Planned):
     (AtStep(1234), AtStep(117, epoch=3))
 
     Args:
-            step: The step's number, from 1: in the whole run, or in `epoch`.
-            epoch: The epoch in which `step` counts; without it, `step` counts from the start of the run.
+        step: the step's number, from 1: in the whole run, or in `epoch`.
+        epoch: the epoch in which `step` counts; without it, `step` counts from the start of the run.
     """
 
     def __init__(self, step: int, *, epoch: int | None = None) -> None:

@@ -29,8 +29,8 @@ class Appended:
     ([1.0, 2.0], [[1.0, 2.0, 3.0]])
 
     Args:
-            parts: the rows that are there already, from an earlier `parts` or from a file. It is never
-                written to.
+        parts: the rows that are there already, from an earlier `parts` or from a file. It is never
+            written to.
     """
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:

@@ -53,7 +53,7 @@ class CudaMetric(TextMetric):
     'GPU #0 - Memory 3.00/4.00 Gb - Usage 37 %'
 
     Args:
-            read: another source of readings; by default they come from torch.
+        read: another source of readings; by default they come from torch.
     """
 
     name = "Cuda"

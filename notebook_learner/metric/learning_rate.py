@@ -17,7 +17,7 @@ class LearningRate(Metric):
     ('Learning Rate', 'Learning Rate 1')
 
     Args:
-            group: its number from 0, as in `optimizer.param_groups`; each group has its own metric.
+        group: its number from 0, as in `optimizer.param_groups`; each group has its own metric.
     """
 
     name = "Learning Rate"

@@ -10,7 +10,7 @@ def torchmetrics(who: str) -> Any:
     """Return the package, or raise an error that says how to install it.
 
     Args:
-            who: the metrics that need it, in the plural.
+        who: the metrics that need it, in the plural.
     """
     try:
         return importlib.import_module("torchmetrics")

@@ -96,9 +96,7 @@ def _require_taken(metric: AnyMetric, item: Any) -> None:
 
 
 def _advice(lacks: Mapping[str, Sequence[str]], item: Any) -> str:
-    if told := getattr(
-        type(item), "_advice", None
-    ):  # the type has its own advice: it has no returning function
+    if told := getattr(type(item), "_advice", None):  # the type says itself what to write instead
         return str(told)
     wanted = {need for needs in lacks.values() for need in needs}
     if having := [name for name, fields_of in OUTPUTS.items() if wanted <= fields_of]:

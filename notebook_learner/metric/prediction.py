@@ -23,12 +23,12 @@ class Prediction(TextMetric):
     'Prediction'
 
     Args:
-            decode: a function from a list of token numbers to a text, or a tokenizer; without it, numbers are
-                shown.
-            pad_token: a token that is left out; the output's `ignore_index` is left out, too.
-            row: which sequence of the batch; the last one if there are fewer.
-            name: another name, to have several of them.
-            input: takes `predictions` and `targets` out of another output.
+        decode: a function from a list of token numbers to a text, or a tokenizer; without it, numbers are
+            shown.
+        pad_token: a token that is left out; the output's `ignore_index` is left out, too.
+        row: which sequence of the batch; the last one if there are fewer.
+        name: another name, to have several of them.
+        input: takes `predictions` and `targets` out of another output.
     """
 
     needs = ("predictions", "targets")

@@ -106,7 +106,7 @@ def _merged(ours: _Moments, theirs: _Moments) -> _Moments:
 def _score(moments: _Moments) -> Tensor:
     if moments.samples < 2:
         return torch.full_like(moments.error, float("nan")).mean()
-    # The rounded mean of equal numbers looks like variance, but is none; scikit-learn divides by it (-1e29).
+    # The rounded mean of equal numbers looks like variance, but is not; scikit-learn divides by it (-1e29).
     rounding = 4 * torch.finfo(moments.mean.dtype).eps * moments.mean
     varies = moments.spread > moments.samples * rounding.square()
     missed = (moments.error > 0).to(moments.error.dtype)

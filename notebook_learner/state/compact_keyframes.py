@@ -31,8 +31,8 @@ class Compact(Mapping[str, Any]):
     ({'epoch': 3}, tensor([7., 7.]))
 
     Args:
-            parts: What is kept. No code may change any of it later.
-            like: Another one, whose plan is shared if it is the same.
+        parts: what is kept. No code may change any of it later.
+        like: another one, whose plan is shared if it is the same.
     """
 
     __slots__ = ("_flat", "_others", "_plans")

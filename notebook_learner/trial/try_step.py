@@ -39,5 +39,5 @@ def try_step(replica: Replica, function: StepFunction | None) -> Trial:
         next_one = loop.iteration + 1
         trip.walk(Trained(next_one), changes=Changes(tried, quiet=True))  # logged names make no metric
         if loop.iteration < next_one:
-            raise StateError("the last training step has been taken, so there is none to try")
+            raise StateError("the last training step has been taken, so no step is left to try")
         return Trial(loop.position, loop.output)
