@@ -100,8 +100,8 @@ _PACKAGES = ("artifacts", "breakpoint", "checkpoint", "event", "inspection", "lo
 
 
 def __getattr__(name: str) -> _Any:
-    """Load what a name needs when it is first asked for: the command line steers a run without torch, whose
-    import takes two seconds."""
+    """Load the module of a name at the name's first use. So the command line controls a run without torch,
+    whose import takes two seconds."""
     if name in _PACKAGES:
         return _import_module(f".{name}", __name__)
     for home, names in _HOMES.items():
@@ -116,15 +116,15 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(ipython: _Any) -> None:
-    """`%load_ext notebook_learner`: a `%%train` cell is the training step, and `%step`, `%rewind`, `%pause`
-    and their like steer the learner. `%%train?` tells more."""
+    """`%load_ext notebook_learner`: makes a `%%train` cell the training step, and adds magics such as
+    `%step`, `%rewind` and `%pause`, which control the learner. `%%train?` shows more."""
     from .magic import load
 
     load(ipython)
 
 
 def unload_ipython_extension(ipython: _Any) -> None:
-    """`%unload_ext notebook_learner`: the magics are gone."""
+    """`%unload_ext notebook_learner`: removes the magics."""
     from .magic import unload
 
     unload(ipython)

@@ -4,10 +4,10 @@
 
     builder.devices(ipyparallel.Cluster(n=4).start_and_connect_sync())
 
-The user starts them, by whichever of ipyparallel's launchers. The notebook's own process is rank 0, and each
-engine is a further rank. What the ranks tell each other is encrypted (CurveZMQ), with keys that the cluster's
-controller hands over: start it with `--IPController.enable_curve=True` where others can listen. Gradients are
-not encrypted: torch.distributed sends them, so the machines should be in a network that is trusted.
+The user starts the cluster, with any of ipyparallel's launchers. The notebook's own process is rank 0, and
+each engine is a further rank. What the ranks send each other is encrypted (CurveZMQ), with keys from the
+cluster's controller: start it with `--IPController.enable_curve=True` if others can listen. Gradients are not
+encrypted: torch.distributed sends them, so the machines should be in a trusted network.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from typing import Any
 
 _CHANNELS = ("control", "task", "mux", "iopub", "notification", "registration", "broadcast")
 _COME = 60.0
-"""Seconds to wait for the next one of the engines that a Cluster has started."""
+"""Seconds to wait for each further engine that a Cluster has started."""
 
 
 class ClusterError(Exception):
-    """Why no engine of a cluster can be used; `build` tells it together with all other mistakes."""
+    """Why no engine of a cluster can be used; `build` reports it together with all other mistakes."""
 
 
 @dataclass(frozen=True)
 class Attached:
-    """The ranks of one learner: this process, and the engines of a cluster that runs."""
+    """The ranks of one learner: this process, and the engines of a running cluster."""
 
     named: str
-    """The cluster, as messages call it."""
+    """The name of the cluster in messages."""
     here: str
     """The device of this process."""
     address: str | None
-    """Where the engines reach this process; None for the address by which it reaches them."""
+    """The address at which engines reach this process; None for the one at which it reaches them."""
     connection: dict[str, Any] = field(repr=False)
-    """What `ipyparallel.Client` is made with, as ipcontroller-client.json has it, with the cluster's key."""
+    """The arguments of `ipyparallel.Client`, as in ipcontroller-client.json, with the cluster's key."""
     chosen: tuple[int, ...] | None
-    """The ids of the engines where the user chose some; None for all."""
+    """The ids of the engines that the user chose; None for all."""
     count: int
 
     @property
     def devices(self) -> list[str]:
-        """Of all ranks, in their order. Which CUDA device an engine has is decided on its machine."""
+        """The devices of all ranks, in order. An engine's CUDA device is decided on its machine."""
         return [self.here, *[self.here.partition(":")[0]] * self.count]
 
 
 def is_cluster(given: object) -> bool:
-    """Whether this names engines of ipyparallel, and no device of this machine."""
+    """Whether this names engines of ipyparallel, and not a device of this machine."""
     if not isinstance(given, str):
         return type(given).__module__.partition(".")[0] == "ipyparallel"
     if find_spec("ipyparallel") is None or _is_device(given):
@@ -60,7 +60,7 @@ def is_cluster(given: object) -> bool:
 
 
 def _is_device(given: str) -> bool:
-    import torch  # the module is read by many that need no torch
+    import torch  # other code loads this module without torch
 
     try:
         torch.device(given)
@@ -70,7 +70,7 @@ def _is_device(given: str) -> bool:
 
 
 def find_engines(given: Any, here: Any, address: str | None) -> Attached:
-    """The engines that a user names by an ipyparallel Cluster, Client, view of a client, or a cluster's id.
+    """Find the engines that a user names by an ipyparallel Cluster, a Client, its view, or a cluster's id.
 
     Raises:
         ClusterError: there is no such cluster, or it has no engine.
@@ -109,7 +109,7 @@ def _client_of(given: Any, named: str) -> tuple[Any, tuple[int, ...] | None, boo
         raise ClusterError(f"{named}: the cluster does not run yet; start it: cluster.start_cluster_sync()")
     try:
         client = cluster.connect_client_sync()
-    except OSError as error:  # a timeout is one
+    except OSError as error:  # a timeout is an OSError
         raise ClusterError(
             f"{named}: the cluster's controller does not answer ({error}). `ipcluster list` shows what runs; "
             "cluster.start_cluster_sync() starts it again"
@@ -119,8 +119,8 @@ def _client_of(given: Any, named: str) -> tuple[Any, tuple[int, ...] | None, boo
 
 
 def _wait_for_all(client: Any, started: int, named: str) -> None:
-    """Until every engine that was started has come: a learner on those that came first would be silent about
-    the others."""
+    """Wait until every started engine has connected: a learner on the first ones would not mention the
+    others."""
     count, since = len(client.ids), time.monotonic()
     while count < started:
         if time.monotonic() > since + _COME:
@@ -136,7 +136,8 @@ def _wait_for_all(client: Any, started: int, named: str) -> None:
 
 
 def _connection(client: Any) -> dict[str, Any]:
-    """What a client was made with: it keeps it with an address in place of each port (ipyparallel 9.2)."""
+    """The arguments that a client was made with. It keeps an address in place of each port (ipyparallel
+    9.2)."""
     found = dict(client._config)
     for channel in _CHANNELS:
         found[channel] = int(str(found[channel]).rpartition(":")[2])

@@ -1,25 +1,25 @@
-"""Every error a user can meet, in one tree.
+"""Every error that the package raises for a user, in one tree.
 
     Exception
     └── NotebookLearnerError
         ├── ConfigurationError    mistakes in a LearnerBuilder, all of them at once
-        ├── StepError             what a step returned cannot be trained on
-        │   ├── LossError         the loss is no scalar, no tensor, or needs no gradient
-        │   └── OutputError       a metric does not find what it reads in the output
+        ├── StepError             the learner cannot train on what a step returned
+        │   ├── LossError         the loss is not a scalar tensor, or needs no gradient
+        │   └── OutputError       the output lacks a field that a metric reads
         ├── DataError             a loader yields nothing, or cannot be walked again
         ├── StateError            a captured state does not fit this learner
-        ├── BusyError             two drivers at once, or a question only a paused learner answers
+        ├── BusyError             two drivers at once, or a question that needs a paused learner
         ├── LoggerError           a metric logger failed; what it could not write is kept
-        ├── RankDied              one of several devices' processes is gone; the others stand and wait
-        ├── DetachError           a run could not be handed to a process of its own; it stands where it stood
-        ├── RemoteError           a run cannot be steered from here: none is alive, or it is another user's
-        └── StoreError            a file of the artifact directory
-            ├── CheckpointError   a checkpoint cannot be written; training goes on from where it stands
-            └── DamagedError      a file is damaged, cut short, or was never one of ours
+        ├── RankDied              the process of one of several devices has ended; the others wait
+        ├── DetachError           a run could not be handed to a process of its own; it is where it was
+        ├── RemoteError           a run cannot be controlled: no process runs it, or it is another user's
+        └── StoreError            an error with a file of the artifact directory
+            ├── CheckpointError   a checkpoint cannot be written; training can go on
+            └── DamagedError      a file is damaged, cut short, or not one of this package
     KeyboardInterrupt
-    └── Paused                    a blocking verb ended because somebody pressed pause, or at a breakpoint
+    └── Paused                    the user paused a blocking call, or a breakpoint stopped it
 
-A message says what was given, why it cannot be, and what to do instead.
+A message says what was given, why it is not possible, and what to do instead.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ _REMEDIES = {
 
 
 def remedy(error: BaseException) -> str:
-    """What to do about what the system refused, as the beginning of a sentence. An error in words of our
-    own has said it.
+    """What the user can do about an error of the operating system, as the beginning of a sentence. An error
+    with a message of this package already says it.
 
     >>> remedy(OSError(errno.ENOSPC, "No space left on device"))
     'Free some space there'
@@ -78,18 +78,18 @@ def remedy(error: BaseException) -> str:
 
 
 def wrong_arguments(function: object, *given: str) -> str:
-    """Why a function cannot be called with these; nothing where it can, or where that is not known.
+    """Why a function cannot be called with these arguments; "" if it can, or if that is not known.
 
     >>> wrong_arguments(lambda: 0, "the learner")
     'it is called with one argument, the learner, and takes none'
     >>> wrong_arguments(lambda output, targets: 0, "the output", "the targets")
     ''
     """
-    if hasattr(function, "named_modules"):  # a layer of torch passes all on to this
+    if hasattr(function, "named_modules"):  # a torch layer passes all arguments on to this
         function = getattr(function, "forward", function)
     try:
         signature = inspect.signature(function)  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # one in C tells nothing
+    except (TypeError, ValueError):  # a function in C has no signature
         return ""
     try:
         signature.bind(*given)
@@ -102,14 +102,15 @@ def wrong_arguments(function: object, *given: str) -> str:
 
 
 class NotebookLearnerError(Exception):
-    """The root: `except NotebookLearnerError` catches everything this package raises on purpose."""
+    """The base class: `except NotebookLearnerError` catches every error that this package raises on
+    purpose."""
 
 
 class ConfigurationError(NotebookLearnerError, ValueError):
-    """A `LearnerBuilder` that cannot be built, or a training that cannot begin.
+    """A `LearnerBuilder` cannot build a learner, or a training cannot begin.
 
     Attributes:
-        mistakes: one line each, every mistake of the configuration.
+        mistakes: every mistake of the configuration, one line each.
     """
 
     def __init__(self, mistakes: Sequence[str], what: str = "this learner cannot be built") -> None:
@@ -120,7 +121,7 @@ class ConfigurationError(NotebookLearnerError, ValueError):
 
 
 class StepError(NotebookLearnerError):
-    """A `train_step` or `valid_step` returned something the learner cannot go on with."""
+    """The learner cannot train on what a `train_step` or `valid_step` returned."""
 
 
 class LossError(StepError, ValueError):
@@ -128,37 +129,37 @@ class LossError(StepError, ValueError):
 
 
 class OutputError(StepError, AttributeError):
-    """A metric needs a field that the step's output lacks."""
+    """The step's output lacks a field that a metric needs."""
 
 
 class DataError(NotebookLearnerError):
-    """A loader that yields nothing, or that cannot be brought back to a position."""
+    """A loader yields nothing, or cannot be brought back to a position."""
 
 
 class StateError(NotebookLearnerError):
-    """A captured state that does not fit the learner it is restored into."""
+    """A captured state does not fit the learner that should restore it."""
 
 
 class BusyError(NotebookLearnerError, RuntimeError):
-    """The learner is being driven by someone else right now."""
+    """Another call or thread is using the learner right now."""
 
 
 class LoggerError(NotebookLearnerError):
-    """A metric logger failed. Training stands at a step boundary; nothing before it is lost."""
+    """A metric logger failed. Training is paused at a step boundary; nothing before it is lost."""
 
 
 class RankDied(NotebookLearnerError):
     """A process of a training on several devices died, or was stopped.
 
-    `learner.devices.restart()` starts it anew.
+    `learner.devices.restart()` starts it again.
 
     Attributes:
-        rank: which one.
-        host: the machine it ran on.
-        pid: its process number there.
-        reason: how it ended, where that is known.
+        rank: its rank.
+        host: the machine that it ran on.
+        pid: its process number on that machine.
+        reason: how it ended, if that is known.
         where: the step that it did not finish.
-        survivors: the ranks that are still there.
+        survivors: the ranks that still run.
     """
 
     def __init__(
@@ -182,40 +183,41 @@ class RankDied(NotebookLearnerError):
 
 
 class DetachError(NotebookLearnerError):
-    """A run could not be handed over to a process of its own: it did not begin there. The learner stands
-    where it stood, and can train on."""
+    """A run could not be handed to a process of its own: it did not begin there. The learner is where it was,
+    and can go on with the training."""
 
 
 class RemoteError(NotebookLearnerError):
-    """No run could be steered from elsewhere: none is alive there, or it belongs to somebody else."""
+    """A run cannot be controlled from another process: no process runs it, or it belongs to another user."""
 
 
 class StoreError(NotebookLearnerError):
-    """Something is wrong with a file of the artifact directory."""
+    """An error with a file of the artifact directory."""
 
 
 class CheckpointError(StoreError):
-    """A checkpoint cannot be written, or cannot hold what it was given. Training itself is intact."""
+    """A checkpoint cannot be written, or cannot hold what it should. The training itself is intact."""
 
 
 class MovedError(CheckpointError):
-    """The run's directory was moved while its learner was at work, and there is another one, or none, in its
-    place. Nothing was written to that one; training is paused, and itself intact."""
+    """The run's directory was moved during the training. Another directory, or none, is now in its place.
+
+    Nothing was written to that one. Training is paused, and the training itself is intact."""
 
 
 class DamagedError(StoreError):
-    """A file is damaged, cut short, or not one of ours; nothing of it was used."""
+    """A file is damaged, cut short, or not one of this package; no part of it was used."""
 
 
 class NoDescriptorsError(StoreError, OSError):
-    """This process, or the machine, may open no more files."""
+    """This process, or the machine, has reached its limit of open files."""
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
 class Paused(KeyboardInterrupt):
-    """Ends a blocking `fit` when Pause, the interrupt button or Ctrl-C was used, or a breakpoint hit.
+    """Ends a blocking `fit` after Pause, the interrupt button or Ctrl-C, or at a breakpoint.
 
     It is a KeyboardInterrupt, so that "Run all cells" stops here and an `except Exception` around
     `fit` (a hyper-parameter search, for one) does not swallow a user's wish to stop.
@@ -224,26 +226,26 @@ class Paused(KeyboardInterrupt):
     def __init__(self, where: str, why: str = "", told: str = "") -> None:
         self.where = where
         self.why = why
-        """The breakpoint that stopped it, and what it found; nothing where somebody wanted the pause."""
+        """The breakpoint that stopped it, and what it found; "" if the user paused."""
         head = f"stopped by {why}; it stands" if why else "paused"
         super().__init__(told or f"{head} at {where}; fit() goes on from here, learner.step() takes one step")
 
     def _render_traceback_(self) -> list[str]:
-        """Show one quiet line in IPython, which asks an exception for this before drawing it, and keeps its
-        traceback until another error comes: of our frames that would keep the learner."""
+        """Show one quiet line in IPython, which calls this before it shows an exception. IPython keeps the
+        traceback until the next error, and the frames in it would keep the learner, so they are cleared."""
         for frame, _ in traceback.walk_tb(self.__traceback__):
             if str(frame.f_globals.get("__name__")).startswith(f"{__package__}."):
-                with suppress(RuntimeError):  # it still runs: somebody else asks
+                with suppress(RuntimeError):  # the frame still runs
                     frame.clear()
         return [str(self)]
 
 
 def enough_descriptors(error: OSError, path: object = None) -> OSError:
-    """The error itself, or one that says what to do where no descriptor is left."""
+    """Return the error itself, or one that says what to do if no file descriptor is left."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         return error
     whose = "this process has" if error.errno == errno.EMFILE else "all processes of this machine have"
-    # Where an open directory is listed, its number is told.
+    # For an open directory that is listed, `path` is its number.
     place = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else None
     what = "a file or directory" if place is None else repr(place)
     return NoDescriptorsError(
@@ -255,8 +257,8 @@ def enough_descriptors(error: OSError, path: object = None) -> OSError:
 
 
 def names_descriptors(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function say what to do where no descriptor is left, also where the file that cannot be opened
-    is a module, of ours or of a library, that is loaded when it is first needed."""
+    """Make a function say what to do if no file descriptor is left. It also covers a module, of this package
+    or of a library, that cannot be loaded at its first use."""
 
     @wraps(function)
     def naming(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,7 +1,7 @@
-"""Breakpoints: conditions that pause the training before the update of the very step they hold for.
+"""Breakpoints: conditions that pause the training before the update of the step that meets them.
 
-In come moments of a step, or the metrics' values; out goes a text that says why to stop, or none. A condition
-changes nothing of what it looks at.
+A condition receives a moment of a step, or the values of metrics. It returns a text that says why to stop, or
+nothing. It changes nothing of what it looks at.
 """
 
 from .base import Asked, Condition, Found, FromMetrics, Measured, Moment, Planned

@@ -1,9 +1,9 @@
-"""What a breakpoint waits for: the kinds of conditions, and what they are shown.
+"""The kinds of conditions that a breakpoint can have, and what each of them receives.
 
-A condition never makes the training wait for the device. What it measures stays there and is read with the
-block's metrics, about ten times a second; when a value of a step long past hits, the training goes back to
-the boundary before that step. So most conditions are two things: what to measure at each step, on the
-device, and what to make of the numbers, on the host.
+A condition never makes the training wait for the device. Its numbers stay on the device and are read with the
+block's metrics, about ten times a second. If a value of an earlier step hits, the training goes back to the
+boundary before that step. So most conditions have two parts: what to measure at each step, on the device, and
+how to judge the numbers, on the host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Stage = Literal["backward", "update", "after"]
 
 
 class Found(NamedTuple):
-    """Which of the values hit, and what to tell a person of it."""
+    """Which of the values hit, and the text that the user sees."""
 
     at: int
     text: str
@@ -31,9 +31,9 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class Moment:
-    """A training step between its backward pass and the optimizer's step, as conditions see it.
+    """A training step between its backward pass and the optimizer's step, as a condition receives it.
 
-    `step` and `iteration` are the numbers of this very step: in its epoch, and in the run, from 1.
+    `step` and `iteration` are this step's numbers: in its epoch, and in the run. Both count from 1.
     """
 
     model: nn.Module
@@ -45,21 +45,21 @@ class Moment:
     step: int = 1
     iteration: int = 1
     scaled: bool = False
-    """Whether gradients carry a loss scale (fp16): then an overflow is a matter of course."""
+    """Whether gradients carry a loss scale (fp16). With one, they overflow now and then, which is normal."""
     clipped: bool = False
     """Whether gradients are cut to a value before the optimizer gets them."""
     in_parts: bool = False
-    """Whether this process has but a part of each."""
+    """Whether this process has only a part of each gradient."""
 
     @property
     def loss(self) -> Tensor:
-        """The loss, without its graph. It is on the device: to read it is to wait for it."""
+        """The loss, without its graph. It is on the device: a read waits for the device."""
         loss: Tensor = self.output.loss
         return loss.detach()
 
     @property
     def gradients(self) -> list[Tensor]:
-        """The gradients there are, of all parameters; before clipping."""
+        """The gradients of all parameters that have one, before clipping."""
         if self.in_parts:
             raise StateError(
                 'with strategy("fsdp") no rank has whole gradients, so a condition cannot look at them; go '
@@ -69,26 +69,27 @@ class Moment:
 
 
 class Condition:
-    """What a breakpoint waits for. Derive from one of the kinds below.
+    """What a breakpoint waits for: the base class of all conditions. Derive from one of the kinds below.
 
-    `str()` of it is its name in lists, in the panel and in what is told when it hits.
+    `str()` of a condition is its name in lists, in the panel and in the message of a hit.
     """
 
     needs_whole: ClassVar[bool] = False
-    """Whether it looks at weights or gradients, of which a rank may have but a part."""
+    """Whether it reads weights or gradients, of which a rank may have only a part."""
 
     def explain(self, batch: Any, run: Run, model: nn.Module) -> str:
-        """More about a hit, from running the step once more; nothing where there is no more.
+        """Return more about a hit, found by running the step once more; "" if there is no more to say.
 
         Args:
-            batch: of the step that hit.
-            run: the step's forward and backward pass. All it changes is put back afterwards.
-            model: in training.
+            batch: the batch of the step that hit.
+            run: the step's forward and backward pass. The caller puts back all that it changes.
+            model: the model, in training mode.
         """
         return ""
 
     def blame(self, model: nn.Module) -> str:
-        """Before a step that hit: what shows that the step before it is to blame; nothing where none does."""
+        """Before a step that hit, return what shows that the step before it is the cause; "" if nothing
+        does."""
         return ""
 
 
@@ -96,39 +97,40 @@ class Planned(Condition):
     """A condition on the step's number."""
 
     def left(self, epoch: int, step: int, iteration: int) -> int | None:
-        """How many steps lie between here and the step to stop at; None where it does not come any more.
+        """Return how many steps lie between here and the step to stop at; None if that step will not come.
 
         Args:
-            epoch: of the training pass.
-            step: finished steps of that pass.
-            iteration: finished training steps of the run.
+            epoch: the epoch of the training pass.
+            step: the finished steps of that pass.
+            iteration: the finished training steps of the run.
         """
         raise NotImplementedError(f"{type(self).__name__} must define left(epoch, step, iteration)")
 
 
 class Measured(Condition):
-    """A condition on a number of each step, measured on the device."""
+    """A condition on a number that is measured on the device at each step."""
 
     stage: ClassVar[Stage] = "backward"
-    """When it measures: after each backward pass, before each update with the gradients as the optimizer is
-    about to get them (unscaled, divided by the window, not clipped yet), or after each step."""
+    """When it measures: after each backward pass; before each update, with the gradients that the optimizer
+    is about to get (unscaled, divided by the window, not clipped yet); or after each step."""
 
     def attach(self, model: nn.Module) -> None:
-        """A run begins: hooks, buffers."""
+        """Add hooks and buffers, at the start of a run."""
 
     def detach(self) -> None:
-        """The run is over: no hook may stay."""
+        """Remove all hooks, at the end of the run."""
 
     def prepare(self, moment: Moment) -> None:
-        """For the stage "after": the update is about to be applied."""
+        """For the stage "after": called before the update is applied."""
 
     def measure(self, moment: Moment) -> Tensor | float | None:
-        """One number, left on its device; None where this step has none."""
+        """Return one number, left on its device; None if this step has no number."""
         raise NotImplementedError(f"{type(self).__name__} must define measure(moment)")
 
     def lasts(self, moment: Moment) -> bool:
-        """Whether whatever `measure` would find is still to be seen at the end of a block. Then each step
-        is only glanced at; where `traces` finds something, the block is taken again and measured in full.
+        """Return whether everything that `measure` finds can still be seen at the end of a block. If so, each
+        step calls only `glance`. If `traces` then finds something, the block runs again and each step is
+        measured.
 
         Args:
             moment: what is known before the first step.
@@ -136,24 +138,24 @@ class Measured(Condition):
         return False
 
     def glance(self, moment: Moment) -> Tensor | float:
-        """In place of `measure`: a number that is not finite where this step hits beyond doubt."""
+        """In place of `measure`: return a number that is not finite if this step certainly hits."""
         raise NotImplementedError(f"{type(self).__name__} must define glance(moment)")
 
     def traces(self, moment: Moment, open_window: bool) -> bool:
-        """At the end of a block of which each step was only glanced at: whether one of them may have hit.
+        """At the end of a block whose steps called only `glance`, return whether one of them may have hit.
 
         Args:
-            moment: its model, optimizer and parameters.
+            moment: with the model, the optimizer and the parameters.
             open_window: whether gradients wait for more batches before they are applied.
         """
         raise NotImplementedError(f"{type(self).__name__} must define traces(moment, open_window)")
 
     def judge(self, iterations: Sequence[int], values: Floats) -> Found | None:
-        """The first value that hits.
+        """Return the first value that hits.
 
         Args:
-            iterations: the numbers of the steps, ascending. A step may come again, after a way back.
-            values: what they measured.
+            iterations: the numbers of the steps, ascending. A step may come again after the run went back.
+            values: what the steps measured.
         """
         for index, value in enumerate(values):
             if text := self.says(float(value)):
@@ -161,25 +163,25 @@ class Measured(Condition):
         return None
 
     def says(self, value: float) -> str:
-        """What is wrong with a value; nothing where it is not. `judge` asks this of each."""
+        """Return what is wrong with a value; "" if nothing is. `judge` calls this for each value."""
         raise NotImplementedError(f"{type(self).__name__} must define says(value)")
 
     def forget_after(self, iteration: int) -> None:
-        """The run stands elsewhere: steps after this one are taken back."""
+        """Forget the steps after this one: the run went back and has undone them."""
 
 
 class FromMetrics(Condition):
-    """A condition on what metrics measured."""
+    """A condition on the values of metrics."""
 
     def judge(self, split: Split, columns: Mapping[str, Column]) -> Found | None:
-        """The first step of a block that hits."""
+        """Return the first step of a block that hits."""
         raise NotImplementedError(f"{type(self).__name__} must define judge(split, columns)")
 
 
 class Asked(Condition):
-    """A condition that is asked at every training step, before the update. It may wait for the device, at
-    that price."""
+    """A condition that is called at every training step, before the update. It may wait for the device, which
+    makes the training slower."""
 
     def asks(self, moment: Moment) -> bool | str:
-        """Whether to stop here, or why."""
+        """Return whether to stop here, or the reason to stop."""
         raise NotImplementedError(f"{type(self).__name__} must define asks(moment)")

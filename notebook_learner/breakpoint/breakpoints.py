@@ -1,4 +1,4 @@
-"""The breakpoints of a learner: conditions that can be switched, and count how often they hit."""
+"""The breakpoints of a learner: conditions that can be switched on and off, and count their hits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .function_condition import When
 
 
 class Breakpoint:
-    """A condition with its switch."""
+    """One condition of a learner, with a switch to turn it on and off."""
 
     def __init__(self, name: str, condition: Condition, once: bool, changed: Callable[[], None]) -> None:
         self.name = name
@@ -26,7 +26,7 @@ class Breakpoint:
 
     @property
     def on(self) -> bool:
-        """Whether it can stop the training. Set it at any time; it holds from the next boundary on."""
+        """Whether it can stop the training. Set it at any time; it takes effect at the next boundary."""
         return self._on
 
     @on.setter
@@ -35,7 +35,7 @@ class Breakpoint:
         self._changed()
 
     def hit(self) -> None:
-        """It stops the training now."""
+        """Count a hit: it stops the training now."""
         self.hits += 1
         if self.once:
             self.on = False
@@ -48,7 +48,7 @@ class Breakpoint:
 
 
 class Breakpoints:
-    """What stops a training where something goes wrong. Shown as a list at the end of a cell.
+    """The list of conditions that stop a training. A cell that ends with it shows it.
 
     >>> from notebook_learner.breakpoint import AtStep, NonFinite
     >>> breakpoints = Breakpoints()
@@ -63,18 +63,18 @@ class Breakpoints:
     def __init__(self) -> None:
         self._all: list[Breakpoint] = []
         self.changes = 0
-        """Grows with every change, for whoever has to hear of one."""
+        """Grows with every change, so that code elsewhere notices one."""
 
     def add(
         self, condition: Condition | Callable[[Moment], bool | str], *, once: bool = False, name: str = ""
     ) -> Breakpoint:
-        """Stop where a condition holds.
+        """Stop the training at the step that meets a condition.
 
         Args:
-            condition: one of `notebook_learner.breakpoint`, or a function that is given the moment (loss,
-                output, batch, gradients, step, ...) of every training step before its update.
+            condition: one of `notebook_learner.breakpoint`, or a function. The function is called with the
+                moment (loss, output, batch, gradients, step, ...) of every training step before its update.
             once: switch it off when it hits.
-            name: by which it is listed; by default that of the condition.
+            name: the name in the list; by default that of the condition.
         """
         if isinstance(condition, type) or not (isinstance(condition, Condition) or callable(condition)):
             raise TypeError(
@@ -91,18 +91,18 @@ class Breakpoints:
         return made
 
     def remove(self, which: Breakpoint | str | int) -> None:
-        """Take one away, by itself, its name or its place in the list."""
+        """Remove a breakpoint: give it, its name or its number in the list."""
         gone = which if isinstance(which, Breakpoint) else self[which]
         self._all = [each for each in self._all if each is not gone]
         self._changed()
 
     def clear(self) -> None:
-        """Take all away."""
+        """Remove all breakpoints."""
         self._all = []
         self._changed()
 
     def become(self, others: Breakpoints) -> None:
-        """The same as another list's, with memories and counts of their own: those of a forked run."""
+        """Take over another list's breakpoints, with memories and counts of their own, for a forked run."""
         self._all = [self._copy_of(each) for each in others]
         self._changed()
 
@@ -113,7 +113,7 @@ class Breakpoints:
         return mine
 
     def __getitem__(self, which: str | int) -> Breakpoint:
-        """By name, or by number: 1 is the first."""
+        """Return a breakpoint by name, or by number: 1 is the first."""
         for number, each in enumerate(self._all, 1):
             if which in (each.name, number):
                 return each

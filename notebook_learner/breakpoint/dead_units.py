@@ -1,4 +1,4 @@
-"""Stops where units of a layer have died."""
+"""Stops the training when units of a layer have died."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Har
 
 
 class DeadUnits(Measured):
-    """Stop where more than a share of some layer's units are zero for every sample of a batch.
+    """Stop when more than a share of a layer's units are zero for every sample of a batch.
 
-    It looks at activation modules (ReLU and its kin) through hooks; activations written as functions
-    (`F.relu`) are not seen, nor those of a compiled model.
+    It watches activation modules (ReLU and similar ones) through hooks. It does not see activations that are
+    written as functions (`F.relu`), or those of a compiled model.
 
     Args:
-        share: of a layer's units, between 0 and 1.
+        share: the share of a layer's units, between 0 and 1.
     """
 
     def __init__(self, share: float = 0.5) -> None:
@@ -75,8 +75,8 @@ class DeadUnits(Measured):
 
 
 def _dead_share(output: Tensor) -> Tensor:
-    """The share of units that are zero for all samples. Units are channels; in (N, T, C), as transformers
-    have it, those come last."""
+    """The share of units that are zero for all samples. Units are channels. In (N, T, C), the shape that
+    transformers have, the channels come last."""
     units = output.ndim - 1 if output.ndim == 3 else 1
     alive = output.movedim(units, 0).flatten(1).ne(0).any(dim=1)
     return 1 - alive.float().mean()

@@ -8,10 +8,11 @@ from .base import Asked, Moment
 
 
 class When(Asked):
-    """Stop where a function of the moment says so. `learner.breakpoints.add(lambda m: ...)` makes one.
+    """Stop when a function of the moment returns True or a reason. `learner.breakpoints.add(lambda m: ...)`
+    makes one.
 
     The function is called at every training step, after backward and before the update. Reading a tensor
-    (`m.loss > 5`) makes the training wait for the device at every step; the other conditions do not.
+    (`m.loss > 5`) makes the training wait for the device at every step. The other conditions do not wait.
     """
 
     def __init__(self, function: Callable[[Moment], bool | str]) -> None:

@@ -1,4 +1,4 @@
-"""Stops where gradients grow beyond a bound."""
+"""Stops the training when gradients grow above a bound."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import Measured, Moment, Stage
 
 
 class GradNorm(Measured):
-    """Stop before an update whose gradients have a norm above a bound: all together, before clipping."""
+    """Stop before an update if the norm of all gradients together, before clipping, is above a bound."""
 
     needs_whole = True
     stage: ClassVar[Stage] = "update"
@@ -21,7 +21,7 @@ class GradNorm(Measured):
         self.above = above
 
     def measure(self, moment: Moment) -> Tensor | None:
-        # Torch has no norm of a sparse gradient, which an embedding may have.
+        # Torch cannot compute the norm of a sparse gradient, which an embedding may have.
         gradients = [g.coalesce().values() if g.is_sparse else g for g in moment.gradients]
         return nn.utils.get_total_norm(gradients) if gradients else None
 

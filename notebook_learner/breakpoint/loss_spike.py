@@ -1,4 +1,4 @@
-"""Stops where the loss jumps."""
+"""Stops the training when the loss jumps."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .base import Found, Measured, Moment
 
 
 class LossSpike(Measured):
-    """Stop at a step whose loss stands out of the ones before.
+    """Stop at a step whose loss is far above the losses of the last steps.
 
     Args:
         z: how many standard deviations above the mean of the last steps.
-        ratio: or how many times their mean. For losses that are not negative: of a mean below zero it says
-            nothing, as a multiple of that is a better loss.
+        ratio: or how many times their mean. It needs losses that are not negative: with a mean below zero it
+            never stops, because a multiple of such a mean is a better loss.
         window: how many steps count as the last ones.
-        warmup: steps to see before judging.
+        warmup: the number of steps to see before it judges.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class LossSpike(Measured):
         self.window, self.warmup = window, warmup
         self._seen: deque[tuple[int, float]] = deque()
         self._sums = (0.0, 0.0)
-        """Of the values seen, and of their squares, less `_shift` each, so that the difference of large
-        numbers stays exact enough."""
+        """The sums of the values seen and of their squares. `_shift` is subtracted from each value first, so
+        that the difference of large numbers stays exact enough."""
         self._shift = 0.0
         self._added = 0
 
@@ -64,7 +64,7 @@ class LossSpike(Measured):
     def _add(self, iteration: int, value: float) -> None:
         self._seen.append((iteration, value))
         self._added += 1
-        if self._added % self.window == 1:  # now and then, lest rounding piles up
+        if self._added % self.window == 1:  # now and then, so that rounding errors do not add up
             self._sum_up()
             return
         gone = self._seen.popleft()[1] - self._shift if len(self._seen) > self.window else 0.0
@@ -81,7 +81,7 @@ class LossSpike(Measured):
 
     def _stands_out(self, value: float) -> str:
         count = len(self._seen)
-        if count < self.warmup or not isfinite(value):  # NonFinite is for those
+        if count < self.warmup or not isfinite(value):  # NonFinite stops at those
             return ""
         total, squares = self._sums
         mean = self._shift + total / count

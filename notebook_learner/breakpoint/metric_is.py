@@ -1,4 +1,4 @@
-"""Stops by what a metric measured."""
+"""Stops the training at a value of a metric."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class MetricIs(FromMetrics):
-    """Stop where the value of a metric at one step compares so: `MetricIs("Accuracy", "<", 10)`.
+    """Stop when the value of a metric at one step meets a comparison: `MetricIs("Accuracy", "<", 10)`.
 
     In training it stops before the update of that step, in validation after the step.
 
     Args:
-        name: of a registered or logged metric.
+        name: the name of a registered or logged metric.
         op: one of > >= < <= == !=.
-        value: what it is compared with.
+        value: the number to compare with.
         split: "train" or "valid".
     """
 

@@ -1,4 +1,4 @@
-"""Stops before a NaN or an infinity gets into the weights."""
+"""Stops the training before a NaN or an infinity gets into the weights."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _KEEPING = frozenset(
         optim.RMSprop,
     }
 )
-"""Optimizers that carry whatever is not finite in a gradient into its parameter, where it stays
+"""Optimizers that carry a gradient's non-finite values into its parameter, where they stay
 (tests/learner/test_glancing.py tries each of them)."""
 _CHUNK = 64
-"""So many flags are made at once, and kept: a view costs a microsecond."""
+"""This many flags are made at once, and kept: a view costs a microsecond."""
 
 
 class NonFinite(Measured):
     """Stop before the update of the first step whose loss or gradients are not finite.
 
-    The parameters are finite then, and the hit names the first module whose output was not. Under fp16
-    only the loss is watched: there gradients overflow now and then, and the scaler leaves such steps out.
+    At that point the parameters are finite, and the hit names the first module whose output was not. Under
+    fp16 only the loss is watched: gradients overflow there now and then, and the scaler skips such steps.
 
-    With torch's common optimizers, whatever is not finite in a gradient stays in its parameter. So the
-    parameters are asked once a block, ten times a second; only where they tell of something are the steps
-    of that block taken again and each one's gradients looked at. Where all is finite then, a warning says so:
-    what went wrong came from outside the training's state.
+    With torch's common optimizers, a non-finite value in a gradient stays in its parameter. So the parameters
+    are checked once for each block, ten times a second. If they show something, the steps of that block are
+    taken again, and each step's gradients are checked. If all of them are finite then, a warning says so: the
+    cause came from outside the training's state.
 
     Args:
-        every_step: look at the gradients of each step as it is taken, which costs one more pass over them
-            (2 % of a small model's step on a CPU). Needed where a step mends its own weights: an infinity
+        every_step: check the gradients of each step as it is taken. This costs one more pass over them (2 %
+            of a small model's step on a CPU). It is needed if a step repairs its own weights: an infinity
             that is clamped away in the same block leaves no trace.
-        activations: watch the outputs of all modules as well, by hooks. An infinity may be there on purpose
-            (a mask), and this is what finds one that never reaches the loss.
+        activations: also watch the outputs of all modules, by hooks. This finds an infinity that never
+            reaches the loss. It also stops at one that is there on purpose (a mask).
     """
 
     needs_whole = True
@@ -57,11 +57,12 @@ class NonFinite(Measured):
         self.every_step = every_step
         self._pools: list[Tensor] = []
         self._flags: list[Tensor] = []
-        """The pools' entries, each a view of its own."""
+        """The pools' entries, each one a view."""
         self._one = torch.ones(1)
         self._next = 0
         self._uniform = False
-        """Whether gradients are of one kind, as parameters tell: asked once, not at each step."""
+        """Whether all gradients are of one kind. The parameters show it; it is read once, not at each
+        step."""
         self._hooks: list[Any] = []
         self._outputs: list[Tensor] = []
 
@@ -81,14 +82,14 @@ class NonFinite(Measured):
         self._hooks, self._outputs = [], []
 
     def measure(self, moment: Moment) -> Tensor:
-        """Zero where all is finite. 7 us for a small model: one call for all gradients of a kind."""
+        """Return zero if all is finite. 7 us for a small model: one call for all gradients of a kind."""
         loss = moment.loss
         flags = [] if moment.scaled else [self._check(alike) for alike in self._alike(moment.gradients)]
         flags += self._outputs
         self._outputs = []
         if not flags:
             return loss * 0
-        # Times zero: what is finite leaves nothing, what is not leaves NaN.
+        # Times zero: a finite value gives zero, any other gives NaN.
         wrong = torch.add(_near(flags[0], loss), loss, alpha=0)
         for flag in flags[1:]:
             wrong = wrong + _near(flag, loss)
@@ -105,7 +106,7 @@ class NonFinite(Measured):
         tensors = [p.detach() for p in moment.parameters if p.requires_grad]
         if open_window:
             tensors += moment.gradients
-        # One norm for all: it reads them once. Squares may overflow where every value is finite.
+        # One norm for all: it reads them once. The squares may overflow although every value is finite.
         norms = [nn.utils.get_total_norm(alike) for alike in _by_kind(tensors)]
         if all(bool(norm.isfinite()) for norm in norms):
             return False
@@ -129,7 +130,7 @@ class NonFinite(Measured):
         return f"the update of this step makes {names[0]}{more} non-finite"
 
     def explain(self, batch: Any, run: Run, model: nn.Module) -> str:
-        from ..inspection import trace_non_finite  # only a hit needs it
+        from ..inspection import trace_non_finite  # loaded at a hit only
 
         culprit = trace_non_finite(batch, run, model)
         return "" if culprit is None else culprit.text
@@ -142,7 +143,7 @@ class NonFinite(Measured):
             self._grow(gradients[0].device)
         flag = self._flags[self._next]
         self._next += 1
-        # What torch's own GradScaler asks with. Multiplied by one, a gradient keeps its bits.
+        # The kernel of torch's own GradScaler. Multiplied by one, a gradient keeps its bits.
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, self._one)
         return flag
 
@@ -163,10 +164,10 @@ class NonFinite(Measured):
 
 
 def _keeps(moment: Moment) -> bool:
-    """Whether a gradient that is not finite spoils its parameter for good."""
+    """Whether a non-finite gradient damages its parameter permanently."""
     optimizer = moment.optimizer
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks  # may mend things
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks  # may repair values
     return (
         type(optimizer) in _KEEPING
         and not hooks
@@ -179,7 +180,7 @@ def _near(flag: Tensor, loss: Tensor) -> Tensor:
 
 
 def _by_kind(gradients: list[Tensor]) -> list[list[Tensor]]:
-    """By device and type, as the check wants them. Of a sparse one its values, of a complex one its parts."""
+    """Group by device and type, as the check needs it: a sparse gradient's values, a complex one's parts."""
     groups: dict[Any, list[Tensor]] = {}
     for gradient in gradients:
         dense = gradient.coalesce()._values() if gradient.is_sparse else gradient

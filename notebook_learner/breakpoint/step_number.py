@@ -1,4 +1,4 @@
-"""Stops by number: at one step, or at every so many."""
+"""Stops the training by number: at one step, or at every n-th step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class AtStep(Planned):
     (AtStep(1234), AtStep(117, epoch=3))
 
     Args:
-        step: its number, from 1: in the whole run, or in `epoch`.
-        epoch: where `step` counts from the epoch's start.
+        step: the step's number, from 1: in the whole run, or in `epoch`.
+        epoch: the epoch in which `step` counts; without it, `step` counts from the start of the run.
     """
 
     def __init__(self, step: int, *, epoch: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Stops where a step moves some weight by too much, or by nothing."""
+"""Stops the training when a step changes a weight by too much, or by almost nothing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from .base import Measured, Moment, Stage
 
 
 class UpdateRatio(Measured):
-    """Stop before an update that moves a weight by more than a share of its norm, or by less.
+    """Stop before an update that changes a weight by more than one share of its norm, or by less than
+    another.
 
-    About 1e-3 is healthy; 1e-1 destroys what was learned, 1e-7 learns nothing. Weights have two dimensions or
-    more: biases and scales begin at 0 or 1, and move as they like. It takes a copy of the weights at every
-    step: the price is memory and their copying.
+    About 1e-3 is healthy; 1e-1 destroys what was learned, 1e-7 learns nothing. It looks at weights, which
+    have two dimensions or more. It leaves out biases and scales: they begin at 0 or 1, and may change by any
+    share. It copies the weights at every step, which costs memory and time.
 
     Args:
-        above: the largest share of all parameters may not exceed this.
-        below: nor be smaller than this.
+        above: stop if the largest share of all parameters is above this.
+        below: stop if the largest share of all parameters is below this.
     """
 
     needs_whole = True
@@ -44,12 +45,13 @@ class UpdateRatio(Measured):
     def measure(self, moment: Moment) -> Tensor | None:
         before, self._before = self._before, []
         if not before:
-            return None  # an accumulation window that goes on
+            return None  # the accumulation window goes on
         moved = torch._foreach_sub([p.detach() for p in _trained(moment.parameters)], before)
         moves, norms = (
             torch.stack([norm.float() for norm in torch._foreach_norm(each)]) for each in (moved, before)
         )
-        # What begins at zero (a LoRA's second matrix) moves by infinitely much, and that is right.
+        # A weight that begins at zero (a LoRA's second matrix) changes by an infinite share, and that is
+        # right.
         return torch.where(norms > 0, moves / norms, torch.zeros_like(norms)).max()
 
     def says(self, value: float) -> str:

@@ -1,4 +1,4 @@
-"""A batch as the loop sees it: nested tensors to move, and a number of samples."""
+"""A batch as the loop uses it: nested tensors to move, and a number of samples."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from torch import Tensor
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor on `device`; containers keep their type, tensors in place stay.
+    """The batch with every tensor on `device`; containers keep their type, tensors already there stay.
 
-    What has a `.to` of its own (a tokenizer's BatchEncoding, a PackedSequence, a graph library's batch)
-    is asked, since it may know of a tensor that must stay. Copies from pinned memory do not block;
-    others do, whatever `non_blocking` says.
-
+    An object with its own `.to` method (a tokenizer's BatchEncoding, a PackedSequence, a graph library's
+    batch) moves itself, since it may know of a tensor that must stay. Copies from pinned memory do not block;
+    other copies do, with any value of `non_blocking`.
     >>> move({"x": [torch.zeros(2)], "name": "a"}, torch.device("meta"))["x"][0].device.type
     'meta'
     """
@@ -39,14 +38,14 @@ def move(batch: Any, device: torch.device) -> Any:
 def _moved_mapping(batch: Mapping[Any, Any], device: torch.device) -> Any:
     moved = {key: move(value, device) for key, value in batch.items()}
     if not isinstance(batch, MutableMapping):
-        return type(batch)(moved)  # type: ignore[call-arg]  # as every read-only view takes a dict
+        return type(batch)(moved)  # type: ignore[call-arg]  # every read-only view takes a dict
     other = copy.copy(batch)  # a defaultdict keeps its default
     other.update(moved)
     return other
 
 
 def _moved_record(batch: Any, device: torch.device) -> Any:
-    # Not by its constructor: that would run __post_init__ again, and want what is no field.
+    # Not by its constructor: that would run __post_init__ again, and require arguments that are not fields.
     other = object.__new__(type(batch))
     if hasattr(batch, "__dict__"):
         vars(other).update(vars(batch))
@@ -60,7 +59,7 @@ def _is_record(value: Any) -> bool:
 
 
 def mapped(value: Any, change: Callable[[Any], Any], leaf: type = Tensor) -> Any:
-    """The value with its tensors, or other leaves, changed; containers are copied and keep their type, but
+    """The value with its tensors, or other leaves, changed. Containers are copied and keep their type, but
     mappings become dicts.
 
     >>> mapped({"x": [torch.ones(2)], "name": "a"}, lambda tensor: tensor.tolist())
@@ -83,11 +82,11 @@ def mapped(value: Any, change: Callable[[Any], Any], leaf: type = Tensor) -> Any
 
 
 def is_on(batch: Any, device: torch.device) -> bool:
-    """Whether every tensor of the batch is already there, so that moving can be left out."""
+    """Whether every tensor of the batch is on the device already, so that no move is needed."""
     if isinstance(batch, Tensor):
         return _same(batch.device, device)
     if hasattr(batch, "to"):
-        return False  # only it knows
+        return False  # only the object knows
     if isinstance(batch, Mapping):
         return all(is_on(value, device) for value in batch.values())
     if isinstance(batch, (list, tuple)):
@@ -104,7 +103,7 @@ def _same(one: torch.device, other: torch.device) -> bool:
 
 
 def count_samples(batch: Any) -> int:
-    """The length of the first dimension of the first tensor found; 1 where there is none.
+    """The length of the first dimension of the first tensor found; 1 if there is no tensor.
 
     >>> count_samples((torch.zeros(32, 3), torch.zeros(32)))
     32

@@ -1,12 +1,14 @@
 """The data cursor: which batch comes next, exactly, and how to come back to it.
 
-A loader draws its order and its workers' seeds when iteration *starts*, so a position is worth two
-random states: the epoch's start and now. To come back: set the first, start iterating, let the order
-be drawn, skip by drawing indices (no sample is loaded to be thrown away), set the second, go on.
+A loader draws its order and its workers' seeds when iteration *starts*. So a position needs two random
+states: the one at the epoch's start, and the one now. To come back, the cursor sets the first state, starts
+iterating, lets the order be drawn, skips by drawing indices (no sample is loaded only to be dropped), sets
+the second state, and goes on.
 
-With `.seed()` the cursor owns all randomness of the data: the order is a function of (seed, epoch),
-and each sample's is one of (seed, epoch, its place in the order), so neither the number of workers nor
-where the run stopped matters. Without it the cursor draws nothing that a hand-written loop would not.
+With `.seed()` the cursor controls all randomness of the data. The order is a function of (seed, epoch), and
+the randomness of each sample is one of (seed, epoch, its place in the order). So neither the number of
+workers nor the place of a stop matters. Without `.seed()` the cursor draws nothing that a hand-written loop
+would not draw.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ Tell = Callable[[str], None]
 
 
 class Cursor:
-    """Walks one loader, epoch by epoch, and knows how to stand at any batch of one.
+    """Walks one loader, epoch by epoch, and can go to any batch of an epoch.
 
     >>> cursor = Cursor([10, 20, 30])
     >>> cursor.begin(epoch=1)
@@ -54,7 +56,7 @@ class Cursor:
     20
 
     Args:
-        devices: more than one where a loader's batch is that of one device, and a step takes so many.
+        devices: more than one if a loader's batch is for one device, and a step takes this many batches.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class Cursor:
         self._skip = 0
         self._start: _Start | None = None
         self._follows = False
-        """Whether the start is another rank's, so that an epoch begins from there and not from now."""
+        """Whether the start is another rank's: then an epoch begins from that start, and not from now."""
         self._stream: HostRng | None = None
         self._warm: bool | None = None
         self._inner: Iterator[Any] | None = None
@@ -83,7 +85,7 @@ class Cursor:
 
     @property
     def total(self) -> int | None:
-        """The number of batches in an epoch, where the loader knows it."""
+        """The number of batches in an epoch, if the loader knows it."""
         length = length_of(self.loader)
         return length if length is None else -(-length // self.each)
 
@@ -94,11 +96,11 @@ class Cursor:
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that is kept for those who come back into an epoch: its order."""
+        """The memory that is kept for a return into an epoch: its order."""
         return self.walk.kept_bytes
 
     def begin(self, epoch: int) -> None:
-        """Stand before the first batch of an epoch."""
+        """Go to the place before the first batch of an epoch."""
         self.drop()
         self.epoch = epoch
         self._skip = 0
@@ -107,12 +109,12 @@ class Cursor:
         self._follows = False
 
     def fetch(self) -> Any:
-        """The next batch, or END."""
+        """Return the next batch, or END."""
         iterator = self._iterator
         if iterator is None:
             iterator = self._iterator = self._open()
         if self.each == 1:
-            try:  # and no call of `next_of`, which would cost each step 50 ns
+            try:  # not by a call of `next_of`, which costs 50 ns a step
                 return next(iterator)
             except StopIteration as stop:
                 return end_of(stop)
@@ -122,32 +124,33 @@ class Cursor:
         return batches or END
 
     def fetch_one(self) -> Any:
-        """The next batch, to be looked at: this device's part of it, or of several, its own."""
+        """Return the next batch, to look at: this device's part of it, or this device's own batch of
+        several."""
         batch = self.fetch_share()
         return batch[0] if type(batch) is Several else batch
 
     def fetch_share(self) -> Any:
-        """This rank's part of the next batch: EMPTY where it has none; or END."""
+        """Return this rank's part of the next batch: EMPTY if it has no sample; or END."""
         batch = self.fetch()
         return END if batch is END else self.walk.mine(batch)
 
     def start(self) -> dict[str, Any]:
-        """What the order of the epoch that begins now will be drawn from."""
+        """Return the states that the order of the next epoch will be drawn from."""
         return dict(_Start(capture_rng(), self._generator_states(), self.walk.warm).plain)
 
     def start_on_host(self) -> dict[str, Any]:
-        """The same, for other processes: an order is drawn on the host."""
+        """Return the same for other processes: an order is drawn on the host."""
         start = self.start()
         return {**start, "rng": {**start["rng"], "cuda": ()}}
 
     def begin_as(self, epoch: int, start: Mapping[str, Any]) -> None:
-        """Stand before the first batch of an epoch that another rank has begun, in the same order. The random
-        stream of this process stays where it is."""
+        """Go to the place before the first batch of an epoch that another rank has begun, in the same order.
+        The random stream of this process does not move."""
         self.begin(epoch)
         self._start, self._follows = _Start.of(start), True
 
     def stand_at(self, step: int) -> None:
-        """Stand after `step` batches of this epoch; the way there is gone at the next fetch."""
+        """Go to the place after `step` batches of this epoch; the next fetch does the skipping."""
         self.drop()
         self._skip = step
         self._stream = None
@@ -155,14 +158,14 @@ class Cursor:
             self._start = None
 
     def reopen(self, step: int) -> None:
-        """Stay after `step` batches, where the cursor stands, but read from there anew: workers may have
-        fetched ahead what is mended meanwhile, or may be gone."""
+        """Stay after `step` batches, at the current place, but read from there again: workers may have
+        fetched ahead what has been repaired since then, or may be gone."""
         stream = self._stream_now()
         self.stand_at(step)
         self._stream = stream if step else None
 
     def take_over(self, other: Cursor, step: int) -> None:
-        """Stand where another loader's cursor stood: a cell that makes its loaders was run again."""
+        """Take the place of another loader's cursor: the cell that makes the loaders was run again."""
         self.epoch = other.epoch
         stream = other._stream_now()
         if other._start is not None:
@@ -173,18 +176,18 @@ class Cursor:
         self._stream = stream if step else None
 
     def drop(self) -> None:
-        """Let go of the live iterator and its worker processes."""
+        """Release the live iterator and its worker processes."""
         inner, self._iterator, self._inner = self._inner, None, None
         self.walk.end(inner)
 
     def close(self) -> None:
-        """Let go of everything, workers that would have lived on included."""
+        """Release everything, also persistent workers."""
         self.drop()
         self.walk.set_warm(False)
 
     def drop_if_broken(self, step: int) -> None:
-        """Replace worker processes that died while nobody was looking (a kernel's interrupt signal
-        reaches the whole process group)."""
+        """Replace worker processes that died in a pause (a kernel's interrupt signal reaches the whole
+        process group)."""
         workers = getattr(self._inner, "_workers", None)
         if workers and not all(worker.is_alive() for worker in workers):
             self.reopen(step)
@@ -192,7 +195,7 @@ class Cursor:
     # State -------------------------------------------------------------------------------------------
 
     def capture(self, step: int) -> dict[str, Any]:
-        """Where the loader stands after `step` batches."""
+        """Return the loader's place after `step` batches."""
         inside = step > 0
         stream = self._stream_now() if inside else None
         return {
@@ -207,16 +210,16 @@ class Cursor:
         }
 
     def require(self, state: Mapping[str, Any]) -> None:
-        """Raise where it cannot stand there again."""
+        """Raise if the cursor cannot go back to that place."""
         devices = state.get("devices", 1)
         if state["step"] and devices != self.devices:
             raise StateError(
-                f"the state stands inside an epoch whose steps take {_batches(devices)}, and here they take "
+                f"the state is inside an epoch whose steps take {_batches(devices)}, and here they take "
                 f"{_batches(self.devices)}: go on with as many devices, or from the end of an epoch"
             )
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Stand there again."""
+        """Go back to a captured place."""
         self.begin(state["epoch"])
         self._skip = state["step"]
         self._start = None if state["start"] is None else _Start.of(state["start"])
@@ -240,7 +243,7 @@ class Cursor:
         return self._open_fresh() if self._skip == 0 and not self._follows else self._open_again()
 
     def _open_fresh(self) -> Iterator[Any]:
-        """As a hand-written `for batch in loader` does, and drawing nothing beside it."""
+        """Start as a hand-written `for batch in loader` does, without drawing anything more."""
         if self._warm is not None and self._warm != self.walk.warm:
             now, generators_now = capture_rng(), self._generator_states()
             self.walk.set_warm(self._warm)
@@ -250,7 +253,7 @@ class Cursor:
         return self._begun(self.walk.iterate(0))
 
     def _open_again(self) -> Iterator[Any]:
-        """Come back to the middle of an epoch: the two-state dance of the module's docstring."""
+        """Come back to the middle of an epoch, by the two states that the module's docstring describes."""
         start = self._start
         assert start is not None, "a position inside an epoch has the epoch's start"
         now, generators_now = capture_rng(), self._generator_states()
@@ -279,7 +282,7 @@ class Cursor:
         return iterator
 
     def _skipped(self, base: int | None = None) -> Iterator[Any]:
-        """An iterator that stands after `_skip` steps."""
+        """An iterator that is at the place after `_skip` steps."""
         batches = self._skip * self.each
         if self.walk.skips:
             return self.walk.iterate(batches, base)
@@ -300,7 +303,7 @@ def _batches(devices: int) -> str:
 
 @dataclass(frozen=True)
 class _Start:
-    """What an epoch's order was drawn from."""
+    """The random states that an epoch's order was drawn from."""
 
     rng: Rng
     generators: tuple[torch.Tensor, ...]
@@ -308,21 +311,21 @@ class _Start:
 
     @cached_property
     def plain(self) -> Mapping[str, Any]:
-        """As a dict of what a checkpoint can hold. Every state inside the epoch has it: made once, it takes
-        nothing of a keyframe's time, and of its memory once for all of them."""
+        """Return a dict that a checkpoint can hold. Every state inside the epoch has it. It is made once, so
+        it costs a keyframe no time, and its memory only once for all keyframes."""
         return {"rng": self.rng.plain(), "generators": self.generators, "warm": self.warm}
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> _Start:
-        """From `plain`."""
+        """Make it from `plain`."""
         return _Start(Rng.of(state["rng"]), tuple(state["generators"]), state["warm"])
 
 
 class _Isolated:
-    """An iterator that draws from a random stream of its own, not from the model's.
+    """An iterator that draws from its own random stream, not from the model's.
 
-    Costs about 0.2 ms a batch, so it is left out where nothing is drawn. Where a seed comes before all that
-    is drawn, the stream makes no difference; then it costs 20 us.
+    It costs about 0.2 ms a batch, so it is left out if nothing is drawn. If a seed comes before everything
+    that is drawn, the stream makes no difference; then it costs 20 us.
     """
 
     def __init__(self, inner: Iterator[Any], stream: HostRng, seeded: bool) -> None:

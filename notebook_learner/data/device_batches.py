@@ -1,7 +1,7 @@
-"""Where a loader's batch is that of one device: the loader whose batches are those of a step.
+"""Loaders whose batch is for one device, as loaders whose batch is for one step.
 
-A loader of torch's that cuts an order of samples into batches is given longer ones, of which every rank loads
-its part. Of any other, a step takes several batches, one for each rank, as they are.
+A torch loader that cuts an order of samples into batches gets longer batches, of which every rank loads its
+part. From any other loader, a step takes several batches as they are, one for each rank.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 
 def per_device(loader: Iterable[Any], devices: int) -> tuple[Iterable[Any], int]:
-    """The loader to walk, and how many of its batches a step takes.
+    """Return the loader to walk, and how many of its batches a step takes.
 
     >>> per_device(DataLoader(list(range(10)), batch_size=2), 3)[0].batch_size
     6
@@ -31,7 +31,7 @@ def per_device(loader: Iterable[Any], devices: int) -> tuple[Iterable[Any], int]
 def _longer(loader: DataLoader[Any], sampler: BatchSampler, times: int) -> DataLoader[Any]:
     longer = copy.copy(loader)
     size = sampler.batch_size * times
-    # DataLoader forbids setting these after construction; a copy that nobody has iterated is safe.
+    # DataLoader forbids setting these after construction; a copy that has not been iterated is safe.
     changed: dict[str, Any] = {
         "batch_sampler": BatchSampler(sampler.sampler, size, sampler.drop_last),
         "batch_size": size,

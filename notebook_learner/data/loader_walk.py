@@ -1,4 +1,4 @@
-"""How each kind of loader is walked: what it can skip, what it draws, what it remembers."""
+"""How each kind of loader is walked: what it can skip, what it draws, what it keeps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from .stop_iteration import collate_makes_no_end, next_of
 
 
 def walk_for(loader: Any, seeded: bool, share: Share | None = None) -> Walk:
-    """The way to walk this loader; with a share, it gives only this rank's part of batches where `cuts`."""
+    """Return the way to walk this loader. With a share, it gives only this rank's part of batches if
+    `cuts`."""
     walk = _walk_for(loader, seeded)
     if share is not None:
         walk.take_share(share)
@@ -58,7 +59,7 @@ def length_of(loader: Any) -> int | None:
 
 
 def _is_plain_loader(loader: Any) -> bool:
-    """A DataLoader over a map-style dataset whose iteration nobody replaced."""
+    """Whether it is a DataLoader over a map-style dataset, and its iteration has not been replaced."""
     return (
         isinstance(loader, DataLoader)
         and type(loader).__iter__ is DataLoader.__iter__
@@ -68,21 +69,21 @@ def _is_plain_loader(loader: Any) -> bool:
 
 
 class Walk:
-    """How any iterable is walked: all that can be done is to read it up to the position."""
+    """The way to walk any iterable: it can only be read up to the position."""
 
     skips = False
-    """Whether `iterate(k)` costs no loading of the k batches before."""
+    """Whether `iterate(k)` loads none of the k batches before."""
     why = "this kind of loader cannot skip"
-    """Where it does not: the reason, for the person who waits."""
+    """If it does load them: the reason, for the user who waits."""
     quiet = False
     """Whether fetching a batch in this process draws no random number."""
     seeds_all = False
-    """Whether a seed comes before all that fetching a batch draws."""
+    """Whether a seed comes before everything that fetching a batch draws."""
     generators: Sequence[torch.Generator] = ()
-    """Random generators of the loader's own."""
+    """The loader's own random generators."""
     cuts = False
-    """Whether each rank can walk a loader of its own and find the same batches; then `mine` gives its part.
-    Otherwise one walks for all: what a stranger's iterator draws, and when, is not known."""
+    """Whether each rank can walk its own loader and find the same batches; then `mine` gives its part.
+    Otherwise one rank walks for all: it is not known what another kind of iterator draws, and when."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -91,28 +92,28 @@ class Walk:
 
     @property
     def warm(self) -> bool:
-        """Whether workers of an earlier epoch are still there; they change what iteration draws."""
+        """Whether workers of an earlier epoch still exist; they change what iteration draws."""
         return False
 
     def set_warm(self, warm: bool) -> None:
         """Make `warm` so before iterating."""
 
     def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
-        """Start an epoch after `skip` batches, its order drawn. `base` seeds each sample."""
+        """Start an epoch after `skip` batches, with its order drawn. `base` seeds each sample."""
         with starting_workers(getattr(self.loader, "num_workers", 0)), collate_makes_no_end(self.loader):
             iterator: Iterator[Any] = iter(self.loader)
         return self._kept(iterator)
 
     def end(self, iterator: Iterator[Any] | None) -> None:
-        """Let go of an iterator, and of its worker processes now. The garbage collector would do it in
-        whichever thread, or forked child, it happens to run in, where it takes seconds or fails."""
+        """Release an iterator, and end its worker processes now. The garbage collector would do it in any
+        thread or forked child, where it takes seconds or fails."""
         shut_down = getattr(iterator, _SHUT_DOWN, None)
         if shut_down is not None and iterator is not self._living_on:
             _at_work.discard(iterator)
             shut_down()
 
     def _kept(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """The iterator, held until it is ended; not one that the user's loader holds, and ends."""
+        """Hold the iterator until it is ended; but not one that the user's loader holds and ends."""
         if hasattr(iterator, _SHUT_DOWN) and iterator is not getattr(self.loader, "_iterator", None):
             _at_work.add(iterator)
         return iterator
@@ -124,21 +125,21 @@ class Walk:
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that is kept for those who come back into an epoch."""
+        """The memory that is kept for a return into an epoch."""
         return 0
 
     def take_share(self, share: Share) -> None:
-        """Give only one rank's part of each batch, where that is possible."""
+        """Give only one rank's part of each batch, if that is possible."""
 
     def mine(self, batch: Any) -> Any:
-        """This rank's part of what was fetched, or EMPTY."""
+        """Return this rank's part of what was fetched, or EMPTY."""
         return batch
 
     def draw_order(self) -> None:
-        """Draw the epoch's order now that iteration has started."""
+        """Draw the epoch's order now, after the start of the iteration."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell samplers that ask for it which epoch comes."""
+        """Give the next epoch's number to the samplers that have `set_epoch`."""
         for name in (None, "sampler", "batch_sampler", "dataset"):
             part = self.loader if name is None else getattr(self.loader, name, None)
             tell = getattr(part, "set_epoch", None)
@@ -146,11 +147,11 @@ class Walk:
                 tell(epoch - 1)  # torch and Hugging Face count epochs from 0
 
     def capture(self, inside: bool) -> Any:
-        """The loader's own state, where it has one; `inside` an epoch, or before it."""
+        """Return the loader's own state, if it has one; `inside` an epoch, or before it."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Put it back."""
+        """Put a captured state back."""
 
 
 class _SequenceWalk(Walk):
@@ -170,11 +171,11 @@ class _SequenceWalk(Walk):
     def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
         if skip == 0:
             return iter(self.loader)
-        return (self.loader[index] for index in range(skip, len(self.loader)))  # StopIteration is no end here
+        return (self.loader[index] for index in range(skip, len(self.loader)))  # StopIteration is an error
 
 
 class _StatefulWalk(Walk):
-    """A loader that keeps its own position (torchdata's StatefulDataLoader, a user's own)."""
+    """A loader that keeps its own position (torchdata's StatefulDataLoader, a user's own class)."""
 
     skips = True
 
@@ -202,10 +203,10 @@ class _StatefulWalk(Walk):
 
 
 class _LoaderWalk(Walk):
-    """torch's DataLoader over a map-style dataset: skips by drawing indices.
+    """torch's DataLoader over a map-style dataset: it skips by drawing indices.
 
-    It iterates a shallow copy of the user's loader, whose sampler can skip, and whose
-    dataset seeds each sample where the run is seeded. The user's own object is never changed.
+    It iterates a shallow copy of the user's loader. The copy's sampler can skip, and its dataset seeds each
+    sample if the run is seeded. The user's own object is never changed.
     """
 
     why = "worker processes draw random numbers that only reading repeats; .seed() makes this instant"
@@ -216,15 +217,15 @@ class _LoaderWalk(Walk):
         self._epoch = 1
         self._first_seed = 0
         self._carries = False
-        """Workers that live on carry their random state from epoch to epoch, where it cannot be read or
-        put back. So from the second epoch on they are seeded anew, by the first one's seed and the epoch:
-        the one place where an unseeded run differs from a hand-written loop."""
+        """Whether persistent workers carry their random state from epoch to epoch. It cannot be read or put
+        back there. So from the second epoch on they get new seeds, from the first one's seed and the epoch.
+        This is the only place where an unseeded run differs from a hand-written loop."""
         self._copy = self._copy_of(loader, seeded)
         self.generators = _distinct(
             [loader.generator, *(getattr(part, "generator", None) for part in _samplers_of(loader))]
         )
         self._sampler.generators = self.generators
-        # A generator of the loader's own is drawn from at the end of an epoch, too, wherever the workers are.
+        # The loader's own generator is also drawn from at the end of an epoch, with any number of workers.
         self._sampler.keeps = loader._auto_collation and not self.generators and _drawn_at_once(loader)
         self.cuts = loader._auto_collation and _known_order(loader)
         calm = _draws_nothing(loader.dataset)
@@ -234,7 +235,7 @@ class _LoaderWalk(Walk):
 
     def _copy_of(self, loader: DataLoader[Any], seeded: bool) -> DataLoader[Any]:
         mine = copy.copy(loader)
-        # DataLoader forbids setting these after construction; a copy that nobody has iterated is safe.
+        # DataLoader forbids setting these after construction; a copy that has not been iterated is safe.
         mine.__dict__["batch_sampler" if loader._auto_collation else "sampler"] = self._sampler
         mine.__dict__["_iterator"] = None
         if _draws_nothing(loader.dataset):
@@ -318,7 +319,7 @@ def _distinct(generators: Iterable[torch.Generator | None]) -> list[torch.Genera
 
 
 def _draws_nothing(dataset: Any) -> bool:
-    """Datasets of torch whose samples are plain look-ups."""
+    """Datasets of torch whose samples are only look-ups."""
     if type(dataset) is TensorDataset:
         return True
     if type(dataset) is Subset:
@@ -331,7 +332,7 @@ def _order_drawn_at_start(loader: DataLoader[Any]) -> bool:
 
 
 def _drawn_at_once(loader: DataLoader[Any]) -> bool:
-    """Whether nothing is drawn between the first index and the end of an epoch, and to draw takes long."""
+    """Whether nothing is drawn between the first index and the end of an epoch, and drawing takes long."""
     sampler = loader.sampler
     if type(sampler) is RandomSampler:
         at_once = not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
@@ -341,7 +342,7 @@ def _drawn_at_once(loader: DataLoader[Any]) -> bool:
 
 
 def _known_order(loader: DataLoader[Any]) -> bool:
-    """Samplers of torch's that draw an epoch's order at once, before its first batch."""
+    """Samplers of torch that draw an epoch's order at once, before its first batch."""
     known = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
     plain = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
     return plain and type(loader.sampler) in known
@@ -352,20 +353,21 @@ def _known_order(loader: DataLoader[Any]) -> bool:
 _SHUT_DOWN = "_shutdown_workers"
 
 _at_work: set[Iterator[Any]] = set()
-"""Iterators whose workers have not been ended. The garbage collector must not come across one: it may clear
-the queues away before the workers are told to end, and waits five seconds for each."""
+"""Iterators whose workers have not been ended. The garbage collector must not collect one: it may remove the
+queues before the workers get the signal to end, and then waits five seconds for each."""
 
 
 @contextmanager
 def starting_workers(workers: int) -> Iterator[None]:
-    """Start worker processes with the interrupt signal blocked, and a closed terminal's: they inherit that
-    for life.
+    """Start worker processes with two signals blocked: the interrupt, and that of a closed terminal. The
+    workers inherit the block for life.
 
-    Both go to the whole process group, and a worker that gets one ends; here they mean "pause" to the parent
-    and nothing to them. One that comes meanwhile reaches this process afterwards.
+    Both signals go to the whole process group, and a worker that gets one ends. Here they mean "pause" to the
+    parent and nothing to the workers. A signal that comes during the start reaches this process afterwards.
 
-    h5py is loaded beforehand. A worker that is forked while another thread loads it would print "cannot
-    release un-acquired lock" into the cell: h5py then frees a lock for which it was not there to take it.
+    h5py is loaded before. Otherwise, a worker that is forked while another thread loads h5py would print
+    "cannot release un-acquired lock" into the cell: h5py then releases a lock that it did not take in that
+    process.
     """
     if workers:
         hdf5_library.load()

@@ -1,7 +1,8 @@
 """A rank's share of a global batch: which of its samples are this rank's.
 
-Shares are contiguous and differ by one sample at most, so that joining the ranks' shares in their order
-gives the batch again. A batch of fewer samples than ranks leaves some of them without any, never rank 0.
+Shares are contiguous, and their lengths differ by one sample at most. So the ranks' shares, joined in their
+order, give the batch again. If a batch has fewer samples than there are ranks, some ranks get none; rank 0
+always has one.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from ..errors import DataError
 from .batch import count_samples
 
 EMPTY = object()
-"""In place of a batch, for a rank that has no sample of it."""
+"""In place of a batch, for a rank that has no sample of the batch."""
 
 
 class CannotBeCut(DataError):
-    """Nothing says how to cut a batch into a part for each device."""
+    """The learner does not know how to cut a batch into a part for each device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A sample that another rank has, for a rank that has none and cannot leave out what all do together."""
+    """Another rank's sample, for a rank that has none and has to take part in what all ranks do together."""
 
     batch: Any
 
 
 class Several(list[Any]):
-    """The batches of one step, one for each rank: a loader's batch is then that of one device."""
+    """The batches of one step, one for each rank: a loader's batch is then for one device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,10 @@ class Share:
     rank: int
     world: int
     idles: bool = False
-    """Whether a rank without a sample takes a step all the same."""
+    """Whether a rank without a sample takes a step anyway."""
 
     def bounds(self, samples: int) -> tuple[int, int]:
-        """From which sample to before which one."""
+        """The index of the first sample, and the index after the last one."""
         return -(-self.rank * samples // self.world), -(-(self.rank + 1) * samples // self.world)
 
     def of(self, samples: Sequence[Any]) -> Sequence[Any]:
@@ -58,12 +59,13 @@ class Share:
         return samples[first:end]
 
     def of_batch(self, batch: Any) -> Any:
-        """This rank's part of a batch that is whole already; EMPTY, or Idle, where it has none.
+        """This rank's part of a whole batch; EMPTY, or Idle, if it has none.
 
-        Whatever is as long as the batch is cut, containers keep their type, and the rest is everybody's.
+        Everything that is as long as the batch is cut, containers keep their type, and every rank gets the
+        rest.
 
         Raises:
-            CannotBeCut: nothing says how.
+            CannotBeCut: it is not known how to cut the batch.
         """
         if type(batch) is Several:
             return batch[self.rank] if self.rank < len(batch) else self.none(batch[0])
@@ -74,12 +76,12 @@ class Share:
         return _cut(batch, samples, first, end) if first < end else self.none(_cut(batch, samples, 0, 1))
 
     def none(self, one: Any) -> Any:
-        """In the place of no sample."""
+        """What stands for no sample."""
         return Idle(one) if self.idles else EMPTY
 
 
 def first_of(value: Any, samples: int, count: int) -> Any:
-    """What there is of the first so many samples, in a batch or an output of so many.
+    """The part of the first `count` samples, of a batch or an output of `samples` samples.
 
     >>> first_of({"text": ["a", "b", "c"], "scale": 2.0}, 3, 2)
     {'text': ['a', 'b'], 'scale': 2.0}
@@ -103,7 +105,7 @@ def _cut(value: Any, samples: int, first: int, end: int) -> Any:
     if isinstance(value, Mapping):
         cut = {key: _cut(each, samples, first, end) for key, each in value.items()}
         if not isinstance(value, MutableMapping):
-            return type(value)(cut)  # type: ignore[call-arg]  # as every read-only view takes a dict
+            return type(value)(cut)  # type: ignore[call-arg]  # every read-only view takes a dict
         other = copy.copy(value)
         other.update(cut)
         return other
@@ -116,7 +118,7 @@ def _cut(value: Any, samples: int, first: int, end: int) -> Any:
     if _is_record(value):
         return _cut_record(value, samples, first, end)
     if getattr(value, "shape", None) and not isinstance(value, type) and len(value) == samples:
-        return value[first:end]  # an array of NumPy's
+        return value[first:end]  # a NumPy array
     return value
 
 
@@ -128,7 +130,7 @@ def _cut_record(value: Any, samples: int, first: int, end: int) -> Any:
 
 
 def _is_column(value: Sequence[Any], samples: int) -> bool:
-    """Texts or numbers, one for each sample; a list of tensors is a batch of several parts."""
+    """Whether it is texts or numbers, one for each sample; a list of tensors is a batch of several parts."""
     return len(value) == samples and not any(
         isinstance(each, (Tensor, Mapping, list, tuple)) or _is_record(each) for each in value
     )

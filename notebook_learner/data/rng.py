@@ -1,4 +1,4 @@
-"""The random generators a step can draw from, captured and put back as one value."""
+"""The random generators that a step can draw from, captured and put back as one value."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class HostRng:
-    """Python's, NumPy's and torch's generators on the CPU. Taking one costs about 35 us."""
+    """Python's, NumPy's and torch's generators on the CPU. A capture costs about 35 us."""
 
     python: tuple[Any, ...]
     numpy: dict[str, Any]
     torch: Tensor
 
     def plain(self) -> dict[str, Any]:
-        """As a dict of what a checkpoint can hold; Python's 625 numbers as one array."""
+        """Return a dict that a checkpoint can hold; Python's 625 numbers are one array."""
         version, numbers, gauss = self.python
-        # Through an array of Python's it takes a third of the time.
+        # With Python's array type in between, this takes a third of the time.
         python = (version, np.frombuffer(array("I", numbers), np.uint32), gauss)
         return {"python": python, "numpy": self.numpy, "torch": self.torch}
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> HostRng:
-        """From `plain()`."""
+        """Make it from `plain()`."""
         version, numbers, gauss = state["python"]
         return HostRng((version, tuple(numbers.tolist()), gauss), state["numpy"], state["torch"])
 
@@ -51,17 +51,17 @@ class Rng:
     mps: Tensor | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As a dict of what a checkpoint can hold."""
+        """Return a dict that a checkpoint can hold."""
         return {"host": self.host.plain(), "cuda": self.cuda, "mps": self.mps}
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Rng:
-        """From `plain()`."""
+        """Make it from `plain()`."""
         return Rng(HostRng.of(state["host"]), tuple(state["cuda"]), state["mps"])
 
 
 def capture_host() -> HostRng:
-    """The CPU generators as they stand."""
+    """Return the current state of the CPU generators."""
     return HostRng(random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state())
 
 
@@ -73,11 +73,11 @@ def restore_host(state: HostRng) -> None:
 
 
 class HostMemory:
-    """Takes the CPU generators and puts them back, again and again, in a tenth of the time.
+    """Captures the CPU generators and puts them back, many times, in a tenth of the time.
 
     NumPy takes 38 us for each, as it copies its 624 numbers one by one in Python. So they are compared and
-    written where they lie, as `BitGenerator.ctypes` gives them to compiled code. What does not lie there, one
-    normally distributed number that waits for the next call, is asked for, unless there was none and nothing
+    written in place, at the address that `BitGenerator.ctypes` gives. One normally distributed number, which
+    waits for the next call, is not at that address. It is read separately, unless there was none and nothing
     has been drawn since.
     """
 
@@ -87,17 +87,17 @@ class HostMemory:
         self._known_words = b""
 
     def capture(self) -> HostRng:
-        """The CPU generators as they stand."""
+        """Return the current state of the CPU generators."""
         return HostRng(random.getstate(), self._capture_numpy(), torch.get_rng_state())
 
     def restore(self, state: HostRng) -> None:
-        """Put them back."""
+        """Put a captured state back."""
         random.setstate(state.python)
         torch.set_rng_state(state.torch)
         if self._words is None or state.numpy is not self._known or state.numpy["has_gauss"]:
             np.random.set_state(state.numpy)
         else:
-            np.random.seed(0)  # no number waits now
+            np.random.seed(0)  # now no number waits
             self._words[:] = np.frombuffer(self._known_words, np.uint32)
 
     def _capture_numpy(self) -> dict[str, Any]:
@@ -109,8 +109,8 @@ class HostMemory:
 
 
 def _numpy_words() -> Any:
-    """The numbers of NumPy's global generator and how many of them are used up, where they lie; None where
-    it is another generator, or another NumPy."""
+    """The numbers of NumPy's global generator and how many of them are used up, in place; None for another
+    generator, or another NumPy."""
     state = np.random.get_state(legacy=False)
     if state["bit_generator"] != "MT19937":
         return None
@@ -122,7 +122,7 @@ def _numpy_words() -> Any:
 
 
 def capture_rng() -> Rng:
-    """Every generator as it stands. An accelerator that nobody touched is left asleep."""
+    """Return the current state of every generator. An accelerator that was not used is not started."""
     cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     return Rng(capture_host(), cuda, mps)
@@ -138,7 +138,7 @@ def restore_rng(state: Rng) -> None:
 
 
 def check_rng(state: Mapping[str, Any], what: str) -> None:
-    """Raise a StateError where a state from a file is none that the generators would take."""
+    """Raise a StateError if the generators would not accept a state from a file."""
     try:
         check_host(Rng.of(state).host)
     except Exception as refused:
@@ -146,7 +146,7 @@ def check_rng(state: Mapping[str, Any], what: str) -> None:
 
 
 def check_host(state: HostRng) -> None:
-    """Try it on generators that nobody uses."""
+    """Try the state on generators of its own, which no other code uses."""
     random.Random().setstate(state.python)
     np.random.RandomState().set_state(state.numpy)
     torch.Generator().set_state(state.torch)
@@ -168,7 +168,7 @@ def mix(*numbers: int) -> int:
 
 
 def mix_each(base: int, first: int, count: int) -> list[int]:
-    """`mix(base, number)` for so many numbers in a row: for 256 of them in a seventh of the time.
+    """`mix(base, number)` for consecutive numbers: 256 of them take a seventh of the time.
 
     >>> mix_each(7, 40, 2) == [mix(7, 40), mix(7, 41)]
     True
@@ -197,18 +197,18 @@ class Generator(ABC):
 
     @abstractmethod
     def seed(self, seed: int) -> None:
-        """Seed it."""
+        """Seed the generator."""
 
     @abstractmethod
     def look(self) -> object:
-        """What it gives next, a hundred bits of it: other states give something else. It has moved then."""
+        """Draw a hundred bits: after another state, other bits come. The generator has moved then."""
 
     @abstractmethod
     def moved(self, before: HostRng) -> bool:
-        """Whether it stands elsewhere."""
+        """Whether the generator's state is another one."""
 
     def seed_and_look(self, seed: int) -> object:
-        """Seed it; what it will give first."""
+        """Seed the generator, and return what it will give first."""
         self.seed(seed)
         first = self.look()
         self.seed(seed)
@@ -248,7 +248,7 @@ SLOW: Sequence[Generator] = (_Python(), _Numpy())
 
 
 def seeded_rng(seed: int) -> Rng:
-    """What all generators look like right after seeding; the live ones are left as they are."""
+    """The state of all generators right after seeding; the live ones do not change."""
     before = capture_rng()
     seed_host(seed)
     torch.manual_seed(seed)
@@ -259,7 +259,7 @@ def seeded_rng(seed: int) -> Rng:
 
 @contextmanager
 def host_rng_kept() -> Iterator[None]:
-    """Whatever is drawn inside, the CPU generators come out as they went in."""
+    """Inside, anything may be drawn; afterwards the CPU generators are as they were before."""
     before = capture_host()
     try:
         yield
@@ -273,6 +273,6 @@ def capture_generators(generators: Sequence[torch.Generator]) -> tuple[Tensor, .
 
 
 def restore_generators(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
-    """Put them back."""
+    """Put captured states back."""
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)

@@ -1,4 +1,4 @@
-"""A sampler that can skip and tag, and the dataset that seeds itself by the tags."""
+"""A sampler that can skip and add tags, and the dataset that uses the tags as seeds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .rank_share import Share
 from .rng import SLOW, Generator, capture_host, mix, mix_each, seed_host
 
 _SMALL = 10_000
-"""Batches of an epoch whose order may be kept when it is over."""
+"""Batches of an epoch whose order may be kept after the epoch."""
 
 END = object()
-"""What stands for "no further batch", where None could be one."""
+"""The value for "no further batch": None could be a batch."""
 
 
 class Tagged(NamedTuple):
-    """A dataset index, and the seed of this sample or, with a `walk`, of this walk over the data."""
+    """A dataset index, and the seed of this sample; with a `walk`, the seed of this walk over the data."""
 
     index: Any
     seed: int
@@ -28,8 +28,8 @@ class Tagged(NamedTuple):
 
 
 class SeededBatch(list[Any]):
-    """The dataset indices of a batch, and what their seeds are made of: the epoch's, and the place of the
-    first in its order. It goes to worker processes."""
+    """The dataset indices of a batch, and the parts of their seeds: the epoch's seed, and the first index's
+    place in its order. It goes to worker processes."""
 
     def __init__(self, indices: Iterable[Any], base: int, place: int) -> None:
         super().__init__(indices)
@@ -40,29 +40,29 @@ class SeededBatch(list[Any]):
         return SeededBatch(self[first:end], self.base, self.place + first)
 
     def seeds(self) -> list[int]:
-        """The seed of each."""
+        """The seed of each index."""
         return mix_each(self.base, self.place, len(self))
 
 
 class SeededDataset:
-    """A dataset whose randomness is a function of tags. Lives in worker processes too, hence a class
-    of its own that can be pickled.
+    """A dataset whose randomness is a function of tags. Worker processes have it too, so it is a class that
+    can be pickled.
 
-    To seed all generators takes 9 us, most of it for Python's and NumPy's. So the first samples are watched,
-    and of these two only the one that they drew from is seeded for each sample from then on. The other one is
-    looked at once a batch; where a later sample has drawn from it after all, that batch is read again,
-    seeded, and so are all that follow. torch's is always seeded: people ask it for its seed.
+    Seeding all generators takes 9 us, most of it for Python's and NumPy's. So the first samples are watched.
+    After them, of these two generators only the one that the samples drew from is seeded for each sample. The
+    other one is checked once a batch. If a later sample has drawn from it, that batch is read again, seeded,
+    and all later ones are seeded, too. torch's generator is always seeded: user code may read its seed.
     """
 
     WATCHED = 16
-    """Samples: to watch one takes 0.1 ms."""
+    """The number of samples: to watch one takes 0.1 ms."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
         self.walk: int | None = None
         self._watched = 0
         self._drawn: set[str] = set()
-        """Of Python's and NumPy's generators, those that samples draw from."""
+        """The generators that samples draw from, out of Python's and NumPy's."""
 
     def __getitem__(self, tagged: Tagged) -> Any:
         if type(tagged) is not Tagged:  # the first walk of unseeded workers: their own seeds hold
@@ -91,7 +91,7 @@ class SeededDataset:
         others = [each for each in SLOW if each.name not in self._drawn]
         if len(batch) == 1 or not others:
             return self._each(batch, seeds, SLOW)
-        # As the last sample is to leave it: who puts the batch together may draw, too.
+        # The state that the last sample should leave: the code that joins the batch may draw, too.
         first = [each.seed_and_look(seeds[-1]) for each in others]
         samples, error = None, None
         try:
@@ -99,7 +99,7 @@ class SeededDataset:
         except Exception as failed:
             error = failed
         drawn = [each.name for each, word in zip(others, first, strict=True) if each.look() != word]
-        if drawn:  # also after an error, which another seed may have spared the sample
+        if drawn:  # also after an error: with another seed it may not come
             self._drawn.update(drawn)
             return self._seeded(batch)
         for each in others:
@@ -142,13 +142,13 @@ class SeededDataset:
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("dataset", "__setstate__"):  # not yet there while unpickling
+        if name in ("dataset", "__setstate__"):  # not there yet while unpickling
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
 
 class SkippingSampler:
-    """A sampler that leaves out its first draws, and tags the rest with seeds where asked."""
+    """A sampler that skips its first draws, and adds seeds as tags if asked to."""
 
     def __init__(self, inner: Any, batched: bool) -> None:
         self.inner = inner
@@ -157,16 +157,16 @@ class SkippingSampler:
         self.tags = False
         """Whether each sample is seeded."""
         self.round: int | None = None
-        """What each worker is seeded with once, at the first sample of a walk."""
+        """The seed that each worker gets once, at the first sample of a walk."""
         self.walks = 0
         self.skip = 0
         self.base: int | None = None
         self.share: Share | None = None
-        """Which part of each batch is this rank's; without ranks all of it."""
+        """Which part of each batch is this rank's; without ranks, the whole batch."""
         self.absent: deque[bool] = deque()
-        """Of the batches that were drawn and not fetched yet: whether this rank has no sample of it."""
+        """For each batch that was drawn and not fetched yet: whether this rank has no sample of it."""
         self.keeps = False
-        """Whether an epoch's order, drawn all at once, is kept for those who come back into the epoch."""
+        """Whether an epoch's order, drawn all at once, is kept for a return into the epoch."""
         self._orders: dict[bytes, _Order] = {}
         self._live: _Drawing | None = None
 
@@ -181,24 +181,24 @@ class SkippingSampler:
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that the orders take which are kept."""
+        """The memory of the kept orders."""
         return sum(order.nbytes for order in self._orders.values())
 
     def seed_order(self) -> None:
-        """In a seeded run the order depends on nothing that starting workers may draw before."""
+        """Seed the order: in a seeded run it does not depend on what the start of workers may draw."""
         if self.base is not None:
             seed_host(self.base)
             for generator in self.generators:
                 generator.manual_seed(self.base)
 
     def draw_order(self) -> None:
-        """Draw the order now: samplers do it at their first index, which may come too late."""
+        """Draw the order now: a sampler does it at its first index, which may be too late."""
         if self._live is not None:
             self._live.draw_order()
 
     def order(self) -> Iterator[Any]:
-        """An epoch's order, drawn from the random state as it is; or the one that was drawn from just this
-        state before, and the state is then what it was after that."""
+        """Return an epoch's order, drawn from the current random state. If it was drawn from exactly this
+        state before, return that order, and set the random state that came after it."""
         if not self.keeps:
             return iter(self.inner)
         start = torch.default_generator.get_state().numpy().tobytes()
@@ -207,7 +207,7 @@ class SkippingSampler:
             order = _Order(iter(self.inner))
         else:
             torch.default_generator.set_state(order.after)
-        # Two, as one may look beyond an epoch's end and come back. Once an epoch is over only a small one is.
+        # Two, as a look may go beyond an epoch's end and come back. After an epoch only a small one is kept.
         others = [each for each in self._orders.items() if not each[1].ended or len(self) < _SMALL]
         self._orders = {**dict(others[-1:]), start: order}
         return iter(order)
@@ -218,8 +218,8 @@ _POINTER, _INTEGER = 8, 32
 
 
 class _Order:
-    """The batches of an epoch that were drawn so far, and where the others come from. The indices are those
-    that the sampler holds until its end; this takes 8 bytes more for each."""
+    """The batches of an epoch that were drawn so far, and the source of the others. The sampler holds the
+    indices until its end; this takes 8 bytes more for each."""
 
     def __init__(self, inner: Iterator[Any]) -> None:
         self._inner = inner
@@ -236,12 +236,12 @@ class _Order:
 
     @property
     def nbytes(self) -> int:
-        """The memory that is kept for it alone: at its end the sampler lets go of the indices themselves."""
+        """The memory that is kept only for it: at its end the sampler releases the indices."""
         return self._indices * (_POINTER + _INTEGER * self.ended)
 
     @property
     def ended(self) -> bool:
-        """Whether all of it was drawn."""
+        """Whether all of the order was drawn."""
         return self._drawn[-1] is END
 
     def __iter__(self) -> Iterator[Any]:
@@ -284,8 +284,8 @@ class _Drawing:
         return drawn if self._sampler.share is None else self._cut(drawn, self._sampler.share)
 
     def _cut(self, drawn: Any, share: Share) -> Any:
-        """Only this rank's samples are loaded. Where it has none, one is, for nothing: a loader of torch's
-        cannot load none."""
+        """Load only this rank's samples. If it has none, load one that is not used: a torch loader cannot
+        load an empty batch."""
         first, end = share.bounds(len(drawn))
         self._sampler.absent.append(first == end)
         if first == end:
@@ -301,8 +301,9 @@ class _Drawing:
         )
 
     def draw_order(self) -> None:
-        """Skipping draws it; without any to skip, the first index does. Not one index more than that:
-        a sampler that reaches its end may draw again from a generator it shares."""
+        """Draw the order. Skipping draws it; with nothing to skip, the first index does. It draws not one
+        index more: a
+        sampler that reaches its end may draw again from a generator that it shares."""
         if self._inner is None:
             inner = self._begun()
             if not self._sampler.skip:

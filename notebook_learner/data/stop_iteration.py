@@ -1,7 +1,8 @@
-"""A StopIteration that is no end: out of a dataset or a collate, it would end the epoch early without a word.
+"""A StopIteration that is not the loader's end: raised in a dataset or a collate, it would end the epoch
+early, without a message.
 
-Python tells an iterator's end by that exception, and what a `next()` too many raises looks the same.
-Generators make an error of it; a DataLoader passes on what its dataset and its collate raise.
+Python ends an iterator by this exception, and one `next()` too many raises the same. Generators turn it into
+an error. A DataLoader passes on what its dataset and its collate raise.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from ..errors import DataError
 from .sampling import END
 
 _MAKES_BATCHES: tuple[CodeType, ...] = (_MapDatasetFetcher.fetch.__code__, ExceptionWrapper.reraise.__code__)
-"""A map-style dataset's end is that of its sampler: what comes out of these, here or in a worker, is none."""
+"""The end of a map-style dataset comes from its sampler: one from these functions, here or in a worker, is an
+error."""
 
 
 def next_of(iterator: Iterator[Any]) -> Any:
-    """The next batch, or END."""
+    """Return the next batch, or END."""
     try:
         return next(iterator)
     except StopIteration as stop:
@@ -31,10 +33,10 @@ def next_of(iterator: Iterator[Any]) -> Any:
 
 
 def end_of(stop: StopIteration) -> object:
-    """END, where an iterator has come to its end.
+    """Return END, if an iterator has come to its end.
 
     Raises:
-        DataError: it has not: a dataset or a collate raised this.
+        DataError: a dataset or a collate raised the exception.
     """
     trace = stop.__traceback__
     while trace is not None:
@@ -46,8 +48,8 @@ def end_of(stop: StopIteration) -> object:
 
 @contextmanager
 def collate_makes_no_end(loader: Any) -> Iterator[None]:
-    """Iterators that are begun meanwhile have a collate whose StopIteration is an error: of an iterable
-    dataset's worker nothing else comes back than that it has ended."""
+    """Inside, a new iterator has a collate whose StopIteration is an error: from an iterable dataset's
+    worker, only the fact that it has ended comes back."""
     if not isinstance(loader, DataLoader):
         yield
         return
@@ -60,7 +62,7 @@ def collate_makes_no_end(loader: Any) -> Iterator[None]:
 
 
 class _Collate:
-    """A class, and no closure: workers that are spawned get it by pickle."""
+    """A class, not a closure: spawned workers get it by pickle."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function

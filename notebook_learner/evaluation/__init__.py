@@ -1,5 +1,5 @@
-"""Passes over other data than the training's: to measure, and to keep what the model says.
+"""Passes over other data than the training's: to measure metrics, and to keep the model's outputs.
 
-In come batches and the loop's model; out go blocks of metric values, or outputs on the host. The training
-stands afterwards as it stood before, to the bit.
+They take batches and the loop's model, and give blocks of metric values, or outputs on the host. Afterwards
+the training is where it was before, bit for bit.
 """

@@ -1,4 +1,4 @@
-"""What the model says to every batch of a loader, on the host."""
+"""The model's output for every batch of a loader, on the host."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Forward = Callable[[nn.Module, Any], Any]
 AfterBatch = Callable[[Any, Any], Any]
 
 BLOCK = 64 << 20
-"""Bytes of outputs that an accelerator copies before the host waits for the copies before those."""
+"""Bytes of outputs that are being copied from an accelerator before the host waits for earlier copies."""
 
 
 def predict(tour: Tour, step: ValidationStep, function: AfterBatch | None) -> Any:
-    """Every output, or what `function(output, batch)` makes of it, joined over the batches.
+    """Return every output, or what `function(output, batch)` returns for it, joined over the batches.
 
     Args:
-        tour: through the loader.
+        tour: the way through the loader.
         step: gives the output of a batch.
-        function: told each output, and the batch as the loader gave it.
+        function: called with each output, and with the batch as the loader gave it.
 
     Raises:
-        Alone: on several ranks, where parts of an output make no whole.
+        Alone: on several ranks, if the parts of an output cannot be joined to a whole.
     """
     __tracebackhide__ = True
     asking = Asking(step, function, tries=True)
@@ -48,7 +48,7 @@ def predict(tour: Tour, step: ValidationStep, function: AfterBatch | None) -> An
     def read(count: int, seconds: float, others: Sequence[list[PredictedPart | None]]) -> None:
         for batch in zip(asking.told(), *others, strict=True):
             parts = [part for part in batch if part is not None]
-            if tour.cursor.each > 1:  # each is a batch of the loader's by itself
+            if tour.cursor.each > 1:  # each one is a separate batch of the loader
                 wholes.extend(part.output for part in parts)
             else:
                 wholes.append(_whole(parts))
@@ -65,12 +65,12 @@ class PredictedPart(NamedTuple):
 
 
 class Asking:
-    """Asks the model what it says to batches, or to a rank's parts of them.
+    """Runs the model on batches, or on a rank's parts of them.
 
     Args:
         step: gives the output of a batch.
-        function: told each output, and its batch.
-        tries: whether to find out if what the function makes of a part goes by its samples.
+        function: called with each output, and its batch.
+        tries: whether to find out if what the function returns for a part has one entry for each sample.
     """
 
     def __init__(self, step: ValidationStep, function: AfterBatch | None, *, tries: bool = False) -> None:
@@ -80,7 +80,7 @@ class Asking:
         self._tries = tries and function is not None
 
     def take_whole(self, batch: Any) -> None:
-        """Take a batch that nobody else has a part of."""
+        """Take a batch that no other rank has a part of."""
         __tracebackhide__ = True
         self.gathered.add(self._made(self._output(batch), batch))
 
@@ -98,13 +98,13 @@ class Asking:
             self._try(output, batch, part)
 
     def told(self) -> list[PredictedPart | None]:
-        """The parts since the last time, for rank 0."""
+        """Return the parts since the last call, for rank 0."""
         return self.gathered.landed()
 
     def _output(self, batch: Any) -> Any:
         __tracebackhide__ = True
         output = self._step(batch, False)
-        # What a step makes of a bare tensor, which here is the output itself.
+        # What a step returns for a bare tensor, which here is the output itself.
         return output.loss if type(output) is LossOutput else output
 
     def _made(self, output: Any, batch: Any) -> Any:
@@ -115,17 +115,17 @@ class Asking:
             return self._function(output, batch)
 
     def _try(self, output: Any, batch: Any, part: PredictedPart) -> None:
-        """Ask the function again, of one sample less. What it makes may be as long as a part by chance, such
-        as a table of as many classes: parts of that make no whole."""
+        """Call the function again with one sample less. Its result may have a part's length by chance, such
+        as a table with one row for each class. Parts of such a result do not make a whole."""
         less = part.samples - 1
         if less < 1 or not _goes_by_samples(part.output, part.samples):
             return
         drawn = capture_rng()
         try:
-            # A copy: the function may write to what it is given.
+            # A copy: the function may write to its arguments.
             cut = copy.deepcopy((first_of(output, part.samples, less), first_of(batch, part.samples, less)))
             shorter = self._made(*cut)
-        except Exception as refused:  # the user's own code runs there, with what the loader never gave
+        except Exception as refused:  # the user's code runs on a batch that the loader never gave
             raise Alone(_NO_PARTS) from refused
         finally:
             restore_rng(drawn)
@@ -139,8 +139,8 @@ _NO_PARTS = "what is kept of a batch is not one entry for each of its samples"
 
 
 def _whole(parts: Sequence[PredictedPart]) -> Any:
-    """A batch's output, of its parts'. It is that of the whole batch where each has an entry for every
-    sample, and all are of one shape."""
+    """A batch's output, joined from its parts. It is that of the whole batch if each part has an entry for
+    every sample, and all have one shape."""
     if parts and all(_goes_by_samples(part.output, part.samples) for part in parts):
         whole = _join([part.output for part in parts])
         if _goes_by_samples(whole, sum(part.samples for part in parts)):
@@ -165,7 +165,7 @@ def _goes_by_samples(value: Any, samples: int) -> bool:
 
 
 def output_of(model: nn.Module, validate: Callable[[Any], Any] | None, batch: Any) -> Any:
-    """`model(x)` where the batch is x, (x,) or (x, y); else the output of the validation step."""
+    """`model(x)` if the batch is x, (x,) or (x, y); otherwise the output of the validation step."""
     __tracebackhide__ = True
     if isinstance(batch, Tensor):
         return model(batch)
@@ -193,12 +193,13 @@ def _said(batch: Any) -> str:
 
 
 def as_batches(loader: Any) -> Any:
-    """A tensor is one batch: walked as a loader it would give its rows, without the dimension of samples."""
+    """Wrap a tensor as one batch: walked as a loader, it would give its rows, without the sample
+    dimension."""
     return [loader] if isinstance(loader, Tensor) else loader
 
 
 def require_functions(function: Any, step: Any) -> None:
-    """Raise where `predict` was given something that it cannot call.
+    """Raise if the user gave `predict` something that it cannot call.
 
     Raises:
         ConfigurationError: with what to give instead.
@@ -221,7 +222,7 @@ def require_functions(function: Any, step: Any) -> None:
 
 
 class Gathered:
-    """Outputs on the host. Those of an accelerator are copied while it computes the next ones.
+    """Outputs on the host. An accelerator's outputs are copied while it computes the next ones.
 
     >>> gathered = Gathered()
     >>> for size in (3, 2):
@@ -237,7 +238,7 @@ class Gathered:
         self._before = _Copies()
 
     def add(self, output: Any) -> None:
-        """Take a batch's output. On an accelerator nothing waits for it."""
+        """Take a batch's output. On an accelerator this does not wait for the output."""
         self._outputs.append(mapped(output, self._copied))
         if self._block.bytes >= BLOCK:
             self._before.land()
@@ -245,11 +246,11 @@ class Gathered:
             self._before, self._block = self._block, _Copies()
 
     def joined(self) -> Any:
-        """All batches as one value."""
+        """Return all batches as one value."""
         return _join(self.landed())
 
     def landed(self) -> list[Any]:
-        """Each batch's by itself, of those since the last time."""
+        """Return the batches since the last call, each one separately."""
         self._before.land()
         self._block.left()
         self._block.land()
@@ -257,11 +258,12 @@ class Gathered:
         return outputs
 
     def _copied(self, tensor: Tensor) -> Any:
-        # A copy on the CPU, too: it may be a view of something larger, or of a buffer that is used again.
+        # A copy on the CPU, too: the output may be a view of something larger, or of a buffer that is used
+        # again.
         tensor = tensor.detach()
         if tensor.device.type == "cpu":
             return _Copy(tensor.clone())
-        # torch takes pinned memory for it, so the call returns at once.
+        # torch copies into pinned memory here, so the call returns at once.
         copied = _Copy(tensor.to("cpu", non_blocking=True))
         self._block.add(copied, tensor.device)
         return copied
@@ -276,7 +278,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class _Copies:
-    """Some that are waited for together."""
+    """Some copies that are waited for together."""
 
     copies: list[_Copy] = field(default_factory=list)
     bytes: int = 0
@@ -289,13 +291,13 @@ class _Copies:
         self.device = device
 
     def left(self) -> None:
-        """All of them are asked for."""
+        """Mark that all copies are queued."""
         if self.device is not None and self.device.type == "cuda":
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(self.device))
 
     def land(self) -> None:
-        """Wait for them, and give the pinned memory back, of which there is little."""
+        """Wait for the copies, and release their pinned memory, which is scarce."""
         if self._event is not None:
             self._event.synchronize()
         elif self.device is not None:
@@ -310,8 +312,8 @@ def _landed(leaf: Any) -> Any:
 
 
 def _join(batches: Sequence[Any]) -> Any:
-    """Batches of one shape as one value: tensors and arrays in one piece, lists one after the other,
-    what is inside tuples and dicts each by itself; anything else as a list with an entry for each batch."""
+    """Join batches of one shape into one value: tensors and arrays into one piece, lists one after the other,
+    the parts of tuples and dicts each on its own; anything else as a list with an entry for each batch."""
     first = batches[0]
     if any(type(each) is not type(first) for each in batches):
         return list(batches)
@@ -333,7 +335,7 @@ def _join(batches: Sequence[Any]) -> Any:
 
 
 def _joined_tensors(batches: Sequence[Tensor]) -> Any:
-    """In one piece. Those of no dimension are stacked; those of different lengths stay a list."""
+    """Join into one piece. Tensors without dimensions are stacked; those of different lengths stay a list."""
     first = batches[0]
     if not all(each.dtype == first.dtype and each.shape[1:] == first.shape[1:] for each in batches):
         return list(batches)

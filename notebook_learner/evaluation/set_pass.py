@@ -1,5 +1,5 @@
-"""Going through a set beside the training: batch by batch, in blocks, with progress, to be broken off at
-any step. What `evaluate` measures on the way; `predict` takes the same way."""
+"""A pass through a set outside the training: batch by batch, in blocks, with progress. The user can break it
+off at any step. `evaluate` measures metrics on the way; `predict` uses the same pass."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ Read = Callable[[int, float, Sequence[Any]], None]
 
 
 class Tour:
-    """One way through a loader.
+    """One pass through a loader.
 
     Args:
-        what: is done there, for people: "evaluate test".
-        cursor: of the loader.
-        control: where somebody may ask for a pause.
-        emit: told about ten times a second how far it came.
-        device: that steps run on.
-        epoch: of the training. Samplers and seeds that go by the epoch do as in a validation there.
-        others: the other ranks, where they go along. The cursor is theirs, too.
+        what: what the pass does, for messages: "evaluate test".
+        cursor: the cursor of the loader.
+        control: where the user may request a pause.
+        emit: called about ten times a second with the progress.
+        device: the device that steps run on.
+        epoch: the epoch of the training. Samplers and seeds that depend on the epoch act as in its
+            validation.
+        others: the other ranks, if they take part. The cursor is theirs, too.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Tour:
         self.cursor = cursor
         self.device = device
         self.done = 0
-        """Batches that were taken."""
+        """The number of batches that were taken."""
         self.pace = BlockPace()
         self._control = control
         self._emit = emit
@@ -68,11 +69,11 @@ class Tour:
         self.others = others
 
     def go(self, take: Take, read: Read = lambda count, seconds, others: None) -> None:
-        """Give every batch to `take`, or this rank's part of it; tell `read` after each block how many there
-        were, their time, and what other ranks found in them.
+        """Give every batch, or this rank's part of it, to `take`. After each block, call `read` with the
+        number of batches, their time, and what other ranks found in them.
 
         Raises:
-            Paused: somebody asked for a pause, or pressed Ctrl-C.
+            Paused: the user requested a pause, or pressed Ctrl-C.
             DataError: there was no batch.
         """
         __tracebackhide__ = True
@@ -143,7 +144,8 @@ class Tour:
         self._emit(SetProgress(self.what, self.done, self.cursor.total, over))
 
     def _explain(self, error: BaseException) -> None:
-        """Python prints notes below the traceback; 3.10 does not, but whoever formats it can."""
+        """Add a note. Python prints notes below the traceback. 3.10 does not, but other code can still read
+        them."""
         note = f"{self.what}: this happened {self._place}; {_AS_BEFORE}"
         notes = [*getattr(error, "__notes__", ()), note]
         setattr(error, "__notes__", notes)  # noqa: B010  (3.10 has no such attribute to check)
@@ -166,7 +168,7 @@ class _SetContext:
 
     @property
     def learning_rates(self) -> list[float]:
-        """Nothing is learned here."""
+        """No rates: a set is only measured."""
         return []
 
     @property
@@ -186,9 +188,9 @@ class Measuring:
     """Measures batches of a set, or a rank's parts of them.
 
     Args:
-        step: of the validation.
-        metrics: they stay as they are; copies of them measure.
-        pace: of the tour.
+        step: the step of the validation.
+        metrics: they stay unchanged; copies of them measure.
+        pace: the pace of the tour.
     """
 
     def __init__(self, step: ValidationStep, metrics: Iterable[AnyMetric], pace: BlockPace) -> None:
@@ -199,7 +201,7 @@ class Measuring:
         self.group.reset()
 
     def take(self, batch: Any) -> None:
-        """Measure one."""
+        """Measure one batch."""
         __tracebackhide__ = True
         if batch is EMPTY:
             self.group.skip()
@@ -210,7 +212,7 @@ class Measuring:
         self.group.collect(output)
 
     def told(self) -> Rows:
-        """What was measured since the last time, for rank 0."""
+        """Return what was measured since the last call, for rank 0."""
         return self.group.rows()
 
 
@@ -220,11 +222,11 @@ def evaluate_set(
     """Measure a set: the values of each batch, and those of the whole set.
 
     Args:
-        name: of the set.
-        tour: through it.
-        step: of the validation.
-        metrics: they stay as they are; copies of them measure.
-        at: where the training stands.
+        name: the name of the set.
+        tour: the pass through it.
+        step: the step of the validation.
+        metrics: they stay unchanged; copies of them measure.
+        at: the position of the training.
     """
     __tracebackhide__ = True
     measuring = Measuring(step, metrics, tour.pace)

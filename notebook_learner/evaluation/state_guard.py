@@ -1,4 +1,4 @@
-"""Work on other data beside the training, which afterwards stands as it did: to the bit."""
+"""Work on other data between training steps. Afterwards the training is as it was, bit for bit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..run.step_undo import aside
 from ..state.parts import CursorPart
 
 _TRAINING_ALONE = ("optimizer", "scheduler", "scaler", "early_stopping", "rng")
-"""What no validation step touches. An optimizer holds twice the model, which need not be copied for it;
-random streams are lent."""
+"""The parts that no validation step touches. An optimizer's state is twice as large as the model, so it is
+not copied. Random streams are only borrowed."""
 
 
 @contextmanager
 def beside(replica: Replica, cursor: Cursor, what: str) -> Iterator[None]:
-    """Inside, the model is in the mode of validation, and its steps may run. Afterwards, also where it
-    failed: weights and buffers, gradients, modes, random generators, and the place in the data, even where
-    the cursor is one of the training's own loader. It costs a copy of the weights.
+    """Inside, the model is in validation mode, and its steps may run. Afterwards, also after an error,
+    everything is put back: weights and buffers, gradients, modes, random generators, and the place in the
+    data, even if the cursor belongs to one of the training's own loaders. It costs a copy of the weights.
 
     Raises:
         StateError: the loader is the training's own, and can be walked only once.
@@ -31,7 +31,7 @@ def beside(replica: Replica, cursor: Cursor, what: str) -> Iterator[None]:
     replica.settle()
     places = [(part, part.capture()) for part in sharing]
     for part in sharing:
-        part.cursor().drop()  # its workers, if they live on, are about to begin another epoch
+        part.cursor().drop()  # persistent workers are about to begin another epoch
     generators = cursor.walk.generators
     drawn = capture_generators(generators)
     try:
@@ -46,7 +46,7 @@ def beside(replica: Replica, cursor: Cursor, what: str) -> Iterator[None]:
 
 
 def _sharing(replica: Replica, cursor: Cursor, what: str) -> list[CursorPart]:
-    """The places in the loaders of the training that the cursor walks, too."""
+    """The training's own places in the loaders that the cursor walks, too."""
     found = []
     for split, each in replica.loop.passes.items():
         if each.cursor.source is cursor.source:

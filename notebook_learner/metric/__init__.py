@@ -1,7 +1,7 @@
 """Metrics: one file each. Write your own by subclassing `Metric` (see `base.py`).
 
-In come the outputs of a step; out go blocks of values, and one value for an epoch. An update never waits for
-the device.
+A metric takes the outputs of a step. It gives blocks of values, and one value for an epoch. An update never
+waits for the device.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if _TYPE_CHECKING:
     from .top_k_accuracy import TopKAccuracy
     from .torch_metric import TorchMetric
 
-__all__ = [  # noqa: RUF022 - in plain order, as the test of public names wants it
+__all__ = [  # noqa: RUF022 - in plain order, which the test of public names requires
     "AUCPR",
     "AUROC",
     "AccumulatedText",
@@ -129,7 +129,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> _Any:
-    """Load a metric's file when the metric is first asked for: few trainings want more than three of them."""
+    """Load a metric's file when the metric is first used: most trainings need only two or three of them."""
     for home, names in _HOMES.items():
         if name in names.split():
             value = globals()[name] = getattr(_import_module(f".{home}", __name__), name)

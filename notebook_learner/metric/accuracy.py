@@ -1,4 +1,4 @@
-"""The share of answers whose best-scored class is the right one."""
+"""The share of answers whose best-scored class is the target's class."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .classes import RightAnswers
 
 
 class Accuracy(RightAnswers):
-    """How many answers are right, in percent; over an epoch, exactly that of all its answers.
+    """The share of right answers, in percent; over an epoch, exactly the share of all its answers.
 
-    `output` has a score per class (`[batch, classes]`, `[batch, classes, ...]` or
-    `[batch, ..., classes]`) and `targets` the class indices. Targets equal to `pad_token` are left
-    out, by default those equal to the `ignore_index` of an output that has one. An output with one score
-    per answer (binary, multi-label) needs a `threshold`: 0.0 where the scores are logits, 0.5 where they
-    are probabilities. The metric does not guess which.
+    `output` has a score per class (`[batch, classes]`, `[batch, classes, ...]` or `[batch, ..., classes]`)
+    and `targets` the class indices. Targets equal to `pad_token` are left out. Without a `pad_token`, those
+    equal to the output's `ignore_index` are left out, if it has one. An output with one score per answer
+    (binary, multi-label) needs a `threshold`: 0.0 for logits, 0.5 for probabilities. The metric does not
+    guess which of them it gets.
 
     >>> Accuracy(pad_token=0).name
     'Accuracy'
@@ -43,7 +43,8 @@ class Accuracy(RightAnswers):
         return (output.reshape(targets.shape) > self.threshold) == targets
 
     def look(self, output: Tensor, targets: Tensor) -> int:
-        """Find the class dimension; with a threshold there is none, and scores pair with targets."""
+        """Find the class dimension. With a threshold there is no such dimension, and scores pair with
+        targets."""
         if self.threshold is None:
             return super().look(output, targets)
         if _squeezed(output) != _squeezed(targets):

@@ -1,4 +1,4 @@
-"""Between a step's output and a metric that wants it otherwise: the metric's `input` function."""
+"""Adapts a step's output to a metric that needs another form: the metric's `input` function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def adapted(metric: Metric) -> Update: ...
 @overload
 def adapted(metric: AccumulatedText) -> Watch: ...
 def adapted(metric: Metric | AccumulatedText) -> Callable[[Any], Any]:
-    """The metric's `update`, on what its `input` takes out of the output where it has one."""
+    """Return the metric's `update`; if the metric has an `input`, `update` gets what `input` returns."""
     if metric.input is None:
         return metric.update
     take, update = metric.input, metric.update
@@ -32,13 +32,13 @@ def adapted(metric: Metric | AccumulatedText) -> Callable[[Any], Any]:
 
 
 def as_fields(name: str, needs: tuple[str, ...], given: Any) -> Any:
-    """What an input function returned, with the fields that the metric reads.
+    """Return what an input function gave, with the fields that the metric reads.
 
     >>> as_fields("Accuracy", ("output", "targets"), (1, 2))
     namespace(output=1, targets=2)
     """
-    # By exact type first: it is the usual case, a named tuple has names of its own, and asking an
-    # abstract class takes longer than all the rest.
+    # The check by exact type comes first: it is the usual case. A named tuple has its own field names, and a
+    # check by abstract class takes longer than all the rest.
     if needs and type(given) in (tuple, list):
         if len(given) != len(needs):
             raise OutputError(f"{_wants(name, needs)}, but returned {len(given)}")

@@ -1,4 +1,4 @@
-"""Rows that an epoch adds one after another, for metrics that keep them all."""
+"""Rows that an epoch adds one after another, for metrics that keep all rows."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 SMALLEST, LARGEST = 4 << 10, 16 << 20
-"""Bytes of the first block, and of any block at most: what is set aside at a time, and not filled yet."""
+"""Bytes of the first block, and of the largest block: memory that is reserved before rows fill it."""
 
 Part = tuple[Tensor, ...]
 
 
 class Appended:
-    """Tensors that grow by rows, side by side (scores and their targets).
+    """Tensors that grow by rows together (scores and their targets).
 
-    What `parts` gives stays as it is for ever: later rows go behind it, in the same memory, and none is
-    written over. So a captured state holds parts without a copy, and costs what came since the last one.
-    Where one part ends and the next begins depends on the rows alone: a state that was put back goes on to
-    the same parts as one that never stopped.
+    A part that `parts` has returned never changes: later rows are written after it, in the same memory, and
+    no row is overwritten. So a captured state holds parts without a copy, and costs only the rows since the
+    last one. The borders between parts depend on the rows alone: a state that was put back gives the same
+    parts as one that never stopped.
 
     >>> kept = Appended()
     >>> kept.append(torch.tensor([1.0, 2.0]))
@@ -29,7 +29,8 @@ class Appended:
     ([1.0, 2.0], [[1.0, 2.0, 3.0]])
 
     Args:
-        parts: what is there already, of an earlier `parts` or of a file. It is never written to.
+        parts: the rows that are there already, from an earlier `parts` or from a file. It is never
+            written to.
     """
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:
@@ -41,7 +42,7 @@ class Appended:
         return bool(self._closed) or self._filled > 0
 
     def append(self, *rows: Tensor) -> None:
-        """Copy rows behind the others: the same number of each tensor."""
+        """Copy rows after the others: the same number for each tensor."""
         done, count = 0, len(rows[0])
         while done < count:
             if not self._has_room(rows):
@@ -53,7 +54,7 @@ class Appended:
             done += taken
 
     def parts(self) -> list[Part]:
-        """All rows, in few pieces."""
+        """Return all rows, in few pieces."""
         if not self._filled:
             return list(self._closed)
         return [*self._closed, tuple([block[: self._filled] for block in self._block])]
@@ -62,7 +63,7 @@ class Appended:
         return bool(self._block) and self._filled < len(self._block[0]) and _alike(self._block, rows)
 
     def _begin(self, rows: Part) -> None:
-        """A new block, twice as long as the one before; or one that goes on with a part that was given."""
+        """Begin a new block, twice as long as the one before, or one that continues a part that was given."""
         self._closed, self._filled = self.parts(), 0
         last = self._closed[-1] if self._closed and not self._block else ()
         if last and _alike(last, rows) and len(last[0]) < _length(rows, len(self._closed) - 1):
@@ -70,7 +71,7 @@ class Appended:
         else:
             last = ()
         length = _length(rows, len(self._closed))
-        with torch.inference_mode(False):  # what was made in that mode, later steps could not write to
+        with torch.inference_mode(False):  # later steps could not write to a tensor of that mode
             self._block = tuple(
                 [
                     torch.empty((length, *each.shape[1:]), dtype=each.dtype, device=each.device)

@@ -1,5 +1,5 @@
-"""What the package's own metrics are given is held against what they declare, as soon as they are made: a
-wrong argument would fail in the first step, or count something else."""
+"""Checks the arguments of the package's own metrics against their declared types when a metric is made.
+Without the check, a wrong argument would fail in the first step, or count something else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import a_kind, wrong_arguments
 
 
 def checks_arguments(kind: type) -> None:
-    """Have a metric of this package refuse what its parameters are not declared for."""
+    """Make a metric class of this package refuse arguments of another type than declared."""
     init = kind.__dict__.get("__init__")
     if init is None or not kind.__module__.startswith(__package__ + "."):
         return
@@ -25,7 +25,7 @@ def checks_arguments(kind: type) -> None:
     def check(metric: Any, args: Any, named: Any) -> None:
         try:
             given = signature.bind(metric, *args, **named).arguments
-        except TypeError:  # Python says which one is missing, or too much
+        except TypeError:  # Python reports a missing or unexpected one
             return
         for name, value in list(given.items())[1:]:
             _require(metric, kind, name, signature.parameters[name].annotation, value)
@@ -35,7 +35,7 @@ def checks_arguments(kind: type) -> None:
         try:
             init(self, *args, **named)
         except Exception as error:
-            if not (isinstance(error, ValueError) and type(self).__name__ in str(error)):  # its own words
+            if not (isinstance(error, ValueError) and type(self).__name__ in str(error)):  # its own message
                 check(self, args, named)
             raise
         check(self, args, named)
@@ -46,7 +46,7 @@ def checks_arguments(kind: type) -> None:
 def _require(metric: Any, kind: type, name: str, annotation: Any, value: Any) -> None:
     try:
         declared = eval(annotation, vars(sys.modules[kind.__module__]))
-    except NameError:  # of a package that is loaded for whoever has its metrics
+    except NameError:  # of a package that is loaded only for its own metrics
         return
     if not _fits(value, declared):
         about = _about(kind, name) or _about(type(metric), name)
@@ -63,7 +63,7 @@ def _fits(value: Any, declared: Any) -> bool:
     if origin in (Union, UnionType):
         return any(_fits(value, each) for each in get_args(declared))
     if origin is Literal:
-        return isinstance(value, str)  # which one, the metric says itself
+        return isinstance(value, str)  # the metric itself checks the value
     if origin is Callable:
         given = ["an argument"] * len(get_args(declared)[0])
         return callable(value) and not wrong_arguments(value, *given)
@@ -105,7 +105,7 @@ def _said(declared: Any) -> str:
 
 
 def _about(kind: type, name: str) -> str:
-    """The argument's line in the docstring."""
+    """The argument's description in the docstring."""
     doc = inspect.getdoc(kind) or ""
     found = re.search(rf"^ +{name}: (.+(?:\n {{8,}}.+)*)", doc, re.MULTILINE)
     return "" if found is None else " ".join(found[1].split()).rstrip(".")

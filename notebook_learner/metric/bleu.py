@@ -1,4 +1,4 @@
-"""BLEU: how many of the predicted n-grams stand in the target."""
+"""BLEU: how many of the predicted n-grams are in the target."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from .sequences import SequenceMetric, Units
 class BleuScore(SequenceMetric):
     """BLEU with one reference, in percent, of words or token numbers; its weight is the target's length.
 
-    Each step's value is the corpus BLEU of its sequences, and the epoch's that of all of them, from
-    summed n-gram counts (Papineni et al. 2002). Texts are split at white space: tokenise them in `decode`
-    for figures that others can compare. Counting takes a quarter of a millisecond for a pair of sequences
-    of 100 words, a hundred times what an edit distance takes.
+    Each step's value is the corpus BLEU of its sequences. The epoch's value is the corpus BLEU of all its
+    sequences, from summed n-gram counts (Papineni et al. 2002). Texts are split at white space: tokenise them
+    in `decode` for values that others can compare. Counting takes a quarter of a millisecond for a pair of
+    sequences of 100 words, a hundred times as long as an edit distance.
 
     Args:
-        decode: from a list of token numbers to a text, or a tokenizer; without it, tokens are the words.
-        pad_token: left out of predictions and targets.
-        max_n: the longest n-grams.
-        smoothing: what an order without any match counts as: None (the score is 0), a number such as 0.1
-            in place of the matches, or "exponential" (half a match, a quarter, ..., as in sacreBLEU).
+        decode: a function from a list of token numbers to a text, or a tokenizer; without it, tokens are the
+            words.
+        pad_token: a token that is left out of predictions and targets.
+        max_n: the length of the longest n-grams.
+        smoothing: the count for an order without any match: None (the score is 0), a number such as 0.1 in
+            place of the matches, or "exponential" (half a match, a quarter, ..., as in sacreBLEU).
         input: takes `predictions` and `targets` out of another output.
 
     >>> BleuScore().name, BleuScore(max_n=2).name
@@ -56,25 +57,26 @@ class BleuScore(SequenceMetric):
         self.name = f"BLEU-{max_n}"
 
     def compare(self, prediction: Units, target: Units) -> tuple[float, ...]:
-        """Both lengths, then matches and n-grams of each order."""
+        """Return both lengths, then matches and n-grams of each order."""
         counts = [len(prediction), len(target)]
         for n in range(1, self.max_n + 1):
             counts += [_matches(prediction, target, n), max(0, len(prediction) - n + 1)]
         return tuple(counts)
 
     def score(self, counts: Floats) -> Floats:
-        """Brevity penalty times the geometric mean of the orders' precisions."""
+        """Return the brevity penalty times the geometric mean of the orders' precisions."""
         predicted, wanted = counts[..., 0], counts[..., 1]
         matches, total = counts[..., 2::2], counts[..., 3::2]
         precision = self._smoothed(matches, total) / total
         brevity = np.exp(np.minimum(0.0, 1.0 - wanted / predicted))
         whole = 100.0 * brevity * np.exp(np.log(precision).mean(-1))
-        # Too short for the longest n-grams is 0, as in sacreBLEU; nothing at all is no score.
+        # A text too short for the longest n-grams gets 0, as in sacreBLEU; without any text there is no
+        # score.
         score = np.where((total > 0).all(-1), whole, 0.0)
         return np.where((predicted > 0) | (wanted > 0), score, np.nan)
 
     def weights(self, counts: Floats) -> Floats:
-        """The length of the targets."""
+        """Return the length of the targets."""
         return counts[..., 1]
 
     def _smoothed(self, matches: Floats, total: Floats) -> Floats:

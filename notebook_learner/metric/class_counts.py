@@ -1,7 +1,7 @@
 """Metrics that are a formula of counts per class: Precision, Recall, F-beta, Dice.
 
-Not torchmetrics': its multi-class counts go through torch.bincount, which waits for the GPU at every step.
-What a step costs is in tests/benchmarks/RESULTS.md.
+They do not use torchmetrics, whose multi-class counts go through torch.bincount: it waits for the GPU at
+every step. The cost of a step is in tests/benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REDUCTIONS = ("micro", "macro", "weighted")
 
 @dataclass(slots=True)
 class KeptClasses:
-    """What a step leaves: its counts on the device, of so many classes, and its number of targets."""
+    """What a step leaves: its counts on the device, their number of classes, and its number of targets."""
 
     counts: Tensor
     classes: int
@@ -32,11 +32,12 @@ class KeptClasses:
 
 
 class ClassCounts(Counted):
-    """A formula of how often each class was right, answered and due. Subclasses give `formula`.
+    """A formula of how often each class was right, was the answer, and was the target. Subclasses give
+    `formula`.
 
-    A step counts on the device; whole numbers are read once a block, and what they amount to is asked on the
-    host in double precision. The epoch's value is the formula of the counts' sums, which is another number
-    than the mean of the batches' values. A step's weight is its number of targets.
+    A step counts on the device. The whole numbers are read once for each block, and the host computes the
+    formula in double precision. The epoch's value is the formula of the summed counts, which differs from the
+    mean of the batches' values. A step's weight is its number of targets.
     """
 
     higher_is_better = True
@@ -54,23 +55,23 @@ class ClassCounts(Counted):
 
     @property
     def suffix(self) -> str:
-        """How answers are made and averaged, in the name. Of two answers, yes and no, there is no average."""
+        """The part of the name that says how answers are made and averaged. Yes and no are not averaged."""
         binary = isinstance(self.decision, Threshold) and not self.decision.labels
         return f"@ {self.decision.text}" + ("" if binary else f" [{self.reduction.capitalize()}]")
 
     def formula(self, right: Floats, said: Floats, due: Floats) -> Floats:
-        """The value, in 0 to 1, of these counts, elementwise."""
+        """Return the value, from 0 to 1, for these counts, elementwise."""
         raise NotImplementedError(f"{type(self).__name__} must define formula(right, said, due)")
 
     def keep(self, item: Any) -> KeptClasses:
-        """Count on the device; nothing waits for the result."""
+        """Count on the device, without a wait for the result."""
         counts, classes = self.decision.counts(item.output, item.targets)
         if classes != self._classes:
             self._begin(classes)
         return KeptClasses(counts, classes, item.targets.numel())
 
     def count(self, kept: Sequence[KeptClasses]) -> Floats:
-        """Each step's table of counts, and its number of targets at the end of the row."""
+        """Return each step's table of counts, with its number of targets at the end of the row."""
         if not kept:
             return np.empty((0, 0))
         tables = self.decision.tables(_fetched([each.counts for each in kept]), kept[0].classes)
@@ -78,7 +79,7 @@ class ClassCounts(Counted):
         return np.column_stack([rows, [each.targets for each in kept]])
 
     def score(self, counts: Floats) -> Floats:
-        """One number from each table of counts."""
+        """Return one number for each table of counts."""
         right, said, due = np.moveaxis(_table(counts), -2, 0)
         if self.reduction == "micro":
             return self.scale * self.formula(right.sum(-1), said.sum(-1), due.sum(-1))
@@ -88,11 +89,11 @@ class ClassCounts(Counted):
             return np.asarray(self.scale * (scores * weights).sum(-1) / weights.sum(-1))
 
     def weights(self, counts: Floats) -> Floats:
-        """The numbers of targets."""
+        """Return the numbers of targets."""
         return counts[..., -1]
 
     def per_class(self) -> list[float]:
-        """The value of each class, of the epoch's steps that were read so far."""
+        """Return the value of each class, over the epoch's steps that were read so far."""
         if self._sums is None:
             return []
         values: list[float] = (self.scale * self.formula(*_table(self._sums))).tolist()
@@ -104,12 +105,12 @@ class ClassCounts(Counted):
         self._classes = None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
+        """Continue from saved counts."""
         self._sums = checked_counts(self.name, state["counts"])
         self._classes = self._known
 
     def merge(self, state: Mapping[str, Any]) -> None:
-        """Add what another one counted (its `state_dict`), on other samples: the sum of counts."""
+        """Add what another one counted (its `state_dict`) on other samples: the sum of the counts."""
         theirs = checked_counts(self.name, state["counts"])
         if theirs is not None:
             self._sums = theirs if self._sums is None else self._sums + theirs
@@ -117,7 +118,7 @@ class ClassCounts(Counted):
 
     @property
     def _known(self) -> int | None:
-        """How many classes the epoch's counts are of."""
+        """The number of classes in the epoch's counts."""
         return None if self._sums is None else len(self._sums) // 3 + self.first
 
     def _begin(self, classes: int) -> None:
@@ -130,9 +131,9 @@ class ClassCounts(Counted):
 
 
 def _fetched(counts: Sequence[Tensor]) -> Floats:
-    """A row a step, in one transfer."""
+    """One row for each step, in one transfer."""
     last = counts[-1].device
-    # A step may have run elsewhere than the others: the model moved.
+    # A step may have run on another device than the others: the model moved.
     rows = torch.stack([each if each.device == last else each.to(last) for each in counts])
     numbers: Floats = rows.cpu().numpy().astype(np.float64)
     return numbers
@@ -144,7 +145,7 @@ def _table(counts: Floats) -> Floats:
 
 
 def check_reduction(metric: str, reduction: str) -> None:
-    """Raise where it is none."""
+    """Raise if it is not a known reduction."""
     if reduction not in REDUCTIONS:
         raise ValueError(
             f"{metric}(reduction={reduction!r}): choose one of {', '.join(map(repr, REDUCTIONS))}"
@@ -152,7 +153,7 @@ def check_reduction(metric: str, reduction: str) -> None:
 
 
 def checked_counts(metric: str, counts: Any) -> Floats | None:
-    """The counts of a state, if it holds some: a file may have been made by another version, or by hand."""
+    """The counts of a state, if it holds some: the file may come from another version, or be made by hand."""
     if counts is None:
         return None
     numbers = isinstance(counts, list) and all(type(each) in (int, float) and each >= 0 for each in counts)
@@ -162,7 +163,7 @@ def checked_counts(metric: str, counts: Any) -> Floats | None:
 
 
 def share(part: Floats, whole: Floats) -> Floats:
-    """The quotient, and 0 for 0 of 0, as scikit-learn and Burn have it.
+    """The quotient, and 0 for 0 of 0, as in scikit-learn and Burn.
 
     >>> share(np.array([1.0, 0.0]), np.array([4.0, 0.0])).tolist()
     [0.25, 0.0]

@@ -1,4 +1,4 @@
-"""How Precision and Recall are made: both are a share of right answers, and differ in what it is out of."""
+"""How Precision and Recall are made: both are a share of right answers, out of different totals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .decisions import Decision, Threshold, TopK
 
 
 class ShareOfClasses(ClassCounts):
-    """Right answers out of something. Subclasses give `title` and `formula`."""
+    """Right answers out of a total. Subclasses give `title` and `formula`."""
 
     title: ClassVar[str]
     unit = "%"
@@ -30,12 +30,12 @@ class ShareOfClasses(ClassCounts):
 
     @classmethod
     def binary(cls, threshold: float, *, pad_token: int | None = None, input: Input | None = None) -> Self:
-        """Of yes and no: one score per target of 0 or 1.
+        """Make it for yes and no: one score per target of 0 or 1.
 
         Args:
-            threshold: above it the answer is yes: 0.0 where the scores are logits, 0.5 for probabilities.
+            threshold: above it the answer is yes: 0.0 for logits, 0.5 for probabilities.
             pad_token: targets equal to it are left out.
-            input: where the output names things otherwise.
+            input: takes `output` and `targets` out of another output.
         """
         return cls(Threshold(cls.title, threshold, False, pad_token), "micro", input=input)
 
@@ -49,14 +49,14 @@ class ShareOfClasses(ClassCounts):
         class_dim: int | None = None,
         input: Input | None = None,
     ) -> Self:
-        """Of one class among several: a score per class, and targets that are class indices.
+        """Make it for one class among several: a score per class, and targets that are class indices.
 
         Args:
-            top_k: so many best-scored classes are answers, all of which count (as in Burn).
-            reduction: how classes become one number.
+            top_k: this many best-scored classes are answers, and all of them count (as in Burn).
+            reduction: how the classes' values become one number.
             pad_token: targets equal to it are left out.
-            class_dim: where the classes are, if dimension 1 and the last one both fit.
-            input: where the output names things otherwise.
+            class_dim: the dimension of the classes, if dimension 1 and the last one both fit.
+            input: takes `output` and `targets` out of another output.
         """
         return cls(TopK(cls.title, top_k, pad_token, class_dim), reduction, input=input)
 
@@ -69,12 +69,12 @@ class ShareOfClasses(ClassCounts):
         pad_token: int | None = None,
         input: Input | None = None,
     ) -> Self:
-        """Of several labels at once: scores and targets of 0 or 1, with the labels in dimension 1.
+        """Make it for several labels at once: scores and targets of 0 or 1, with the labels in dimension 1.
 
         Args:
-            threshold: above it the answer is yes: 0.0 where the scores are logits, 0.5 for probabilities.
-            reduction: how labels become one number.
+            threshold: above it the answer is yes: 0.0 for logits, 0.5 for probabilities.
+            reduction: how the labels' values become one number.
             pad_token: targets equal to it are left out.
-            input: where the output names things otherwise.
+            input: takes `output` and `targets` out of another output.
         """
         return cls(Threshold(cls.title, threshold, True, pad_token), reduction, input=input)

@@ -1,4 +1,4 @@
-"""What the metrics of right answers share: where the classes are, what counts, and padding."""
+"""The common part of the metrics of right answers: the class dimension, what counts, and padding."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .base import Input, Ratio, Scalar
 class RightAnswers(Ratio):
     """The share of right answers in percent. Subclasses say which answers are right, in `hits`.
 
-    `output` holds a score per class and `targets` class indices. The classes lie where
-    `cross_entropy` wants them, in dimension 1, or in the last one; the shapes tell which, and
-    `class_dim` where both fit. Targets equal to `pad_token` are not counted; without one, those equal to
-    the output's `ignore_index` are not, if it has that.
+    `output` holds a score per class and `targets` class indices. The classes are in dimension 1, as
+    `cross_entropy` needs them, or in the last one. The shapes show which; if both fit, `class_dim` decides.
+    Targets equal to `pad_token` are not counted. Without a `pad_token`, those equal to the output's
+    `ignore_index` are not counted, if it has one.
     """
 
     unit = "%"
@@ -38,15 +38,15 @@ class RightAnswers(Ratio):
         self._count: Callable[[Tensor], Tensor] = torch.sum
 
     def hits(self, output: Tensor, targets: Tensor, dim: int) -> Tensor:
-        """Say which answers are right: booleans in the shape of `targets`."""
+        """Return which answers are right: booleans in the shape of `targets`."""
         raise NotImplementedError(f"{type(self).__name__} must define hits(output, targets, dim)")
 
     def look(self, output: Tensor, targets: Tensor) -> int:
-        """Find the class dimension, or raise. Called when the shapes change, not at every step."""
+        """Find the class dimension, or raise. It runs when the shapes change, not at every step."""
         return class_dimension(self.name, output, targets, self.class_dim)
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
-        """Count the right answers on the device; nothing waits for the result."""
+        """Count the right answers on the device, without a wait for the result."""
         output, targets = item.output, item.targets
         if (output.shape, targets.shape) != self._shapes:
             self._remember(output, targets, item)
@@ -59,13 +59,13 @@ class RightAnswers(Ratio):
     def _remember(self, output: Tensor, targets: Tensor, item: Any) -> None:
         self._dim = self.look(output, targets)
         self._pad = padding(self.pad_token, item)
-        # 3.3 us instead of 4.3 for 32 booleans on the CPU; on a GPU it launches a kernel more.
+        # 3.3 us instead of 4.3 for 32 booleans on the CPU; on a GPU it starts one kernel more.
         self._count = torch.count_nonzero if output.is_cpu else torch.sum
         self._shapes = (output.shape, targets.shape)
 
 
 def padding(pad_token: int | None, item: Any) -> int | None:
-    """The token that is not counted: the one a metric was given, or the one the output names.
+    """The token that is not counted: the metric's own one, or the output's.
 
     >>> from types import SimpleNamespace
     >>> padding(None, SimpleNamespace(ignore_index=-100)), padding(0, SimpleNamespace(ignore_index=-100))

@@ -1,4 +1,4 @@
-"""Which classes are taken for which."""
+"""Which classes are mistaken for which."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ALL_CLASSES = 12
-"""Up to so many classes the text tells all, beyond it the worst ones."""
+"""With up to this many classes the text lists all of them, with more only the worst ones."""
 _WORST = 5
 
 
 class ConfusionMatrix(AccumulatedText):
-    """How often each class was answered for each class, over the epoch so far: a picture, and a text.
+    """How often each class was the answer for each class, over the epoch so far: a picture and a text.
 
-    Register it with `metric_valid(...)` or `metric_train(...)`, or with `metrics(...)` for both: its text
-    (the accuracy per class and what is confused most) is shown and logged. The object itself is the picture:
-    as the last line of a cell, or `figure()`. It holds the pass that runs, or the last one until the next
-    begins. An object that was registered before (for the other split, with an earlier learner) is copied, so
-    that each counts by itself: make one for each, and look at that one.
+    Register it with `metric_valid(...)` or `metric_train(...)`, or with `metrics(...)` for both. Its text
+    (the accuracy per class, and the classes that are confused most) is shown and logged. The object itself is
+    the
+    picture: as the last line of a cell, or `figure()`. It holds the current pass, or the last one until the
+    next begins. An object that is registered a second time (for the other split, or with a second learner) is
+    copied, so that the counts stay separate. So make one object for each, and look at that object.
 
     `output` has a score per class and `targets` class indices, as for `Accuracy`; or, with a threshold, one
-    score per target of 0 or 1. Every target counts once. Each block of steps the matrix is read from the
-    device, 8 bytes a cell.
+    score per target of 0 or 1. Every target counts once. The matrix is read from the device once for each
+    block of steps, 8 bytes a cell.
 
     Args:
-        labels: the classes' names, in the order of the indices; by default their numbers, of as many classes
+        labels: the classes' names, in the order of the indices; by default their numbers, for as many classes
             as the output has.
-        threshold: above it the answer is class 1: 0.0 where the scores are logits, 0.5 for probabilities.
+        threshold: above it the answer is class 1: 0.0 for logits, 0.5 for probabilities.
         pad_token: targets equal to it are left out.
-        class_dim: where the classes are, if dimension 1 and the last one both fit.
-        name: to have several.
-        input: where the output names things otherwise.
+        class_dim: the dimension of the classes, if dimension 1 and the last one both fit.
+        name: another name, to have several of them.
+        input: takes `output` and `targets` out of another output.
 
     >>> from types import SimpleNamespace
     >>> confusion = ConfusionMatrix(["cat", "dog"])
@@ -80,21 +81,23 @@ class ConfusionMatrix(AccumulatedText):
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """The matrix: a row for each true class, a column for each answer. Waits for the device."""
+        """The matrix: a row for each true class, a column for each answer. Reading it waits for the
+        device."""
         if self._matrix is None:
             return np.zeros((0, 0), dtype=np.int64)
         counts: NDArray[np.int64] = self._matrix.cpu().numpy()
         return counts
 
     def per_class(self) -> dict[str, float]:
-        """The accuracy of each class (its recall), in percent; NaN for a class that was never due."""
+        """Return the accuracy of each class (its recall), in percent; NaN for a class that was never a
+        target."""
         counts = self.counts
         with np.errstate(invalid="ignore", divide="ignore"):
             shares = 100 * np.diag(counts) / counts.sum(1)
         return dict(zip(self._names(len(counts)), shares.tolist(), strict=True))
 
     def update(self, item: Any) -> None:
-        """Count on the device; nothing waits for the result."""
+        """Count on the device, without a wait for the result."""
         matrix = self._table(item.output, item.targets)
         before = self._matrix
         if before is None:
@@ -108,7 +111,7 @@ class ConfusionMatrix(AccumulatedText):
             self._matrix = (before if before.device == matrix.device else before.to(matrix.device)) + matrix
 
     def text(self) -> str:
-        """The accuracy of each class, or of the worst ones, and the classes that are confused most."""
+        """Return the accuracy of each class, or of the worst ones, and the classes that are confused most."""
         shares = {name: share for name, share in self.per_class().items() if share == share}
         if not shares:
             return "no answers yet"
@@ -119,10 +122,10 @@ class ConfusionMatrix(AccumulatedText):
         return f"{line}; most confused: {', '.join(confused)}" if confused else line
 
     def figure(self, *, dark: bool = False) -> Figure:
-        """The matrix as a picture: rows sum to 100 % of a true class, cells hold the counts.
+        """Draw the matrix: rows sum to 100 % of a true class, and cells hold the counts.
 
         Args:
-            dark: light on dark.
+            dark: draw light on dark.
         """
         from ..renderer.matrix import draw_matrix
 
@@ -134,15 +137,15 @@ class ConfusionMatrix(AccumulatedText):
         self._matrix = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts."""
+        """Return the counts."""
         return {"matrix": self._matrix}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
+        """Continue from saved counts."""
         self._matrix = self._checked(state["matrix"])
 
     def merge(self, state: Mapping[str, Any]) -> None:
-        """Add what another one counted (its `state_dict`), on other samples."""
+        """Add what another one counted (its `state_dict`) on other samples."""
         theirs = self._checked(state["matrix"])
         if theirs is not None:
             ours = self._matrix
@@ -155,7 +158,7 @@ class ConfusionMatrix(AccumulatedText):
         return f"<{self.name}: {total} answers of {len(counts)} classes{share}>"
 
     def _repr_png_(self) -> Any:
-        """Show the picture where a notebook shows the object."""
+        """Show the picture if a notebook shows the object."""
         return self.figure()._repr_png_() if self._matrix is not None else None  # type: ignore[attr-defined]
 
     def _table(self, output: Tensor, targets: Tensor) -> Tensor:
@@ -169,14 +172,14 @@ class ConfusionMatrix(AccumulatedText):
         due, real = targets.reshape(-1).long(), self._ones
         if self.pad_token is not None:
             real = (due != self.pad_token).long()
-            due = due * real  # a pad (-100) is no index; it counts 0 times for class 0
-        # By scatter: torch.bincount asks the GPU how long its answer is, and waits.
+            due = due * real  # a pad (-100) is not an index; it counts 0 times for class 0
+        # By scatter: torch.bincount reads the result's length from the GPU, and waits.
         cells = torch.zeros(classes * classes, dtype=torch.int64, device=output.device)
         cells.scatter_add_(0, torch.add(said, due, alpha=classes), real)
         return cells.reshape(classes, classes)
 
     def _remember(self, output: Tensor, targets: Tensor) -> None:
-        """Look at shapes where they changed, and not at every step."""
+        """Check shapes when they have changed, and not at every step."""
         self._classes = 2
         if self.threshold is None:
             self._dim = class_dimension(self.name, output, targets, self.class_dim)

@@ -1,4 +1,4 @@
-"""What the machine's processors and memory are doing. psutil is imported at the first reading."""
+"""The machine's use of processors and memory. psutil is imported at the first reading."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..errors import StepError, a_kind
 from .base import Reading
 
 REFRESH = 0.2
-"""Seconds a CPU reading stands for, as in Burn: the counters tick 100 times a second, and a shorter
-window measures the ticks."""
+"""Seconds of a CPU reading, as in Burn. The counters tick 100 times a second; a shorter window would measure
+the ticks."""
 
 
 class CpuUse(Reading):
-    """The share of all processors that was busy, in percent, at most five readings a second.
+    """The share of all processors' time that was busy, in percent, with at most five readings a second.
 
     The first 0.2 s of a run have no reading yet (NaN).
     """
@@ -31,15 +31,15 @@ class CpuUse(Reading):
         self._last = float("nan")
 
     def reset(self) -> None:
-        """Start the clock at the first split; a reading that spans two splits is as good."""
+        """Start the clock at the first split; a reading across two splits is equally good."""
         if self._since == float("-inf"):
             self._mark()
 
     def sample(self) -> float:
         """Compare the counters with those of the last reading.
 
-        Counters of our own, since `psutil.cpu_percent` keeps them per process: any other caller
-        would cut our window short.
+        It keeps its own counters. `psutil.cpu_percent` keeps them per process, so any other caller would make
+        this window shorter.
         """
         if time.monotonic() - self._since < REFRESH:
             return self._last
@@ -53,7 +53,7 @@ class CpuUse(Reading):
         import psutil
 
         times = psutil.cpu_times()
-        # Linux counts the time of guests twice: it is part of `user` too.
+        # Linux counts the time of guests twice: it is part of `user`, too.
         guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
         self._total = sum(times) - guests
         self._busy = self._total - times.idle - getattr(times, "iowait", 0.0)
@@ -68,27 +68,28 @@ class CpuMemory(Reading):
     higher_is_better = False
 
     def sample(self) -> float:
-        """Read it now."""
+        """Return the current value."""
         import psutil
 
         return float(psutil.virtual_memory().used) * 1e-9
 
 
 Sensors = Callable[[], Mapping[str, Sequence[Any]]]
-"""As `psutil.sensors_temperatures`: by chip, readings with a temperature `current`."""
+"""Like `psutil.sensors_temperatures`: for each chip, readings with a temperature `current`."""
 
 CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal")
 """Linux's names of the sensors in processors: Intel, AMD, AMD by another driver, ARM."""
 
 
 class CpuTemperature(Reading):
-    """The hottest sensor of the processors, in degrees Celsius, at most five readings a second.
+    """The temperature of the hottest processor sensor, in degrees Celsius, with at most five readings a
+    second.
 
-    Where the machine tells none (many virtual machines and containers, macOS, Windows) the values are
-    NaN, and a warning of the logger "notebook_learner" says so once.
+    If the machine reports none (many virtual machines and containers, macOS, Windows), the values are NaN,
+    and the logger "notebook_learner" warns once.
 
     Args:
-        sensors: where to ask, by default `psutil.sensors_temperatures`.
+        sensors: the function that reads them, by default `psutil.sensors_temperatures`.
 
     >>> CpuTemperature().unit
     '°C'
@@ -106,7 +107,7 @@ class CpuTemperature(Reading):
         self._told = False
 
     def sample(self) -> float:
-        """Ask the sensors, which takes the kernel up to milliseconds, hence not more often."""
+        """Read the sensors; not more often, because the kernel takes up to milliseconds for it."""
         if time.monotonic() - self._since >= REFRESH:
             self._since = time.monotonic()
             self._last = self._read()
@@ -138,6 +139,6 @@ class CpuTemperature(Reading):
             return told
         import psutil
 
-        # psutil has the function on Linux and FreeBSD only.
+        # psutil has the function only on Linux and FreeBSD.
         sensors: Sensors = getattr(psutil, "sensors_temperatures", dict)
         return sensors()

@@ -1,4 +1,4 @@
-"""What the GPUs are doing, in a line of text."""
+"""The use of the GPUs, in a line of text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NO_DEVICE = "no CUDA device"
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What one GPU says of itself; None where it, or its driver, does not tell.
+    """The readings of one GPU; None for each value that it, or its driver, does not report.
 
     Args:
-        index: as torch counts devices.
-        used: bytes in use, by all processes.
-        total: bytes there are.
-        use: the share of time that some kernel ran, in percent.
-        watts: the power it draws.
+        index: its number, as torch counts devices.
+        used: the bytes in use, by all processes.
+        total: all bytes.
+        use: the share of time in which a kernel ran, in percent.
+        watts: the power that it draws.
         celsius: its temperature.
     """
 
@@ -45,14 +45,15 @@ class GpuReading:
 
 
 class CudaMetric(TextMetric):
-    """Memory of each GPU this process uses; also use, power and temperature where `nvidia-ml-py` is
-    installed (pip install 'notebook_learner[gpu]').
+    """The memory of each GPU that this process uses; with `nvidia-ml-py`, also use, power and temperature.
+
+    To install that: pip install 'notebook_learner[gpu]'.
 
     >>> CudaMetric(lambda: [GpuReading(0, 3_000_000_000, 4_000_000_000, use=37)]).text()
     'GPU #0 - Memory 3.00/4.00 Gb - Usage 37 %'
 
     Args:
-        read: another source of readings; by default torch is asked.
+        read: another source of readings; by default they come from torch.
     """
 
     name = "Cuda"
@@ -61,7 +62,7 @@ class CudaMetric(TextMetric):
         self._read = read or read_gpus
 
     def text(self) -> str:
-        """Read it now."""
+        """Return the current text."""
         told = self._read()
         if not isinstance(told, Sequence):
             raise StepError(f"{self.name}: its read() gave {a_kind(told)}; give a list of GpuReading")
@@ -69,14 +70,14 @@ class CudaMetric(TextMetric):
 
 
 def read_gpus() -> list[GpuReading]:
-    """Ask every GPU that this process uses."""
+    """Read every GPU that this process uses."""
     if not torch.cuda.is_available():
         return []
     return [_reading(index) for index in _devices()]
 
 
 def _devices() -> list[int]:
-    # Asking a GPU for its memory creates a context there (about 500 MB): only those in use, then.
+    # A read of a GPU's memory creates a context there (about 500 MB), so only GPUs in use are read.
     used = [index for index in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(index)]
     return used or [torch.cuda.current_device()]
 
@@ -95,10 +96,10 @@ def _reading(index: int) -> GpuReading:
 
 
 def _told(ask: Callable[[int], int], index: int) -> int | None:
-    """Ask NVML through torch, which maps CUDA_VISIBLE_DEVICES; None without the library or an answer."""
+    """Ask NVML through torch, which applies CUDA_VISIBLE_DEVICES; None without the library or an answer."""
     try:
         return ask(index)
     except Exception:
-        # Not narrower: NVML raises its own types (not supported under MIG, in some containers), which
-        # exist only where the library does. A line of text must not end a training run.
+        # Every exception: NVML raises its own types (not supported under MIG, in some containers), which
+        # exist only with the library. A line of text must not end a training run.
         return None

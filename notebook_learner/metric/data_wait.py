@@ -6,10 +6,10 @@ from .base import Reading
 
 
 class DataWait(Reading):
-    """The share of the time in which training stood still for the next batch, in percent, over the steps
-    since the last reading. Above a few percent more workers, or a faster dataset, would pay.
+    """The share of the time in which training waited for the next batch, in percent, since the last reading.
 
-    On several devices that is rank 0's. It costs two looks at the clock for each batch.
+    Above a few percent, more workers or a faster dataset would help. On several devices it is the value of
+    rank 0. It costs two reads of the clock for each batch.
 
     >>> DataWait().unit
     '%'
@@ -20,5 +20,5 @@ class DataWait(Reading):
     higher_is_better = False
 
     def sample(self) -> float:
-        """Ask the context."""
+        """Return the context's value."""
         return self.context.data_wait

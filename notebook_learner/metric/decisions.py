@@ -1,7 +1,8 @@
-"""From scores to answers, and from answers to counts per class: what Precision and its kin share.
+"""From scores to answers, and from answers to counts per class: the common part of Precision, Recall and
+others.
 
-A step only counts, on the device and in as few operations as can be: each takes some microseconds, whatever
-it does. What counts amount to is asked on the host, for a block of steps at once.
+A step only counts, on the device and with as few operations as possible: each takes some microseconds. The
+host computes the results from the counts, for a block of steps at once.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ from .classes import class_dimension
 from .tensors import Alike
 
 RIGHT, SAID, TRUE = 0, 1, 2
-"""Rows of a table of counts: right answers, answers given, and answers that were due, per class."""
+"""Rows of a table of counts per class: right answers, answers, and targets."""
 _SQUARE = 64
-"""Up to so many classes a step counts pairs of classes (32 KB), in one scatter instead of three."""
+"""Up to this many classes, a step counts pairs of classes (32 KB), in one scatter instead of three."""
 
 
 class Decision(ABC):
-    """How scores become answers, and these counts."""
+    """How scores become answers, and answers become counts."""
 
     text: str
-    """In the metric's name, as Burn writes it."""
+    """The part of the metric's name, as Burn writes it."""
 
     @abstractmethod
     def counts(self, output: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-        """A step's counts as a vector of whole numbers on the device, and the number of classes. Nothing here
-        waits for the device."""
+        """Return a step's counts as a vector of whole numbers on the device, and the number of classes,
+        without a wait for the device."""
 
     @abstractmethod
     def tables(self, counts: Floats, classes: int) -> Floats:
-        """Of a vector a step: rows RIGHT, SAID and TRUE with a column per class, for each step."""
+        """Return, for each step's vector, rows RIGHT, SAID and TRUE with a column per class."""
 
 
 class TopK(Decision):
-    """One class is right; the k best-scored ones are the answers. Pads count nowhere."""
+    """One class is right; the k best-scored ones are the answers. Padding is not counted."""
 
     def __init__(self, metric: str, k: int, pad_token: int | None, class_dim: int | None) -> None:
         if k < 1:
@@ -54,10 +55,10 @@ class TopK(Decision):
         self._ones = torch.empty(0)
 
     def counts(self, output: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-        """How often which class was answered for which; of many classes, just the three sums.
+        """Return how often each class was the answer for each class; with many classes, only the three sums.
 
-        By scatter: torch.bincount asks the GPU how long its answer is, and waits. A target that is no class
-        is out of its range, which is an error.
+        By scatter: torch.bincount reads the result's length from the GPU, and waits. A target that is not a
+        class is out of range, which is an error.
         """
         if (output.shape, targets.shape, output.device) != self._seen:
             self._remember(output, targets)
@@ -69,14 +70,14 @@ class TopK(Decision):
         real = self._ones
         if self.pad_token is not None:
             real = (due != self.pad_token).long()
-            due = due * real  # a pad (-100) is no index; it counts 0 times for class 0
+            due = due * real  # a pad (-100) is not an index; it counts 0 times for class 0
         if classes > _SQUARE:
             return _sums(best, due, real, classes), classes
         pairs = torch.zeros(classes * classes, dtype=torch.int64, device=output.device)
         return pairs.scatter_add_(0, torch.add(best, due, alpha=classes), real), classes
 
     def tables(self, counts: Floats, classes: int) -> Floats:
-        """Every answer stands with the class that was due, which k answers name k times."""
+        """Every answer counts with its target's class, so k answers count that class k times."""
         if classes > _SQUARE:
             tables: Floats = counts.reshape(-1, 3, classes).copy()
         else:
@@ -117,10 +118,10 @@ def _sums(best: Tensor, due: Tensor, real: Tensor, classes: int) -> Tensor:
 
 
 class Threshold(Decision):
-    """Each score stands for itself: above the threshold the answer is yes. Targets are 0 or 1.
+    """Each score has its own answer: above the threshold it is yes. Targets are 0 or 1.
 
-    `labels` says whether dimension 1 counts labels, each of which is a class; otherwise there is one class.
-    A NaN is no yes.
+    `labels` says whether dimension 1 counts labels. If so, each label is a class; otherwise there is one
+    class. A NaN is not a yes.
     """
 
     def __init__(self, metric: str, threshold: float, labels: bool, pad_token: int | None) -> None:
@@ -146,5 +147,5 @@ class Threshold(Decision):
         return sums.movedim(2, 1).reshape(3, labels, -1).sum(2).reshape(-1), labels
 
     def tables(self, counts: Floats, classes: int) -> Floats:
-        """They are tables already."""
+        """Return them reshaped: they are tables already."""
         return counts.reshape(-1, 3, classes)

@@ -10,23 +10,24 @@ from .decisions import Threshold, TopK
 
 
 class Dice(ClassCounts):
-    """Twice the overlap of two masks, by their sizes: 0 to 1, from the epoch's counts of pixels.
+    """Twice the overlap of two masks, divided by the sum of their sizes: 0 to 1, from the epoch's counts of
+    pixels.
 
     `output` has a score per class (`[batch, classes, height, width]`, or any number of dimensions) and
-    `targets` class indices; the best-scored class of each pixel counts. Class 0 is taken for the background
+    `targets` class indices; the best-scored class of each pixel counts. Class 0 is taken as the background
     and left out. With a `threshold`, `output` and `targets` are masks, one per channel of dimension 1.
 
-    It is the F1 score of the pixels (`FBetaScore`). Two empty masks agree: 1. Burn's Dice averages
-    batches; here the pixels of the epoch are counted together. A step's weight is its number of pixels.
+    It is the F1 score of the pixels (`FBetaScore`). Two empty masks give 1. Burn's Dice averages batches;
+    here the pixels of the epoch are counted together. A step's weight is its number of pixels.
 
     Args:
         threshold: above it a pixel belongs to the mask: 0.0 for logits, 0.5 for probabilities.
         reduction: "micro" counts the pixels of all classes together, as Burn does; "macro" is the mean over
             the classes that occur.
-        include_background: class 0 counts like others. With a threshold all channels count anyway.
+        include_background: count class 0 like the others. With a threshold all channels count in any case.
         pad_token: target pixels equal to it are left out (255 in many data sets).
-        class_dim: where the classes are, if dimension 1 and the last one both fit.
-        input: where the output names things otherwise.
+        class_dim: the dimension of the classes, if dimension 1 and the last one both fit.
+        input: takes `output` and `targets` out of another output.
 
     >>> Dice().name, Dice(threshold=0.5, reduction="macro").name
     ('Dice', 'Dice [Macro]')
@@ -54,6 +55,6 @@ class Dice(ClassCounts):
         self.name = "Dice" if reduction == "micro" else f"Dice [{reduction.capitalize()}]"
 
     def formula(self, right: Floats, said: Floats, due: Floats) -> Floats:
-        """The overlap twice, by both sizes; 1 where both are empty."""
+        """Return twice the overlap, divided by the sum of both sizes; 1 if both are empty."""
         sizes = said + due
         return np.divide(2 * right, sizes, out=np.ones(np.shape(sizes)), where=np.asarray(sizes > 0))

@@ -1,4 +1,4 @@
-"""Error rates of recognised text: edits out of what should have been there."""
+"""Error rates of recognised text: edits divided by the length of the target."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ class _ErrorRate(SequenceMetric):
         self._edits = edits(type(self).__name__)
 
     def compare(self, prediction: Units, target: Units) -> tuple[float, ...]:
-        """Edits, and what they are out of."""
+        """Return the edits and the length of the target."""
         return self._edits(prediction, target), len(target)
 
     def score(self, counts: Floats) -> Floats:
-        """Edits per hundred; no number where there is nothing to be right about."""
+        """Return edits per hundred; NaN if the target is empty."""
         edited, length = counts[..., 0], counts[..., 1]
         return np.where(length > 0, 100.0 * edited / length, np.nan)
 
     def weights(self, counts: Floats) -> Floats:
-        """The length of the targets."""
+        """Return the length of the targets."""
         return counts[..., 1]
 
 
 class CharErrorRate(_ErrorRate):
-    """Edited characters out of the target's characters, in percent; its weight is their number.
+    """Edited characters out of the target's characters, in percent; its weight is the number of the latter.
 
-    Characters are those of texts: of `decode`, or given as texts. Token numbers without `decode` count
-    as one character each. Characters are Unicode code points; a `decode` may normalise them. The epoch's
-    value is that of all its edits and characters. Needs rapidfuzz: pip install 'notebook_learner[text]'.
+    The characters are those of texts: texts from `decode`, or texts that the output holds. Token numbers
+    without `decode` count as one character each. Characters are Unicode code points; a `decode` may normalise
+    them. The epoch's value comes from all its edits and characters. It needs rapidfuzz: pip install
+    'notebook_learner[text]'.
 
     >>> CharErrorRate(pad_token=0).name
     'CER'
@@ -50,16 +51,16 @@ class CharErrorRate(_ErrorRate):
     name = "CER"
 
     def units(self, text: str) -> Units:
-        """The characters."""
+        """Return the characters."""
         return text
 
 
 class WordErrorRate(_ErrorRate):
-    """Edited words out of the target's words, in percent; its weight is their number.
+    """Edited words out of the target's words, in percent; its weight is the number of the latter.
 
-    Words are what white space divides: of `decode`, or given as texts. Token numbers without `decode`
-    count as one word each. The epoch's value is that of all its edits and words. Needs rapidfuzz:
-    pip install 'notebook_learner[text]'.
+    Words are separated by white space, in texts from `decode` or texts that the output holds. Token numbers
+    without `decode` count as one word each. The epoch's value comes from all its edits and words. It needs
+    rapidfuzz: pip install 'notebook_learner[text]'.
 
     >>> WordErrorRate(decode=lambda tokens: " ".join(map(str, tokens))).name
     'WER'

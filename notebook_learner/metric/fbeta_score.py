@@ -12,8 +12,8 @@ from .decisions import Decision, Threshold, TopK
 class FBetaScore(ClassCounts):
     """The weighted harmonic mean of precision and recall, in percent; from the epoch's counts.
 
-    `beta` says how many times as important recall is: 1 makes the F1 score, 2 favours recall, 0.5
-    precision. Made by `binary`, `multiclass` or `multilabel`, as in Burn; `FBetaScore()` is the macro F1
+    `beta` is how many times as important recall is: 1 gives the F1 score, 2 gives more weight to recall, 0.5
+    to precision. Made by `binary`, `multiclass` or `multilabel`, as in Burn; `FBetaScore()` is the macro F1
     score of `multiclass(1.0)`. Averages and weights are those of `Precision`.
 
     >>> FBetaScore.multiclass(1.0).name
@@ -43,7 +43,7 @@ class FBetaScore(ClassCounts):
     def binary(
         cls, beta: float, threshold: float, *, pad_token: int | None = None, input: Input | None = None
     ) -> Self:
-        """Of yes and no: one score per target of 0 or 1; arguments as in `Precision.binary`."""
+        """Make it for yes and no: one score per target of 0 or 1; arguments as in `Precision.binary`."""
         return cls(beta, Threshold("FBetaScore", threshold, False, pad_token), "micro", input=input)
 
     @classmethod
@@ -57,7 +57,7 @@ class FBetaScore(ClassCounts):
         class_dim: int | None = None,
         input: Input | None = None,
     ) -> Self:
-        """Of one class among several; arguments as in `Precision.multiclass`."""
+        """Make it for one class among several; arguments as in `Precision.multiclass`."""
         return cls(beta, TopK("FBetaScore", top_k, pad_token, class_dim), reduction, input=input)
 
     @classmethod
@@ -70,10 +70,10 @@ class FBetaScore(ClassCounts):
         pad_token: int | None = None,
         input: Input | None = None,
     ) -> Self:
-        """Of several labels at once; arguments as in `Precision.multilabel`."""
+        """Make it for several labels at once; arguments as in `Precision.multilabel`."""
         return cls(beta, Threshold("FBetaScore", threshold, True, pad_token), reduction, input=input)
 
     def formula(self, right: Floats, said: Floats, due: Floats) -> Floats:
-        """`(1 + beta²)·right / (beta²·due + said)`, which is that mean."""
+        """Return `(1 + beta²)·right / (beta²·due + said)`, which is that mean."""
         square = self.beta**2
         return share((1 + square) * right, square * due + said)

@@ -16,9 +16,9 @@ class GradNorm(Metric):
     name = "Gradient Norm"
 
     def __init__(self) -> None:
-        super().__init__()  # no `input`: it looks at no output
+        super().__init__()  # no `input`: it reads no output
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
-        """Ask the context; the output is not looked at."""
+        """Return the context's value; the output is not read."""
         norm = self.context.grad_norm
         return (float("nan"), 0) if norm is None else (norm, 1)

@@ -35,9 +35,9 @@ Step = tuple[Update, Callable[[Scalar], None], Callable[[Scalar], None]]
 class MetricGroup:
     """Runs the metrics of one split.
 
-    `collect` belongs to the step and reads nothing from the device; `read` takes what was collected
-    since the last `read` as columns of a block and adds it to the epoch's sums. The sums run step by
-    step in float64, so the epoch's values do not depend on where the blocks were cut.
+    `collect` runs in the step and reads nothing from the device. `read` returns what was collected since the
+    last `read` as columns of a block, and adds it to the epoch's sums. The sums run step by step in float64,
+    so the epoch's values do not depend on the borders of the blocks.
 
     >>> from types import SimpleNamespace as Item
     >>> from notebook_learner.metric import Loss
@@ -59,7 +59,7 @@ class MetricGroup:
         self._sums = self._no_sums()
 
     def _arrange(self, metrics: Sequence[AnyMetric]) -> None:
-        """Sort the metrics by what a step does with them. What was collected stays with its metric."""
+        """Sort the metrics by what a step does with them. Collected values stay with their metric."""
         before = dict(zip(self._collected, zip(self._values, self._weights, strict=True), strict=True))
         self.metrics = tuple(metrics)
         names = [metric.name for metric in self.metrics]
@@ -79,31 +79,31 @@ class MetricGroup:
             self._bind(index, adapted(metric)) for index, metric in enumerate(self._collected)
         )
         self._seen: set[type] = set()
-        # Reused at every step (0.7 us); nothing to guard where nothing is collected.
+        # Reused at every step (0.7 us); nothing to guard if nothing is collected.
         self._no_grad: AbstractContextManager[Any] = (
             torch.no_grad() if self._collected or told else nullcontext()
         )
 
     def _blank(self) -> tuple[list[Scalar], list[Scalar]]:
-        """What a metric that comes late has of the steps that were collected without it: no value."""
+        """No value, for each step that was collected before a metric was added."""
         return [float("nan")] * self._pending, [0] * self._pending
 
     @property
     def pending(self) -> int:
-        """How many collected steps were not read yet."""
+        """The number of collected steps that were not read yet."""
         return self._pending
 
     def attach(self, context: StepContext) -> None:
-        """Tell every metric whom to ask about the step."""
+        """Give every metric the object that answers questions about the step."""
         self._context = context
         for metric in self.metrics:
             metric.context = context
 
     def log(self, name: str, value: Any) -> bool:
-        """Take a value of the step that is under way; whether nothing was logged by this name before.
+        """Take a value of the current step; return whether this name is new.
 
         Raises:
-            StepError: the name is a registered metric's, or the value no number.
+            StepError: the name is a registered metric's, or the value is not a number.
         """
         known = self._logged.get(name)
         if known is not None:
@@ -111,7 +111,7 @@ class MetricGroup:
             return False
         if any(metric.name == name for metric in self.metrics):
             raise StepError(
-                f"log({name!r}, ...): there is a metric {name!r} already, which measures by itself; log by "
+                f"log({name!r}, ...): there is a metric {name!r} already, which the learner measures; log by "
                 "another name, or leave that metric out of the builder"
             )
         logged = Logged(name)
@@ -121,22 +121,22 @@ class MetricGroup:
 
     @property
     def stateful(self) -> set[str]:
-        """The names of the metrics that `state_dict` holds something of."""
+        """The names of the metrics that have an entry in `state_dict`."""
         return {metric.name for metric in self._stateful}
 
     @property
     def logged(self) -> KeysView[str]:
-        """The names that steps logged by."""
+        """The names of the values that steps logged."""
         return self._logged.keys()
 
     def _hold(self, names: Sequence[str], fresh: Mapping[str, Logged]) -> None:
-        """Have exactly these logged metrics, beside the registered ones."""
+        """Keep exactly these logged metrics, in addition to the registered ones."""
         logged = [self._logged.get(name) or fresh.get(name) or Logged(name) for name in names]
         self._exchange([*(metric for metric in self.metrics if not isinstance(metric, Logged)), *logged])
 
     @contextmanager
     def beside(self, metric: Metric) -> Iterator[None]:
-        """Measure one more, for as long as this lasts."""
+        """Inside, measure one more metric."""
         self._exchange([*self.metrics, metric])
         try:
             yield
@@ -144,14 +144,14 @@ class MetricGroup:
             self._exchange([each for each in self.metrics if each is not metric])
 
     def _exchange(self, metrics: Sequence[AnyMetric]) -> None:
-        """Have these from here on; those that stay keep what they measured."""
+        """Use these metrics from here on; those that stay keep what they measured."""
         self._arrange(metrics)
         self._sums = {name: self._sums.get(name, nothing) for name, nothing in self._no_sums().items()}
         if self._context is not None:
             self.attach(self._context)
 
     def collect(self, item: Any) -> None:
-        """Take one step's output. When this raises, nothing of the step is kept here."""
+        """Take one step's output. If this raises, nothing of the step is kept here."""
         pair: Any = (0.0, 0)
         try:
             if type(item) not in self._seen:
@@ -171,14 +171,15 @@ class MetricGroup:
         self._pending += 1
 
     def skip(self) -> None:
-        """Count a step in which there was no sample here."""
+        """Count a step for which this rank has no sample."""
         for metric, values, weights in zip(self._collected, self._values, self._weights, strict=True):
             values.append(cast(Scalar, ABSENT) if isinstance(metric, Counted) else float("nan"))
             weights.append(0)
         self._pending += 1
 
     def rows(self) -> Rows:
-        """Give away what was collected and accumulated since the last time, for rank 0 to add to its own."""
+        """Return and forget what was collected and accumulated since the last call, for rank 0 to add to its
+        own."""
         steps, (values, weights) = self._pending, self._fetch()
         self._drop()
         names = [metric.name for metric in self._collected]
@@ -192,9 +193,9 @@ class MetricGroup:
         )
 
     def read(self, others: Sequence[Rows] = ()) -> tuple[dict[str, Column], dict[str, str]]:
-        """Read what was collected since the last read, and take one sample of each reading and text.
+        """Read what was collected since the last read, and read each reading and text once.
 
-        This is where the host waits for the device. With nothing pending there is nothing to read.
+        Here the host waits for the device. If no step is pending, there is nothing to read.
 
         Args:
             others: what other ranks measured in the same steps.
@@ -215,7 +216,7 @@ class MetricGroup:
             if isinstance(reading, Reading):
                 columns[reading.name] = Column(np.full(self._pending, reading.sample(), dtype=np.float64))
         texts = {metric.name: metric.text() for metric in self._texts}
-        # Only now, so that a metric that raises takes no step with it.
+        # Only now, so that a metric that raises does not lose a step.
         self._sums = sums
         for metric, raw in zip(self._collected, values, strict=True):
             if isinstance(metric, Counted):
@@ -230,11 +231,11 @@ class MetricGroup:
             return {metric.name: self._final(metric) for metric in self._collected if metric.weighted}
 
     def keep(self, steps: int) -> None:
-        """Forget collected steps beyond the first so many of those not read yet."""
+        """Forget the unread steps after the first `steps`."""
         self._pending = min(self._pending, steps)
         self._cut()
         for metric in self._logged.values():
-            metric.reset()  # a step that failed had told its value already
+            metric.reset()  # the failed step had logged its value already
 
     def reset(self) -> None:
         """Begin a split: forget sums, unread steps and what the metrics accumulated."""
@@ -251,7 +252,7 @@ class MetricGroup:
         return {"sums": sums, "metrics": states, "logged": list(self.logged)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave. The state stays usable for another time."""
+        """Continue from a `state_dict`. The state can be used again."""
         self._require_read("to load a state")
         sums, states = state["sums"], state["metrics"]
         if state["logged"] != list(self.logged):
@@ -291,7 +292,7 @@ class MetricGroup:
             del scalars[self._pending :]
 
     def _meet(self, item: Any) -> None:
-        """Collect the first output of its type, with the checks that later ones are spared."""
+        """Collect the first output of its type, with the checks that later outputs do not need."""
         require_fields([*self._collected, *self._texts], item)
         with self._no_grad:
             updates = [adapted(metric) for metric in self._collected]
@@ -301,7 +302,7 @@ class MetricGroup:
         steps = list(self._steps)
         for index, (value, weight) in enumerate(pairs):
             if _needs_grad(value) or _needs_grad(weight):
-                # Kept as it is, it would hold the step's whole graph in memory until the next read.
+                # Stored as it is, it would keep the step's whole graph in memory until the next read.
                 steps[index] = self._bind(index, _detached(updates[index]))
                 value, weight = _detach(value), _detach(weight)
             self._values[index].append(value)
@@ -311,12 +312,12 @@ class MetricGroup:
         self._pending += 1
 
     def _take_back(self, error: BaseException, item: Any, pair: Any) -> None:
-        """Drop the failed step, which some metrics have a value of and others not; say what is wrong."""
+        """Drop the failed step, of which only some metrics have a value; say what is wrong."""
         done = sum(len(values) > self._pending for values in self._values)
         self._cut()
         if isinstance(error, (AttributeError, TypeError, ValueError)) and not isinstance(error, StepError):
             require_fields(self._collected, item)
-            # The pair is the last that came back: the failing metric's own, unless its update raised.
+            # The pair is the last one returned: the failing metric's own, unless its update raised.
             if done < len(self._collected):
                 checked_type(self._collected[done], pair)
 
@@ -345,7 +346,7 @@ class MetricGroup:
         try:
             arrays = to_host([*numbers, *own])
         except Exception:
-            # A step that returned no number, or else an error of the device, which shows at its first wait.
+            # A step that returned no number, or an error of the device, which shows at the first wait for it.
             for metric, values, weights in zip(self._collected, self._values, self._weights, strict=True):
                 for pair in zip(values, weights, strict=True):
                     checked(metric, pair)
@@ -397,8 +398,8 @@ def _per_step(metric: Metric, method: str, array: Any, count: int) -> Floats:
 
 
 def _add(sums: tuple[float, float], totals: Floats, weights: Floats) -> tuple[float, float]:
-    """Add a block, step by step as if it had been the whole epoch (numpy's sum() adds in pairs)."""
-    # Steps of weight 0 have no value, and 0 times the NaN they carry would be one.
+    """Add a block, step by step as if it were the whole epoch (numpy's sum() adds in pairs)."""
+    # Steps of weight 0 have no value: their NaN times 0 would still be NaN.
     counted = weights != 0
     total = np.add.accumulate(np.concatenate(([sums[0]], totals[counted])))[-1]
     weight = np.add.accumulate(np.concatenate(([sums[1]], weights[counted])))[-1]
@@ -414,7 +415,7 @@ def _match(what: str, given: Mapping[str, Any], own: Collection[str]) -> None:
 
 
 def _told(metric: Metric | AccumulatedText, state: Any) -> Any:
-    """A copy of a state, so that neither side's later steps change the other's."""
+    """A copy of a state, so that later steps of one side do not change the other."""
     shared = isinstance(metric, Metric) and metric.append_only
     return _plain(state, metric.name, Tensor.detach if shared else _cloned)
 

@@ -11,15 +11,15 @@ from .tensors import Alike
 
 
 class HammingScore(Ratio):
-    """Of all labels of all samples, the share that is right, in percent: the accuracy per label.
+    """The share of right labels, of all labels of all samples, in percent: the accuracy per label.
 
-    Scores and targets of 0 or 1 in one shape, as in `MultiLabelClassificationOutput`. Over the epoch it is
-    that share of all its labels; a step's weight is its number of labels (samples times labels).
+    Scores and targets of 0 or 1 have one shape, as in `MultiLabelClassificationOutput`. Over the epoch it is
+    the share of all its labels; a step's weight is its number of labels (samples times labels).
 
     Args:
-        threshold: above it the answer is yes: 0.0 where the scores are logits, 0.5 for probabilities.
+        threshold: above it the answer is yes: 0.0 for logits, 0.5 for probabilities.
         pad_token: targets equal to it are left out.
-        input: where the output names things otherwise.
+        input: takes `output` and `targets` out of another output.
 
     >>> HammingScore(0.5).name
     'Hamming Score @ Threshold(0.5)'

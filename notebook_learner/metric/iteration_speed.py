@@ -1,4 +1,4 @@
-"""How fast the steps go."""
+"""The speed of the steps."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ class IterationSpeed(Reading):
     higher_is_better = True
 
     def sample(self) -> float:
-        """Ask the context."""
+        """Return the context's value."""
         return self.context.steps_per_second

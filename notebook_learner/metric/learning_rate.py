@@ -11,20 +11,20 @@ from .base import Metric, Scalar
 
 
 class LearningRate(Metric):
-    """The rate each step was taken with, of one of the optimizer's parameter groups.
+    """The learning rate of each step, for one of the optimizer's parameter groups.
 
     >>> LearningRate().name, LearningRate(1).name
     ('Learning Rate', 'Learning Rate 1')
 
     Args:
-        group: counted from 0, as in `optimizer.param_groups`; each has a metric of its own.
+        group: its number from 0, as in `optimizer.param_groups`; each group has its own metric.
     """
 
     name = "Learning Rate"
     weighted = False
 
     def __init__(self, group: int = 0) -> None:
-        super().__init__()  # no `input`: it looks at no output
+        super().__init__()  # no `input`: it reads no output
         if isinstance(group, bool) or not isinstance(group, int) or group < 0:
             raise ValueError(f"LearningRate({group!r}): give a parameter group's number, counted from 0")
         self.group = group
@@ -33,7 +33,7 @@ class LearningRate(Metric):
 
     @classmethod
     def per_group(cls, optimizer: Optimizer) -> list[LearningRate]:
-        """One for each parameter group: `.metrics(*LearningRate.per_group(optimizer))`.
+        """Make one metric for each parameter group: `.metrics(*LearningRate.per_group(optimizer))`.
 
         >>> from torch import nn, optim
         >>> groups = [{"params": nn.Linear(1, 1).parameters()}, {"params": nn.Linear(1, 1).parameters()}]
@@ -43,7 +43,7 @@ class LearningRate(Metric):
         return [cls(group) for group in range(len(optimizer.param_groups))]
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
-        """Ask the context; the output is not looked at."""
+        """Return the context's value; the output is not read."""
         rates = self.context.learning_rates
         if self.group >= len(rates):
             raise StepError(

@@ -1,4 +1,4 @@
-"""torchmetrics, for the metrics that need it: it loads SciPy and matplotlib, 1.5 s that nobody else waits."""
+"""Loads torchmetrics only for the metrics that need it: it loads SciPy and matplotlib, which takes 1.5 s."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def torchmetrics(who: str) -> Any:
-    """The package, or an error that says how to get it.
+    """Return the package, or raise an error that says how to install it.
 
     Args:
-        who: what needs it, in the plural.
+        who: the metrics that need it, in the plural.
     """
     try:
         return importlib.import_module("torchmetrics")

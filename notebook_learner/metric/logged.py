@@ -1,4 +1,4 @@
-"""A value that a step tells by name, without anybody having registered a metric for it."""
+"""A value that a step logs by name, without a registered metric."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .base import Metric, Scalar
 
 
 class Logged(Metric):
-    """What `learner.log(name, value)` becomes: a metric whose steps have a value where one was told.
+    """What `learner.log(name, value)` becomes: a metric with a value for each step that logged one.
 
-    Its epoch's value is the mean over the samples of the steps that told one.
+    Its epoch's value is the mean over the samples of those steps.
     """
 
     def __init__(self, name: str) -> None:
@@ -21,7 +21,7 @@ class Logged(Metric):
         self._value: Scalar | None = None
 
     def put(self, value: Any) -> None:
-        """Take the value of the step that is under way; a second one in the same step replaces it."""
+        """Take the value of the current step; a second one in the same step replaces it."""
         if isinstance(value, Tensor):
             if value.numel() != 1 or value.is_complex():
                 raise StepError(
@@ -40,10 +40,10 @@ class Logged(Metric):
                 ) from None
 
     def reset(self) -> None:
-        """Forget what a step told that was never counted."""
+        """Forget a value that a step logged and that was never counted."""
         self._value = None
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
-        """The step's value and its samples, or none."""
+        """Return the step's value and its samples, or no value."""
         value, self._value = self._value, None
         return (float("nan"), 0) if value is None else (value, self.context.samples)

@@ -1,4 +1,4 @@
-"""The loss, weighted by what stands behind it."""
+"""The loss, weighted by the number of samples of each step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .base import Metric, Scalar
 
 
 class Loss(Metric):
-    """The step's loss; over an epoch the mean per sample, so that a short last batch counts as less.
+    """The step's loss; over an epoch, the mean per sample, in which a short last batch has a smaller weight.
 
-    A loss that is a mean over something else than samples (tokens, pixels) says how many in a field
-    `weight` of the output.
+    If a loss is a mean over something else than samples (tokens, pixels), put their number into the output's
+    field `weight`.
     """
 
     name = "Loss"
@@ -19,6 +19,6 @@ class Loss(Metric):
     needs = ("loss",)
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
-        """Take the loss as it is, and its weight."""
+        """Return the loss and its weight."""
         weight = getattr(item, "weight", None)
         return item.loss.detach(), self.context.samples if weight is None else weight

@@ -8,10 +8,10 @@ from .number_errors import MeanError
 
 
 class MeanAbsoluteError(MeanError):
-    """The mean of |output - targets| over all numbers: of a step the batch's, of an epoch all of them.
+    """The mean of |output - targets| over all numbers: of the batch for a step, of all batches for an epoch.
 
-    `output` and `targets` have one shape, as in `RegressionOutput`. A step's weight is how many numbers it
-    holds (samples times outputs). `input` takes them out of an output that names them otherwise.
+    `output` and `targets` have one shape, as in `RegressionOutput`. A step's weight is its number of values
+    (samples times outputs). `input` takes them out of an output with other field names.
 
     >>> MeanAbsoluteError().name
     'Mean Absolute Error'
@@ -20,5 +20,5 @@ class MeanAbsoluteError(MeanError):
     name = "Mean Absolute Error"
 
     def error(self, difference: Tensor) -> Tensor:
-        """The distance."""
+        """Return the distance."""
         return difference.abs()

@@ -12,10 +12,10 @@ from .number_errors import MeanError
 
 
 class MeanSquaredError(MeanError):
-    """The mean of (output - targets)² over all numbers: of a step the batch's, of an epoch all of them.
+    """The mean of (output - targets)² over all numbers: of the batch for a step, of all batches for an epoch.
 
-    `output` and `targets` have one shape, as in `RegressionOutput`. A step's weight is how many numbers it
-    holds (samples times outputs). `input` takes them out of an output that names them otherwise.
+    `output` and `targets` have one shape, as in `RegressionOutput`. A step's weight is its number of values
+    (samples times outputs). `input` takes them out of an output with other field names.
 
     >>> MeanSquaredError().name
     'Mean Squared Error'
@@ -24,12 +24,12 @@ class MeanSquaredError(MeanError):
     name = "Mean Squared Error"
 
     def error(self, difference: Tensor) -> Tensor:
-        """The distance squared."""
+        """Return the squared distance."""
         return difference.square()
 
 
 class RMSE(MeanSquaredError):
-    """The root of the mean squared error; of an epoch the root of its mean, not the mean of the roots.
+    """The root of the mean squared error; for an epoch the root of its mean, not the mean of the roots.
 
     Shapes, weights and `input` are those of `MeanSquaredError`.
 
@@ -40,9 +40,9 @@ class RMSE(MeanSquaredError):
     name = "RMSE"
 
     def values(self, raw: Floats, weights: Floats) -> Floats:
-        """Each step's root."""
+        """Return each step's root."""
         return np.sqrt(super().values(raw, weights))
 
     def mean(self, total: float, weight: float) -> float:
-        """The root of the epoch's mean."""
+        """Return the root of the epoch's mean."""
         return math.sqrt(super().mean(total, weight))

@@ -1,4 +1,4 @@
-"""A metric of one's own: each accumulates one pass over one split, and knows one loop."""
+"""Copies of a metric: each copy accumulates one pass over one split, and belongs to one loop."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .base import AnyMetric
 
 
 def own_copy(metric: AnyMetric) -> AnyMetric:
-    """Another metric that measures the same."""
+    """Return another metric that measures the same."""
     free = copy.copy(metric)
     with suppress(AttributeError):
-        del free.context  # it leads to a loop, and all that is in it
+        del free.context  # it refers to a loop, and to everything in the loop
     given = [getattr(free, name, None) for name in free.by_reference]
     return copy.deepcopy(free, {id(each): each for each in given if each is not None})

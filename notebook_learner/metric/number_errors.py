@@ -1,4 +1,4 @@
-"""What the metrics of predicted numbers share: a sum of errors, and how many there are."""
+"""The common part of the metrics of predicted numbers: a sum of errors, and their number."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .tensors import Alike, exact_dtype, widened
 class MeanError(Ratio):
     """The mean of an error per number. Subclasses give `error`.
 
-    The batch's errors are summed in double precision on the device and the epoch's on the host, so the
-    epoch's value is the mean over all its numbers; torchmetrics adds batches up in float32, and half
-    precision in half precision.
+    The batch's errors are summed in double precision on the device, and the epoch's on the host. So the
+    epoch's value is the mean over all its numbers. torchmetrics sums batches in float32, and half precision
+    in half precision.
     """
 
     higher_is_better = False
@@ -26,11 +26,11 @@ class MeanError(Ratio):
         self._alike = Alike(self.name)
 
     def error(self, difference: Tensor) -> Tensor:
-        """What each difference counts."""
+        """Return the error of each difference."""
         raise NotImplementedError(f"{type(self).__name__} must define error(difference)")
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
-        """Add the batch's errors up on the device."""
+        """Sum the batch's errors on the device."""
         targets = item.targets
         output = self._alike(item.output, targets)
         errors = self.error(widened(output) - widened(targets))

@@ -1,4 +1,4 @@
-"""What a step and a metric's update returned: is it what was asked for? Runs at first sight, not per step."""
+"""Checks what a step and a metric's update returned. It runs at the first output, not at each step."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ OUTPUTS = {
     "MultiLabelClassificationOutput": _COMMON,
     "SequenceOutput": _COMMON | {"logits", "predictions", "ignore_index"},
 }
-"""The package's outputs and what a metric finds in them. Metrics do not know the classes themselves."""
+"""The package's outputs and their fields for metrics. Metrics do not know the classes themselves."""
 
 
 def checked(metric: Metric, pair: Any) -> tuple[Scalar, Scalar]:
-    """Return what `update` gave if it is a pair of scalars; looks at no device value."""
+    """Return what `update` gave if it is a pair of scalars; this reads no value from the device."""
     checked_type(metric, pair)
     value, weight = pair
-    # What a counted metric set aside is its own affair until it is counted.
+    # What a counted metric keeps is not checked here: it becomes a number later.
     roles = (("weight", weight),) if isinstance(metric, Counted) else (("value", value), ("weight", weight))
     for role, scalar in roles:
         if not _is_scalar(scalar):
@@ -41,7 +41,7 @@ def checked(metric: Metric, pair: Any) -> tuple[Scalar, Scalar]:
 
 
 def checked_type(metric: Metric, pair: Any) -> None:
-    """Raise where an update did not return a pair."""
+    """Raise if an update did not return a pair."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise StepError(
             f"{metric.name}.update returned {_said(pair)}; it must return two things, the step's value and "
@@ -64,7 +64,7 @@ def _said(value: Any) -> str:
 
 
 def require_fields(metrics: Sequence[AnyMetric], item: Any) -> None:
-    """Raise where the output lacks a field that some metric reads; name both, and who has it."""
+    """Raise if the output lacks a field that a metric reads; name the field and the metric."""
     for metric in metrics:
         if metric.input is not None:
             _require_taken(metric, item)
@@ -78,7 +78,7 @@ def require_fields(metrics: Sequence[AnyMetric], item: Any) -> None:
 
 
 def _require_taken(metric: AnyMetric, item: Any) -> None:
-    """Raise where a metric's input function does not find what it looks for, or gives too little."""
+    """Raise if a metric's input function does not find a field, or returns too few."""
     assert metric.input is not None
     try:
         taken = metric.input(item)
@@ -96,7 +96,7 @@ def _require_taken(metric: AnyMetric, item: Any) -> None:
 
 
 def _advice(lacks: Mapping[str, Sequence[str]], item: Any) -> str:
-    if told := getattr(type(item), "_advice", None):  # its maker knows better: it is no function that returns
+    if told := getattr(type(item), "_advice", None):  # the type says itself what to write instead
         return str(told)
     wanted = {need for needs in lacks.values() for need in needs}
     if having := [name for name, fields_of in OUTPUTS.items() if wanted <= fields_of]:

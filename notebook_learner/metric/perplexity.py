@@ -1,4 +1,4 @@
-"""How many tokens a language model hesitates between."""
+"""How uncertain a language model is about the next token, as a number of tokens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .classes import class_dimension, padding
 class Perplexity(Ratio):
     """The exponential of the mean negative log-likelihood per token; its weight is the number of tokens.
 
-    Over an epoch the likelihoods of all tokens are summed before the exponential is taken, so it is that
-    of the epoch's tokens and not a mean over steps. `output` and `targets` have the shapes that
-    `Accuracy` takes; scores are logits. It costs the device another softmax over the logits, in float32
-    at least.
+    Over an epoch the likelihoods of all tokens are summed before the exponential is taken. So the value is
+    that of the epoch's tokens, and not a mean over steps. `output` and `targets` have the shapes that
+    `Accuracy` takes; scores are logits. It costs the device a second softmax over the logits, in float32 or
+    wider.
 
     Args:
-        pad_token: targets equal to it are left out; by default the output's `ignore_index`.
-        class_dim: where the classes are, in case the shapes do not tell.
+        pad_token: targets equal to it are left out; by default those equal to the output's `ignore_index`.
+        class_dim: the dimension of the classes, if the shapes do not show it.
         input: takes `output` and `targets` out of another output.
 
     >>> Perplexity(pad_token=0).name
@@ -48,7 +48,7 @@ class Perplexity(Ratio):
         self._dim = 1
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
-        """Sum the tokens' negative log-likelihoods on the device; nothing waits for them."""
+        """Sum the tokens' negative log-likelihoods on the device, without a wait for them."""
         output, targets = item.output, item.targets
         if (output.shape, targets.shape) != self._shapes:
             self._dim = class_dimension(self.name, output, targets, self.class_dim)
@@ -61,24 +61,24 @@ class Perplexity(Ratio):
         return loss, (targets != pad).sum()
 
     def values(self, raw: Floats, weights: Floats) -> Floats:
-        """Each step's perplexity."""
+        """Return each step's perplexity."""
         with np.errstate(all="ignore"):
             return np.exp(raw / weights)
 
     def mean(self, total: float, weight: float) -> float:
-        """That of the summed likelihoods; infinite where a double cannot hold it."""
+        """Return that of the summed likelihoods; infinite if a double cannot hold it."""
         with np.errstate(over="ignore"):
             return float(np.exp(total / weight)) if weight else float("nan")
 
 
 def _as_rows(scores: Tensor, targets: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """The shapes that cross_entropy is quick with, without a copy."""
+    """The shapes that are fast in cross_entropy, without a copy."""
     if scores.stride(dim) != 1:
         return scores.movedim(dim, 1), targets
-    # A token's scores lie side by side, as language models make them: 4.7 ms instead of 10.4 for 3200 x 1000.
+    # A token's scores are adjacent, as language models make them: 4.7 ms instead of 10.4 for 3200 x 1000.
     return scores.movedim(dim, -1).reshape(-1, scores.shape[dim]), targets.reshape(-1)
 
 
 def _exact(scores: Tensor) -> Tensor:
-    # A sum of thousands of numbers in half precision has three digits.
+    # A sum of thousands of numbers in half precision has only three digits.
     return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores

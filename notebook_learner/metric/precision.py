@@ -1,4 +1,4 @@
-"""How much of what was answered is right."""
+"""The share of right answers, out of the answers of each class."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from .class_shares import ShareOfClasses
 
 
 class Precision(ShareOfClasses):
-    """Of the answers that named a class, the share that was right, in percent; from the epoch's counts.
+    """The share of right answers, out of the answers that named a class, in percent; from the epoch's counts.
 
     Made by `binary`, `multiclass` or `multilabel`, as in Burn. `Precision()` is `multiclass()`.
 
-    Averages (`reduction`): "macro" is the mean over the classes, of which those that neither a target nor an
-    answer named are left out; "micro" counts all classes as one; "weighted" is the mean weighted by how often
-    each class was due. A class that was never answered has precision 0 (as in scikit-learn and Burn).
+    Averages (`reduction`): "macro" is the mean over the classes that at least one target or answer named;
+    "micro" counts all classes as one; "weighted" is the mean weighted by how often each class was the target.
+    A class that was never the answer has precision 0 (as in scikit-learn and Burn).
 
-    A step's weight is its number of targets. The epoch's value comes from counts and not from these.
+    A step's weight is its number of targets. The epoch's value comes from counts and not from these weights.
 
     >>> Precision.multiclass().name
     'Precision @ TopK(1) [Macro]'
@@ -27,5 +27,5 @@ class Precision(ShareOfClasses):
     title = "Precision"
 
     def formula(self, right: Floats, said: Floats, due: Floats) -> Floats:
-        """Right answers of those given."""
+        """Return right answers divided by answers."""
         return share(right, said)

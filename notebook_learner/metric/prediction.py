@@ -1,4 +1,4 @@
-"""A sample of what the model says, beside what it should have said."""
+"""A sample of the model's predictions, next to its target."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ _LONGEST = 120
 
 
 class Prediction(TextMetric):
-    """One sequence of the latest step as text, with its target: logged and shown, about ten times a second.
+    """One sequence of the latest step as text, with its target: logged and shown about ten times a second.
 
-    It reads `predictions` and `targets` as the metrics of sequences do (`CharErrorRate`), of one step a
-    block, and waits for the device then. Its log has a line a step, as every log: the sample's line is
-    repeated for steps that were read together, so with steps of a millisecond it grows by 0.1 to 0.2 MB a
-    second. `.metric_valid(Prediction(tokenizer))` has fewer.
+    It reads `predictions` and `targets` as the metrics of sequences do (`CharErrorRate`), from one step of
+    each block, and waits for the device then. Its log has a line for each step, as every log. Steps that were
+    read together repeat the sample's line, so with steps of a millisecond the log grows by 0.1 to 0.2 MB a
+    second. `.metric_valid(Prediction(tokenizer))` writes fewer lines.
 
     >>> Prediction(decode=lambda tokens: " ".join(map(str, tokens))).name
     'Prediction'
 
     Args:
-        decode: from a list of token numbers to a text, or a tokenizer; without it, numbers are shown.
-        pad_token: left out; so is the output's `ignore_index`.
-        row: which sequence of the batch; the last one where there are fewer.
-        name: to have several.
+        decode: a function from a list of token numbers to a text, or a tokenizer; without it, numbers are
+            shown.
+        pad_token: a token that is left out; the output's `ignore_index` is left out, too.
+        row: which sequence of the batch; the last one if there are fewer.
+        name: another name, to have several of them.
         input: takes `predictions` and `targets` out of another output.
     """
 
@@ -51,9 +52,9 @@ class Prediction(TextMetric):
         self._last = ""
 
     def text(self) -> str:
-        """Read it now."""
+        """Return the current text."""
         item = self.context.output
-        if item is None:  # the step after the last one read was broken off
+        if item is None:  # the step after the last one read was interrupted
             return self._last
         if self.input is not None:
             item = as_fields(self.name, self.needs, self.input(item))

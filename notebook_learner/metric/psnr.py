@@ -1,4 +1,4 @@
-"""How strong the signal is against the error, in images."""
+"""How strong the signal is compared with the error, in images."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from .tensors import Alike, exact_dtype, widened
 
 
 class PSNR(Ratio):
-    """The peak signal-to-noise ratio in dB: the mean over the images, each of which has its own.
+    """The peak signal-to-noise ratio in dB: each image has its own value, and this is their mean.
 
-    `output` and `targets` are images with the batch in dimension 0. As in Burn, and as super-resolution is
-    reported. A step's weight is its number of images.
+    `output` and `targets` are images with the batch in dimension 0. The mean is taken as in Burn, and as
+    super-resolution is reported. A step's weight is its number of images.
 
     Args:
         data_range: the distance between the smallest and the largest pixel value: 1.0, or 255.0.
-        epsilon: the smallest mean squared error that counts. An image that is met exactly would have an
-            infinite ratio, and so would the epoch; this makes it 100 dB for a range of 1.
-        input: where the output names things otherwise.
+        epsilon: the smallest mean squared error that counts. Without it, an exactly predicted image would
+            make its ratio and the epoch's infinite; with it, such an image gives 100 dB for a range of 1.
+        input: takes `output` and `targets` out of another output.
 
     >>> PSNR(255.0).name
     'PSNR@255'
@@ -42,7 +42,7 @@ class PSNR(Ratio):
         self._alike = Alike(self.name)
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
-        """Add up the ratios of the batch's images on the device."""
+        """Sum the ratios of the batch's images on the device."""
         targets = item.targets
         if targets.ndim < 2:
             raise OutputError(

@@ -14,7 +14,8 @@ from .tensors import Alike, exact_dtype, widened
 
 
 class _Moments(NamedTuple):
-    """Of each output: the mean of the targets, squared distances from it, and from the predictions."""
+    """For each output: the mean of the targets, and their squared distances from it and from the
+    predictions."""
 
     samples: int
     mean: Tensor
@@ -25,16 +26,16 @@ class _Moments(NamedTuple):
 class R2(Metric):
     """The coefficient of determination: 1 is perfect, 0 is no better than the targets' mean.
 
-    `output` and `targets` have one shape; where they hold several numbers per sample, the value is the mean
-    over these (scikit-learn's "uniform_average"). Targets that do not vary give 1 where they are met and 0
-    elsewhere, as in scikit-learn. Fewer than two samples have no value: NaN.
+    `output` and `targets` have one shape. If they hold several numbers per sample, the value is the mean over
+    these (scikit-learn's "uniform_average"). Targets that do not vary give 1 for an exact prediction and 0
+    for any other, as in scikit-learn. Fewer than two samples have no value: NaN.
 
-    A step's value is its batch's own, and its weight the number of samples. The epoch's value is that of all
-    samples, from moments which are merged as Chan does; sums of squares as in torchmetrics cancel where
-    the targets lie far from zero.
+    A step's value is that of its batch, and its weight the number of samples. The epoch's value is that of
+    all samples, from moments that are merged by Chan's method. Sums of squares, as in torchmetrics, lose
+    digits if the targets are far from zero.
 
     Args:
-        input: where the output names things otherwise.
+        input: takes `output` and `targets` out of another output.
 
     >>> R2().name
     'R2'
@@ -63,7 +64,7 @@ class R2(Metric):
         return _score(batch), batch.samples
 
     def compute(self) -> Scalar | None:
-        """The value of all samples."""
+        """Return the value of all samples."""
         return float("nan") if self._moments is None else _score(self._moments)
 
     def reset(self) -> None:
@@ -71,15 +72,15 @@ class R2(Metric):
         self._moments = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments."""
+        """Return the moments."""
         return {"moments": None if self._moments is None else self._moments._asdict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from saved moments."""
         self._moments = _checked(state["moments"])
 
     def merge(self, state: Mapping[str, Any]) -> None:
-        """Add what another one has seen (its `state_dict`), on other samples."""
+        """Add the moments of another one (its `state_dict`) on other samples."""
         theirs = _checked(state["moments"])
         if theirs is not None:
             self._moments = theirs if self._moments is None else _merged(self._moments, theirs)
@@ -105,11 +106,11 @@ def _merged(ours: _Moments, theirs: _Moments) -> _Moments:
 def _score(moments: _Moments) -> Tensor:
     if moments.samples < 2:
         return torch.full_like(moments.error, float("nan")).mean()
-    # The mean of equal numbers is rounded, which is no spread; scikit-learn divides by it (-1e29).
+    # The rounded mean of equal numbers looks like variance, but is not; scikit-learn divides by it (-1e29).
     rounding = 4 * torch.finfo(moments.mean.dtype).eps * moments.mean
     varies = moments.spread > moments.samples * rounding.square()
     missed = (moments.error > 0).to(moments.error.dtype)
-    # NaN is neither above 0 nor equal to it: it must come out as NaN, and not as a target that is met.
+    # NaN is neither above 0 nor equal to it: the value must be NaN, not that of an exact prediction.
     undefined = moments.error.isnan() | moments.spread.isnan()
     scores = 1 - torch.where(varies | undefined, moments.error / moments.spread, missed)
     return scores.mean()

@@ -1,7 +1,7 @@
-"""What the ranks of one training measured in the same steps, brought together.
+"""What the ranks of one training measured in the same steps, joined.
 
-A step's value is that of the whole batch: sums of counts, or means weighted by what stands behind them,
-never a mean of means. What metrics accumulate is merged by their own rule.
+A step's value is that of the whole batch: sums of counts, or means weighted by the number of samples, never a
+mean of means. What metrics accumulate is merged by their own rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from .base import AccumulatedText, AnyMetric, Counted, Floats, Metric
 
 ABSENT = object()
-"""What a metric that counts later keeps of a step in which this rank had no sample."""
+"""What a metric that counts later keeps for a step in which this rank had no sample."""
 
 
 HOW_TO_MERGE = "define merge(self, state), which adds another one's state_dict() to its own"
@@ -29,13 +29,13 @@ class Rows:
     values: Mapping[str, Floats]
     weights: Mapping[str, Floats]
     states: Mapping[str, Any]
-    """What its metrics accumulated since they were last asked."""
+    """What its metrics accumulated since the last call."""
     seconds: float = 0.0
-    """What it took for the steps, without what it waited for other ranks; 0 where nobody looked."""
+    """The time of the steps, without the wait for other ranks; 0 if it was not measured."""
 
 
 def counts_of(metric: Counted, kept: Sequence[Any]) -> Floats:
-    """The counts of each step; those of a step without a sample are zero."""
+    """Return the counts of each step; those of a step without a sample are zero."""
     there = [index for index, each in enumerate(kept) if each is not ABSENT]
     if not there:
         return np.zeros((len(kept), 0))
@@ -48,7 +48,7 @@ def counts_of(metric: Counted, kept: Sequence[Any]) -> Floats:
 
 
 def merged(metric: Metric, raw: Floats, weights: Floats, others: Sequence[Rows]) -> tuple[Floats, Floats]:
-    """The values and weights of the same steps, of this rank and the others together."""
+    """Return the values and weights of the same steps, of this rank and the others together."""
     nothing = np.full(len(raw), np.nan), np.zeros(len(raw))
     pairs = [(raw, weights)]
     for each in others:
@@ -65,7 +65,7 @@ def merged(metric: Metric, raw: Floats, weights: Floats, others: Sequence[Rows])
 
 
 def accumulates(metric: AnyMetric) -> bool:
-    """Whether a metric has a state of its own that ranks have to merge; counts are in the rows."""
+    """Whether a metric has its own state, which ranks have to merge; counts are in the rows."""
     if isinstance(metric, Counted):
         return False
     for kind in (Metric, AccumulatedText):
@@ -75,7 +75,7 @@ def accumulates(metric: AnyMetric) -> bool:
 
 
 def says_how_to_merge(metric: AnyMetric) -> bool:
-    """Whether what it accumulated on several ranks can become one."""
+    """Whether the states of several ranks can be merged into one."""
     for kind in (Metric, AccumulatedText):
         if isinstance(metric, kind) and not isinstance(metric, Counted) and _keeps(metric):
             return accumulates(metric) and type(metric).merge is not kind.merge
@@ -83,5 +83,5 @@ def says_how_to_merge(metric: AnyMetric) -> bool:
 
 
 def _keeps(metric: Metric | AccumulatedText) -> bool:
-    """Whether it answers from a state of its own, told by `state_dict` or not."""
+    """Whether it computes its value from its own state, returned by `state_dict` or not."""
     return accumulates(metric) or not isinstance(metric, Metric) or type(metric).compute is not Metric.compute

@@ -1,4 +1,4 @@
-"""Metrics of the order of scores, which only a whole epoch has: AUROC and AUC-PR."""
+"""Metrics of the order of scores, which need a whole epoch: AUROC and AUC-PR."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .tensors import Alike, widened
 Kind = Literal["binary", "multiclass", "multilabel"]
 
 TOGETHER = 4 << 20
-"""Scores whose columns are taken apart at a time: one by one, each would come from memory line by line."""
+"""Scores whose columns are split at once: one column at a time would be read from memory line by line."""
 
 
 class Ranking(Metric):
-    """Keeps the scores of the epoch; subclasses give `area`. Steps have no value of their own.
+    """Keeps the scores of the epoch; subclasses give `area`. Single steps have no value.
 
     The scores stay on the device (4 bytes each). Captured states hold the same memory, without a copy.
     """
@@ -60,10 +60,10 @@ class Ranking(Metric):
 
     @classmethod
     def binary(cls, *, input: Input | None = None) -> Self:
-        """Of yes and no: one score per target of 0 or 1, logit or probability.
+        """Make it for yes and no: one score per target of 0 or 1, a logit or a probability.
 
         Args:
-            input: where the output names things otherwise.
+            input: takes `output` and `targets` out of another output.
         """
         return cls("binary", input=input)
 
@@ -76,29 +76,29 @@ class Ranking(Metric):
         class_dim: int | None = None,
         input: Input | None = None,
     ) -> Self:
-        """Of one class among several, each against the rest: a score per class, and class indices.
+        """Make it for one class among several, each against the rest: a score per class, and class indices.
 
         Args:
-            reduction: how classes become one number.
-            logits: scores of different samples compare only as probabilities, so logits go through a
-                softmax; say False where the output holds probabilities.
-            class_dim: where the classes are, if dimension 1 and the last one both fit.
-            input: where the output names things otherwise.
+            reduction: how the classes' values become one number.
+            logits: whether the output holds logits. They go through a softmax, as scores of different samples
+                compare only as probabilities. Give False if the output holds probabilities.
+            class_dim: the dimension of the classes, if dimension 1 and the last one both fit.
+            input: takes `output` and `targets` out of another output.
         """
         return cls("multiclass", reduction, logits=logits, class_dim=class_dim, input=input)
 
     @classmethod
     def multilabel(cls, reduction: Reduction = "macro", *, input: Input | None = None) -> Self:
-        """Of several labels at once: scores and targets of 0 or 1, with the labels in dimension 1.
+        """Make it for several labels at once: scores and targets of 0 or 1, with the labels in dimension 1.
 
         Args:
-            reduction: how labels become one number.
-            input: where the output names things otherwise.
+            reduction: how the labels' values become one number.
+            input: takes `output` and `targets` out of another output.
         """
         return cls("multilabel", reduction, input=input)
 
     def area(self, ranks: ScoreRanks) -> float:
-        """The area under the curve of one class, in 0 to 1; NaN where it is not defined."""
+        """Return the area under the curve of one class, from 0 to 1; NaN if it is not defined."""
         raise NotImplementedError(f"{type(self).__name__} must define area(ranks)")
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
@@ -111,20 +111,21 @@ class Ranking(Metric):
                 f"{self.name} saw {self._columns} classes in this epoch so far, but this output "
                 f"has {scores.shape[1]}; give every step an output with the same classes"
             )
-        # Copies: a compiled model may write its next output into the same place, a loader its next batch.
+        # Copies: a compiled model may write its next output into the same memory, and a loader its next
+        # batch.
         self._kept.append(scores, due)
         self._columns = scores.shape[1]
         return float("nan"), 0
 
     def compute(self) -> Scalar | None:
-        """The area of the epoch, in percent. Classes for which it is not defined are left out."""
+        """Return the area of the epoch, in percent. Classes for which it is not defined are left out."""
         parts = self._kept.parts()
         if not parts:
             return float("nan")
-        device = parts[-1][0].device  # those of a state from a file came on the CPU
+        device = parts[-1][0].device  # those of a state from a file are on the CPU
         parts = [(scores.to(device), due.to(device)) for scores, due in parts]
         if any(bool(scores.isnan().any()) for scores, _ in parts):
-            return float("nan")  # a score that is none has no rank
+            return float("nan")  # a NaN has no rank
         classes = _all_pairs(parts) if self.reduction == "micro" else _each_class(parts)
         areas = [
             (self.area(ranks), ranks.positives if self.reduction == "weighted" else 1)
@@ -139,16 +140,16 @@ class Ranking(Metric):
         self._kept, self._columns = Appended(), None
 
     def state_dict(self) -> dict[str, Any]:
-        """The scores so far, in a few pieces."""
+        """Return the scores so far, in a few pieces."""
         parts = self._kept.parts()
         return {"scores": [scores for scores, _ in parts], "targets": [due for _, due in parts]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from saved scores."""
         self._take(_checked(self.name, state))
 
     def merge(self, state: Mapping[str, Any]) -> None:
-        """Add what another one kept (its `state_dict`), of other samples."""
+        """Add the scores of another one (its `state_dict`) on other samples."""
         self._take([*self._kept.parts(), *_checked(self.name, state)])
 
     def _take(self, parts: list[Part]) -> None:
@@ -175,9 +176,9 @@ class Ranking(Metric):
 
 
 class ScoreRanks:
-    """Of one class: how many answers are positive, by score, and how many scores lie below.
+    """For one class: the number of positive answers with each score, and the number of lower scores.
 
-    Whole numbers, so nothing is lost however long the epoch is.
+    They are whole numbers, so an epoch of any length is exact.
 
     >>> ranks = ScoreRanks(torch.tensor([0.1, 0.5, 0.5, 0.9]), torch.tensor([False, True, False, True]))
     >>> ranks.positive.tolist(), ranks.below.tolist(), ranks.tied.tolist()
@@ -187,26 +188,26 @@ class ScoreRanks:
     def __init__(self, scores: Tensor, positive: Tensor) -> None:
         self.ordered = _sorted(scores)
         values, self.positive = torch.unique(scores[positive], return_counts=True)
-        """Positives with each score that one has, from the lowest score up."""
+        """The number of positives with each of their scores, from the lowest score up."""
         self.below = torch.searchsorted(self.ordered, values)
-        """Scores, of all answers, that are lower than each of these."""
+        """The number of scores, of all answers, that are lower than each of these."""
         self.tied = torch.searchsorted(self.ordered, values, right=True) - self.below
-        """Scores, of all answers, that are equal to each of these."""
+        """The number of scores, of all answers, that are equal to each of these."""
         self.total = len(scores)
         self.positives = int(self.positive.sum())
 
 
 def _sorted(scores: Tensor) -> Tensor:
-    """On the host by NumPy, in a third of torch's time: torch brings the order along, too."""
+    """Sort on the host by NumPy, in a third of torch's time: torch returns the order as well."""
     if scores.is_cpu:
         return torch.from_numpy(np.sort(scores.numpy()))
     return scores.sort().values
 
 
 def log_odds(logits: Tensor) -> Tensor:
-    """The logarithm of p / (1 - p) of each class: ordered as the probabilities p of a softmax are.
+    """The logarithm of p / (1 - p) of each class. Its order is that of the softmax probabilities p.
 
-    These themselves end in ties: in float32 all above 1 - 6e-8 are 1.
+    The probabilities themselves become equal: in float32, all above 1 - 6e-8 are 1.
 
     >>> log_odds(torch.tensor([[0.0, 40.0], [0.0, 50.0]])).tolist()
     [[-40.0, 40.0], [-50.0, 50.0]]
@@ -214,18 +215,18 @@ def log_odds(logits: Tensor) -> Tensor:
     logs = logits.log_softmax(1)
     best = logits.argmax(1, keepdim=True)
     others = logits.scatter(1, best, float("-inf")).logsumexp(1, keepdim=True)
-    # 1 - p of all but the best class is at least a half, and loses nothing.
+    # 1 - p of every class but the best is at least a half, and loses no digits.
     return (logs - (-logs.exp()).log1p()).scatter(1, best, logits.gather(1, best) - others)
 
 
 def _all_pairs(parts: Sequence[Part]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every sample with every class, as if all were of one class."""
+    """Give every sample with every class, as if all were of one class."""
     due = [_table(due, 0, scores.shape[1]).reshape(-1) for scores, due in parts]
     yield torch.cat([scores.reshape(-1) for scores, _ in parts]), torch.cat(due)
 
 
 def _each_class(parts: Sequence[Part]) -> Iterator[tuple[Tensor, Tensor]]:
-    """One class after the other, so that no more than a few columns are in memory twice."""
+    """Give one class after the other, so that at most a few columns are in memory twice."""
     columns, rows = parts[0][0].shape[1], sum(len(due) for _, due in parts)
     step = max(1, TOGETHER // max(1, rows))
     for first in range(0, columns, step):
@@ -236,7 +237,7 @@ def _each_class(parts: Sequence[Part]) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _table(due: Tensor, first: int, last: int) -> Tensor:
-    """Whether each answer is due, with a column per class."""
+    """Whether each answer is right, with a column per class."""
     if due.ndim == 2:
         return due[:, first:last]
     return due.unsqueeze(1) == torch.arange(first, last, device=due.device)

@@ -1,4 +1,4 @@
-"""ROUGE-L: how much of the target's words the prediction has in order."""
+"""ROUGE-L: how many of the target's words the prediction has in the same order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .sequences import SequenceMetric, Units
 class RougeLScore(SequenceMetric):
     """The F1 of the longest common subsequence, in percent; over an epoch the mean per sequence.
 
-    Of words or token numbers (Lin 2004), for each sequence by itself, so its weight is the number of
-    sequences. Both empty is 100, as in Burn. Texts are split at white space: bring them to lower case, or
-    stem them, in `decode`. Needs rapidfuzz: pip install 'notebook_learner[text]'.
+    It compares words or token numbers (Lin 2004), for each sequence separately, so its weight is the number
+    of sequences. Two empty sequences give 100, as in Burn. Texts are split at white space: lower-case or stem
+    them in `decode`. It needs rapidfuzz: pip install 'notebook_learner[text]'.
 
     >>> RougeLScore(pad_token=0).name
     'ROUGE-L'
@@ -30,15 +30,15 @@ class RougeLScore(SequenceMetric):
         self._common = common(type(self).__name__)
 
     def compare(self, prediction: Units, target: Units) -> tuple[float, ...]:
-        """The sequence's F1, which is twice the common part out of both, and one sequence."""
+        """Return the sequence's F1 (twice the common part divided by both lengths), and one sequence."""
         both = len(prediction) + len(target)
         return 2.0 * self._common(prediction, target) / both if both else 1.0, 1.0
 
     def score(self, counts: Floats) -> Floats:
-        """The mean."""
+        """Return the mean."""
         mean: Floats = 100.0 * counts[..., 0] / counts[..., 1]
         return mean
 
     def weights(self, counts: Floats) -> Floats:
-        """The sequences."""
+        """Return the number of sequences."""
         return counts[..., 1]

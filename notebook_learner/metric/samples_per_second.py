@@ -1,4 +1,4 @@
-"""How fast the samples go."""
+"""The speed of the samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import Floats, Metric, Scalar
 
 
 class SamplesPerSecond(Metric):
-    """Samples per second, over the steps since the last reading: a short last batch counts as what it is.
+    """Samples per second, over the steps since the last reading; a short last batch has fewer samples.
 
     >>> SamplesPerSecond().unit
     'samples/sec'
@@ -22,17 +22,17 @@ class SamplesPerSecond(Metric):
     weighted = False
 
     def __init__(self) -> None:
-        super().__init__()  # no `input`: it looks at no output
+        super().__init__()  # no `input`: it reads no output
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
-        """Count the batch's samples; the output is not looked at."""
+        """Count the batch's samples; the output is not read."""
         return self.context.samples, 1
 
     def merged(self, raw: Floats, weights: Floats) -> Floats:
-        """The samples of all ranks."""
+        """Return the samples of all ranks."""
         samples: Floats = np.nansum(raw, axis=0)
         return samples
 
     def values(self, raw: Floats, weights: Floats) -> Floats:
-        """The block's mean batch at the block's speed, for each of its steps."""
+        """Return the block's mean batch size at the block's speed, for each of its steps."""
         return np.full(len(raw), raw.mean() * self.context.steps_per_second)

@@ -1,4 +1,4 @@
-"""Metrics of predicted sequences, which work on the host: set aside in steps, compared in blocks."""
+"""Metrics of predicted sequences, which work on the host: steps keep sequences, and blocks compare them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ..errors import OutputError, StepError, a_kind
 from .base import Counted, Floats, Input
 
 Units = Sequence[Any]
-"""What is compared: the characters of a text, or its words, or token numbers."""
+"""The units that are compared: the characters of a text, or its words, or token numbers."""
 Sequences = Tensor | list[Any]
 """Token numbers [sequences, tokens], or a list with a text or a list of token numbers per sequence."""
 
 
 class SequenceMetric(Counted):
-    """Compares each predicted sequence with its target, on the host and once a block.
+    """Compares each predicted sequence with its target, on the host and once for each block.
 
-    It needs `predictions` and `targets`, as `SequenceOutput` has them: token numbers of shape
-    [sequences, tokens], or lists with a text (or list of token numbers) per sequence. Where
-    `predictions` is None, the best-scored class of `logits` is taken.
+    It needs `predictions` and `targets`, as in `SequenceOutput`: token numbers of shape [sequences, tokens],
+    or lists with a text (or list of token numbers) per sequence. If `predictions` is None, it takes the
+    best-scored class of `logits`.
 
-    Tensors are copied in the step and stay on their device until the block is read, about ten times a
-    second. What follows (one transfer, `decode`, the comparison) takes the training thread's time; the
-    numbers are in tests/benchmarks/RESULTS.md.
+    Tensors are copied in the step and stay on their device until the block is read, about ten times a second.
+    The rest (one transfer, `decode`, the comparison) takes time in the training thread; the numbers are in
+    tests/benchmarks/RESULTS.md.
 
     Args:
-        decode: from a list of token numbers to a text, or something with such a method `decode`, as a
-            tokenizer has it. Without it, token numbers are compared as they are.
-        pad_token: left out of predictions and targets, wherever it stands; so is the output's
-            `ignore_index`.
+        decode: a function from a list of token numbers to a text, or an object with such a method `decode`,
+            such as a tokenizer. Without it, token numbers are compared as they are.
+        pad_token: a token that is left out of predictions and targets, at any place; the output's
+            `ignore_index` is left out, too.
         input: takes `predictions` and `targets` out of another output.
     """
 
@@ -55,20 +55,20 @@ class SequenceMetric(Counted):
         self._decode = decoder(type(self).__name__, decode)
 
     def units(self, text: str) -> Units:
-        """The parts of a text that are compared: its words, unless a subclass knows better."""
+        """Return the parts of a text that are compared: its words, unless a subclass overrides this."""
         return text.split()
 
     def compare(self, prediction: Units, target: Units) -> tuple[float, ...]:
-        """The counts of one sequence."""
+        """Return the counts of one sequence."""
         raise NotImplementedError(f"{type(self).__name__} must define compare(prediction, target)")
 
     def keep(self, item: Any) -> KeptSequences:
-        """Set the sequences aside; nothing is read from the device."""
+        """Keep the sequences for later; nothing is read from the device."""
         return kept_of(self.name, item, self.pad_token)
 
     def count(self, kept: Sequence[KeptSequences]) -> Floats:
         """Compare all sequences of the block, and sum the counts of each step."""
-        nothing = np.zeros(len(self.compare((), ())))  # a step may have no sequence at all
+        nothing = np.zeros(len(self.compare((), ())))  # a step may have no sequence
         rows = []
         for predictions, targets in on_host(kept):
             pairs = zip(self._parts(predictions), self._parts(targets), strict=True)
@@ -84,19 +84,19 @@ class SequenceMetric(Counted):
 
 @dataclass(slots=True)
 class KeptSequences:
-    """One step's sequences, as they were given, and the tokens that are padding."""
+    """One step's sequences, unchanged, and the tokens that are padding."""
 
     predictions: Sequences
     targets: Sequences
     padding: tuple[int, ...]
 
     def pair(self) -> tuple[Sequences, Sequences]:
-        """Both."""
+        """Return both."""
         return self.predictions, self.targets
 
 
 def decoder(metric: str, decode: Any) -> Callable[[list[int]], str] | None:
-    """The function behind what was given as `decode`."""
+    """Return the function for the argument `decode`."""
     if decode is None:
         return None
     function = getattr(decode, "decode", decode)
@@ -122,7 +122,7 @@ def decoder(metric: str, decode: Any) -> Callable[[list[int]], str] | None:
 
 
 def kept_of(metric: str, item: Any, pad_token: int | None) -> KeptSequences:
-    """What a step's output says was predicted, and what should have been."""
+    """Return what was predicted in a step's output, and what the targets are."""
     padding = tuple(pad for pad in (pad_token, getattr(item, "ignore_index", None)) if pad is not None)
     targets = _sequences(metric, "targets", item.targets)
     if item.predictions is not None:
@@ -138,7 +138,7 @@ def kept_of(metric: str, item: Any, pad_token: int | None) -> KeptSequences:
 
 
 def _sequences(metric: str, field: str, given: Any) -> Sequences:
-    """A copy, since a loader, a captured graph or the user may fill the same memory again."""
+    """Return a copy, since a loader, a captured graph or the user may fill the same memory again."""
     if isinstance(given, Tensor):
         if given.ndim not in (1, 2) or given.is_floating_point() or given.is_complex():
             raise OutputError(
@@ -157,7 +157,7 @@ def _sequences(metric: str, field: str, given: Any) -> Sequences:
 
 
 def _best(metric: str, item: Any, targets: Sequences, padding: tuple[int, ...]) -> Tensor:
-    """The best-scored tokens; none where the target is padding, as nobody asked for any."""
+    """Return the best-scored tokens; padding wherever the target is padding."""
     logits = getattr(item, "logits", None)
     if not isinstance(logits, Tensor) or not isinstance(targets, Tensor):
         raise OutputError(
@@ -174,14 +174,14 @@ def _best(metric: str, item: Any, targets: Sequences, padding: tuple[int, ...]) 
 
 
 def on_host(kept: Sequence[KeptSequences]) -> Iterator[tuple[list[Any], list[Any]]]:
-    """Each step's predictions and targets as lists, without padding; one transfer per device for all."""
+    """Give each step's predictions and targets as lists, without padding; one transfer per device for all."""
     flat = iter(_fetched([each for step in kept for each in step.pair()]))
     for step in kept:
         yield _rows(next(flat), step.padding), _rows(next(flat), step.padding)
 
 
 def _fetched(sequences: Sequence[Sequences]) -> list[Any]:
-    """The same with each tensor as an array on the host."""
+    """Return the same with each tensor as an array on the host."""
     found: list[Any] = list(sequences)
     waiting: dict[torch.device, list[int]] = {}
     for index, each in enumerate(sequences):

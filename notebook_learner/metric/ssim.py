@@ -1,4 +1,4 @@
-"""How alike the structure of two images is, at one scale and at several."""
+"""How similar the structure of two images is, at one scale and at several."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ _WANG = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 
 
 class SSIM(Ratio):
-    """The structural similarity of images, at most 1: the mean over the images, each of which has its own.
+    """The structural similarity of images, at most 1: each image has its own value, and this is their mean.
 
-    `output` and `targets` are images `[batch, channels, height, width]`, of which channels count alike. A
-    Gaussian window is moved over the places where it lies within the image, as in the paper (Wang 2004) and
-    in scikit-image; torchmetrics' own mean also counts a mirrored border. A step's weight is its images.
+    `output` and `targets` are images `[batch, channels, height, width]`; all channels have the same weight. A
+    Gaussian window moves over the places at which it is inside the image, as in the paper (Wang 2004) and in
+    scikit-image. torchmetrics' own mean also counts a mirrored border. A step's weight is its number of
+    images.
 
     Args:
         data_range: the distance between the smallest and the largest pixel value: 1.0, or 255.0.
-        sigma: of the window in pixels. It is cut off after 3.5 sigma: 11 pixels wide for 1.5.
-        k1: of the paper, against division by a small luminance.
-        k2: of the paper, against division by a small contrast.
-        input: where the output names things otherwise.
+        sigma: the width of the window in pixels. It is cut off after 3.5 sigma: 11 pixels wide for 1.5.
+        k1: a constant of the paper, against division by a small luminance.
+        k2: a constant of the paper, against division by a small contrast.
+        input: takes `output` and `targets` out of another output.
 
     >>> SSIM(255.0).name
     'SSIM@255'
@@ -60,19 +61,20 @@ class SSIM(Ratio):
         self._similarity = _similarity()
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
-        """Add up the similarities of the batch's images on the device."""
+        """Sum the similarities of the batch's images on the device."""
         output, targets = item.output, item.targets
         self._require_images(output, targets)
         return self.similarities(widened(output), widened(targets)).sum(), len(targets)
 
     def similarities(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The similarity of each image."""
+        """Return the similarity of each image."""
         _, full = self._compared(output, targets, return_full_image=True)
         inner = full[..., self.radius : -self.radius, self.radius : -self.radius]
         return inner.flatten(1).mean(1)
 
     def _compared(self, output: Tensor, targets: Tensor, **kind: bool) -> tuple[Tensor, Tensor]:
-        # The data range is given: torchmetrics would otherwise read it from the batch, and from the device.
+        # The data range is given: otherwise torchmetrics would read it from the batch, and so from the
+        # device.
         pair = self._similarity(
             output,
             targets.to(output.dtype),
@@ -105,17 +107,18 @@ class SSIM(Ratio):
 class MSSSIM(SSIM):
     """The structural similarity at several scales (Wang 2003): the mean over the images.
 
-    Contrast and structure are compared at each scale, the luminance at the last; between scales images are
-    halved by averaging. A negative comparison counts as 0, since powers of it are no numbers. Images need
-    176 pixels each way with the paper's five scales. Shapes, arguments and weights are those of `SSIM`.
+    Contrast and structure are compared at each scale, the luminance at the last; between scales, averaging
+    halves the images. A negative comparison counts as 0, since powers of it are not real numbers. Images need
+    176 pixels in each direction with the paper's five scales. Shapes, arguments and weights are those of
+    `SSIM`.
 
     Args:
         data_range: the distance between the smallest and the largest pixel value: 1.0, or 255.0.
-        betas: how much each scale counts, from fine to coarse; their number is that of the scales.
-        sigma: of the window in pixels.
-        k1: of the paper, against division by a small luminance.
-        k2: of the paper, against division by a small contrast.
-        input: where the output names things otherwise.
+        betas: the weight of each scale, from fine to coarse; their number is the number of scales.
+        sigma: the width of the window in pixels.
+        k1: a constant of the paper, against division by a small luminance.
+        k2: a constant of the paper, against division by a small contrast.
+        input: takes `output` and `targets` out of another output.
 
     >>> MSSSIM().name
     'MS-SSIM@1'
@@ -140,7 +143,7 @@ class MSSSIM(SSIM):
         self.scales = len(betas)
 
     def similarities(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The product over the scales."""
+        """Return the product over the scales."""
         product = torch.ones(len(output), dtype=output.dtype, device=output.device)
         for beta in self.betas[:-1]:
             _, contrast = self._compared(output, targets, return_contrast_sensitivity=True)

@@ -1,4 +1,4 @@
-"""What the metrics ask of tensors: shapes that belong together, and sums that lose nothing."""
+"""What metrics need of tensors: shapes that fit together, and sums that lose no digits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Size, Tensor
 from ..errors import OutputError
 
 HALVES = (torch.bfloat16, torch.float16)
-"""Too coarse for sums: bf16 has 3 digits."""
+"""Types that are too coarse for sums: bf16 has 3 digits."""
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
-    """The widest float of the device: Apple's GPUs know no double.
+    """The widest float of the device: Apple's GPUs have no double.
 
     >>> exact_dtype(torch.device("cpu"))
     torch.float64
@@ -21,7 +21,7 @@ def exact_dtype(device: torch.device) -> torch.dtype:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Numbers of half precision as float32, others as they are: arithmetic in bf16 keeps 3 digits.
+    """Numbers of half precision as float32, others unchanged: arithmetic in bf16 keeps 3 digits.
 
     >>> widened(torch.ones(1, dtype=torch.bfloat16)).dtype
     torch.float32
@@ -30,7 +30,7 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 class Alike:
-    """Brings an output and its targets to one shape, which differs at most by dimensions of size 1.
+    """Brings an output and its targets to one shape; they may differ only by dimensions of size 1.
 
     An output of shape [32, 1] and targets of [32] would otherwise be 1024 pairs.
     """
@@ -40,7 +40,7 @@ class Alike:
         self._seen: tuple[Size, Size] | None = None
 
     def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
-        """The output in the shape of the targets; checks shapes only where they have changed."""
+        """Return the output in the shape of the targets; shapes are checked only if they have changed."""
         if output.shape == targets.shape:
             return output
         if (output.shape, targets.shape) != self._seen:
@@ -50,7 +50,7 @@ class Alike:
 
 
 def require_alike(metric: str, output: Tensor, targets: Tensor) -> None:
-    """Raise where an output and its targets are no pairs."""
+    """Raise if an output and its targets do not form pairs."""
     if _squeezed(output.shape) != _squeezed(targets.shape):
         raise OutputError(
             f"{metric} got `output` of shape {list(output.shape)} and `targets` of {list(targets.shape)}: it "

@@ -1,4 +1,4 @@
-"""The share of answers whose right class is among the k best-scored ones."""
+"""The share of answers whose target class is among the k best-scored ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .classes import RightAnswers
 
 
 class TopKAccuracy(RightAnswers):
-    """How many answers have the right class among their `k` best scores, in percent.
+    """The share of answers whose target class is among the `k` best scores, in percent.
 
     Shapes and `pad_token` are as in `Accuracy`.
 

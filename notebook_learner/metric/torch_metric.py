@@ -1,4 +1,4 @@
-"""Any metric of torchmetrics as one of ours."""
+"""Any metric of torchmetrics as a metric of this package."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ Value = Callable[[Any], Scalar]
 
 
 class TorchMetric(Metric):
-    """A metric of torchmetrics: its value per step is the batch's own, the epoch's that of all its batches.
+    """A metric of torchmetrics: a step's value is that of its batch, the epoch's that of all its batches.
 
-    It is given `output` and `targets` without their graph, half precision as float32, and moved to where
-    they are. What it has accumulated is part of every captured state. Its own checks of its arguments, which
-    wait for the device, are made at the first step and then switched off. A step's weight is the first
-    dimension of its first argument; the epoch's value does not come from it.
+    It gets `output` and `targets` without their graph, with half precision as float32, and moves to their
+    device. What it has accumulated is part of every captured state. Its own checks of its arguments wait for
+    the device; they run at the first step and are then switched off. A step's weight is the first dimension
+    of its first argument; the epoch's value does not depend on it.
 
-    A metric that keeps lists (of scores, of texts) has no value per step, unless you ask: torchmetrics copies
-    the lists for one at every step.
+    A metric that keeps lists (of scores, of texts) has no value per step, unless you ask for it: for such a
+    value, torchmetrics copies the lists at every step.
 
     Args:
         metric: an instance. It belongs to the learner from now on: use it nowhere else.
-        name: shown, and the log file's; by default the class's name.
-        input: takes what the metric wants out of the step's output: a tuple of arguments, a dict of named
-            ones, or one.
-        value: makes one number of the metric's value, where that is a dict or a number per class.
+        name: its name on the screen and in the log file's name; by default the class's name.
+        input: takes the metric's arguments out of the step's output: a tuple of arguments, a dict of named
+            ones, or one argument.
+        value: turns the metric's value into one number, if that is a dict or has a number per class.
         per_step: whether steps have a value, too.
-        unit: shown behind the number.
+        unit: shown after the number.
 
     >>> from torchmetrics.classification import MulticlassCohenKappa
     >>> TorchMetric(MulticlassCohenKappa(num_classes=10), name="Kappa").higher_is_better
@@ -75,8 +75,8 @@ class TorchMetric(Metric):
         self._checked = False
         self._lists: dict[tuple[str, str], _Listed | _Joined] = {}
         for _, part in self._parts():
-            # Ranks meet when the learner says so. A metric that waits for the others in compute() would
-            # wait for ever where only one of them validates.
+            # The learner decides when ranks meet. A metric that waits for the others in compute() would wait
+            # for ever if only one of them validates.
             part.sync_on_compute = part._to_sync = False
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
@@ -90,7 +90,7 @@ class TorchMetric(Metric):
         try:
             value = (self.metric if self.per_step else self.metric.update)(*args, **named)
         except BaseException:
-            # torchmetrics empties its state before it looks at a batch, and leaves it so when that fails.
+            # torchmetrics empties its state before it reads a batch, and leaves it empty if that fails.
             self._put(before)
             raise
         if not self._checked:
@@ -99,7 +99,7 @@ class TorchMetric(Metric):
         return (self._number(value), weight) if self.per_step else (float("nan"), 0)
 
     def compute(self) -> Scalar | None:
-        """The epoch's value; NaN before the first step."""
+        """Return the epoch's value; NaN before the first step."""
         if not any(part.update_called for _, part in self._parts()):
             return float("nan")
         return self._number(self.metric.compute())
@@ -110,7 +110,7 @@ class TorchMetric(Metric):
         self._lists = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the metric and those within it accumulated; only the new part of a list is copied."""
+        """Return what the metric and those inside it accumulated; only the new part of a list is copied."""
         return {
             path: {
                 "updates": part.update_count,
@@ -120,7 +120,7 @@ class TorchMetric(Metric):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Put a saved state back."""
         held = self._fitting(state)
         self._lists = {}
         for path, part in self._parts():
@@ -136,10 +136,10 @@ class TorchMetric(Metric):
         self._put(held)
 
     def merge(self, state: Mapping[str, Any]) -> None:
-        """Add what the same metric accumulated on other samples (its `state_dict`): another rank's.
+        """Add what the same metric accumulated on other samples (its `state_dict`), on another rank.
 
         Raises:
-            StateError: a part of the state has no rule (sum, mean, min, max, joining) by which to do so.
+            StateError: a part of the state has no rule for this (sum, mean, min, max, joining).
         """
         theirs = self._fitting(state)
         ours = self._held()
@@ -154,14 +154,14 @@ class TorchMetric(Metric):
         self._put(merged)
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
-        """The metric and the metrics within it (wrappers and sums of metrics have some), by path."""
+        """The metric and the metrics inside it (wrappers and sums of metrics have some), by path."""
         theirs = torchmetrics("metrics of torchmetrics").Metric
         for path, part in self.metric.named_modules():
             if isinstance(part, theirs):
                 yield f"metric.{path}" if path else "metric", part
 
     def _held(self) -> dict[str, Any]:
-        """The state itself. A reset empties lists in place, so they are copied (not what is in them)."""
+        """The state itself. A reset empties lists in place, so lists are copied (but not their elements)."""
         held = {}
         for path, part in self._parts():
             states = {name: getattr(part, name) for name in part._defaults}
@@ -186,12 +186,12 @@ class TorchMetric(Metric):
                 setattr(part, name, list(each) if isinstance(each, list) else each)
             part._update_count = held[path]["updates"]
             part._computed = part._forward_cache = part._cache = None
-            # What forward() had changed when its batch failed.
+            # What forward() had changed before its batch failed.
             part._is_synced = part._to_sync = part._enable_grad = False
             part._should_unsync = True
 
     def _fitting(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A state, on this metric's device, if it is one of this metric."""
+        """Return a state, on this metric's device, if it is one of this metric."""
         parts = dict(self._parts())
         if state.keys() != parts.keys():
             raise StateError(
@@ -244,7 +244,8 @@ def _arguments(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Without the graph, which torchmetrics would go on recording; its sums are in the input's precision."""
+    """A value without the graph, which torchmetrics would go on recording; its sums have the input's
+    precision."""
     if not isinstance(value, Tensor):
         return value
     return value.detach().float() if value.dtype in HALVES else value.detach()
@@ -255,19 +256,20 @@ def _lists(part: Any) -> bool:
 
 
 class _Listed:
-    """What was told of a list whose elements stay apart: copies, as the metric may write to its own."""
+    """What was returned of a list whose elements stay separate: copies, as the metric may write to its
+    own."""
 
     def __init__(self, seen: Sequence[Any] = (), copies: Sequence[Any] = ()) -> None:
         self._seen, self._copies = list(seen), list(copies)
         self._versions = [_version(each) for each in seen]
 
     def begins(self, value: list[Any]) -> bool:
-        """Whether the list begins with what was told, unchanged."""
+        """Whether the list begins with what was returned before, unchanged."""
         same = len(value) >= len(self._seen) and all(map(is_, value, self._seen))
         return same and [_version(each) for each in self._seen] == self._versions
 
     def told(self, value: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The list for a state, and the metric's own."""
+        """Return the list for a state, and the metric's own."""
         new = value[len(self._seen) :]
         self._seen += new
         self._versions += [_version(each) for each in new]
@@ -276,21 +278,22 @@ class _Listed:
 
 
 class _Joined:
-    """What was told of a list that torchmetrics joins in the end. The metric goes on with the same memory: a
-    checkpoint of a thousand small tensors would take its time."""
+    """What was returned of a list that torchmetrics joins in the end. The metric goes on with the same
+    memory: a
+    checkpoint of a thousand small tensors would take long."""
 
     def __init__(self, given: Sequence[Tensor] = ()) -> None:
         self._given = list(given)
         self._kept = Appended([(each,) for each in given])
 
     def begins(self, value: list[Any]) -> bool:
-        """Whether the list begins with what was told, and goes on with tensors."""
+        """Whether the list begins with what was returned before, and goes on with tensors."""
         new = value[len(self._given) :]
         same = len(value) >= len(self._given) and all(map(is_, value, self._given))
         return same and all([isinstance(each, Tensor) for each in new])
 
     def told(self, value: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The list for a state, and the metric's own."""
+        """Return the list for a state, and the metric's own."""
         for each in _together(value[len(self._given) :]):
             self._kept.append(each)
         self._given = [each for (each,) in self._kept.parts()]
@@ -304,7 +307,7 @@ def _joins(part: Any, name: str, value: list[Any]) -> bool:
 
 
 def _together(tensors: list[Tensor]) -> list[Tensor]:
-    """In one piece, where they have one shape and kind."""
+    """Join into one piece, if all have one shape and kind."""
     rows = [(each.reshape(1) if each.ndim == 0 else each).detach() for each in tensors]
     alike = len({(each.shape[1:], each.dtype, each.device) for each in rows}) == 1
     return [torch.cat(rows)] if alike else rows
@@ -315,7 +318,7 @@ def _copy(value: Any) -> Any:
 
 
 def _version(value: Any) -> object:
-    """Equal to an earlier one where the value is sure to be what it was."""
+    """A value that equals an earlier one only if the object has certainly not changed."""
     if isinstance(value, Tensor) and not value.is_inference():
         return value._version
     return 0 if isinstance(value, (int, float, str)) else object()

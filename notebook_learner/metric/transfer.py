@@ -46,7 +46,7 @@ def to_host(lists: Sequence[Sequence[Scalar]]) -> list[Floats]:
 
 
 def alike(lists: Sequence[Sequence[Scalar]]) -> list[int]:
-    """For each list the first one with the same numbers: most metrics weigh by samples. No device is asked.
+    """For each list the first one with the same numbers: most metrics weigh by samples. No device is read.
 
     >>> alike([[32, 32], [32, 32], [7, 32], [torch.tensor(32)]])
     [0, 0, 2, 3]

@@ -1,5 +1,5 @@
-"""Everything that a step can change: captured, copied, kept, written down, checked and put back.
+"""Everything that a step can change: captured, copied, kept, written to disk, checked and put back.
 
-In come the parts of a training (model, optimizer, generators, the place in the data); out go a `State`, or
-the parts of a checkpoint. A captured state is never changed afterwards: later steps write to copies.
+The package takes the parts of a training (model, optimizer, generators, the place in the data), and gives a
+`State` or the parts of a checkpoint. A captured state never changes afterwards: later steps write to copies.
 """

@@ -1,8 +1,9 @@
 """Checkpoints as files: from a captured state to the parts of a checkpoint, and back.
 
-The model, the optimizer and the scheduler have a file each; everything else that a step can change is in
-the commit file. What was measured is not copied into checkpoints: the text logs hold it, and a restored
-state takes it from there. Nor are the passes before it: `passes.jsonl` beside the checkpoints has them once.
+The model, the optimizer and the scheduler have a file each. Everything else that a step can change is in the
+commit file. Measured values are not copied into checkpoints: the text logs hold them, and a restored state
+reads them from there. Earlier passes are not copied either: `passes.jsonl`, in the checkpoint folder, has
+each of them once.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from .lineage import Lineage
 from .state import State
 
 OWN_FILE = {"model": "model", "optim": "optimizer", "scheduler": "scheduler"}
-"""The part of the state in each file; the others are in the commit file."""
+"""The part of the state in each file; the other parts are in the commit file."""
 
 About = Callable[[Sequence[SplitRecord]], Mapping[str, Any]]
-"""What a commit file tells of its run, beside the state; of when steps were taken, only for these passes."""
+"""What a commit file says about its run, in addition to the state. Step times are given for these passes
+only."""
 
 
 class FileCheckpointer:
-    """Keeps states in the run's `checkpoint` folder, written in the background."""
+    """Keeps states in the run's `checkpoint` folder; a background thread writes them."""
 
     def __init__(
         self,
@@ -49,16 +51,17 @@ class FileCheckpointer:
         self.keeper = keeper
         self.about = about
         self.clock = clock
-        """When the steps of passes were taken, as plain JSON values."""
+        """Gives the times of the steps of passes, as plain JSON values."""
         self.metrics = metrics
         self.known = known
         """What the learner has measured so far."""
         self.run_id = uuid4().hex
-        """Goes on in whoever goes on from a checkpoint of this run."""
+        """Stays the same in every run that goes on from a checkpoint of this run."""
         self.logged: Record = ()
-        """What the logs in the directory held, where `load` had to read them."""
+        """What the logs in the directory held, if `load` had to read them."""
         self.lineage = Lineage().branched(Position().key)
-        """Which way led to where the run stands."""
+        """The way that led to the run's current place."""
+        """The way that led to the checkpoint that was loaded last."""
         self.loaded = Lineage()
         """Which one led to the checkpoint that was loaded last."""
         self._stands_at: tuple[int, int, int] | None = None
@@ -67,19 +70,19 @@ class FileCheckpointer:
         self._trunk = Trunk()
         """The passes on the way to the last state that was saved or loaded."""
         self._records: dict[str, tuple[Trunk, int, Record]] = {}
-        """What had been measured at each checkpoint of this process, as so many passes of a trunk and the one
-        that was open: going back cuts the logs, and one that then lies ahead finds its values only here."""
+        """What had been measured at each checkpoint of this process: a number of passes of a trunk, and the
+        open pass. Going back cuts the logs; then the values of a checkpoint that lies ahead are only here."""
         self._stood_by = False
-        """Whether another process went on with the run: what it measured is in the logs alone."""
+        """Whether another process went on with the run: then only the logs have what it measured."""
 
     def stand_by(self) -> None:
-        """Another process saves checkpoints now, and lets go of them."""
+        """Another process saves checkpoints now, and closes them."""
         self._stood_by = True
         self._stands_at = self._last = None
         self._trunk, self._records = Trunk(), {}
 
     def forget(self) -> None:
-        """The run that was looked at is not gone on with: this one is another."""
+        """The user looked at the run that was found, but does not go on with it: this run is another one."""
         self.run_id, self.logged = uuid4().hex, ()
         self.lineage = Lineage().branched(Position().key)
         self._stands_at = None
@@ -89,11 +92,11 @@ class FileCheckpointer:
     # Save --------------------------------------------------------------------------------------------
 
     def save(self, epoch: int, state: State, /) -> None:
-        """Keep what an epoch ended with."""
+        """Keep the state at the end of an epoch."""
         self.keep(state, "epoch")
 
     def keep(self, state: State, kind: Kind) -> str:
-        """Hand a state to the background writer; the label it will have."""
+        """Hand a state to the background writer, and return the label that it will have."""
         at = state.position
         label = label_of(at.epoch, at.split, at.step)
         parts = {file: state.parts[part] for file, part in OWN_FILE.items()}
@@ -125,20 +128,20 @@ class FileCheckpointer:
         return label
 
     def check(self) -> None:
-        """At a boundary: write again what an earlier error kept back, or raise what went wrong."""
+        """At a boundary: write again what an earlier error kept back, or raise the error."""
         self.keeper.ask()
         self.keeper.check()
 
     def ask(self) -> None:
-        """Raise where the run's directory is not the one that was opened."""
+        """Raise if the run's directory is not the one that was opened."""
         self.keeper.ask()
 
     def wait(self) -> None:
-        """Until all checkpoints are on the disk; raises where one cannot be."""
+        """Wait until all checkpoints are on the disk; raise if one cannot be written."""
         self.keeper.wait()
 
     def close(self) -> None:
-        """Until everything is on the disk."""
+        """Wait until everything is on the disk."""
         self.keeper.close()
 
     def is_kept(self, position: Position) -> bool:
@@ -147,13 +150,13 @@ class FileCheckpointer:
 
     def is_ahead(self, position: Position) -> bool:
         """Whether the newest checkpoint holds steps that come after this position."""
-        if self._last is not None:  # it may still be on its way to the disk
+        if self._last is not None:  # it may not be on the disk yet
             return self._last > position.key
         newest = self.keeper.newest
         return newest is not None and newest.key > position.key
 
     def moved(self, position: Position) -> None:
-        """Training goes on from elsewhere."""
+        """Training goes on from another place."""
         self._trunk.synced_before(position.epoch)
         if self._stands_at != position.key:
             self._stands_at = None
@@ -161,31 +164,31 @@ class FileCheckpointer:
     # Load --------------------------------------------------------------------------------------------
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """What there is, complete or damaged, once the writer is done."""
+        """Return all checkpoints, complete or damaged, after the writer has finished."""
         self.keeper.background.wait()
         return list(self.folder.list())
 
     def kept(self) -> Sequence[CheckpointInfo]:
-        """What this process has saved or found, and not deleted since."""
+        """Return what this process has saved or found, and not deleted since."""
         return self.keeper.known
 
     def saved(self) -> tuple[list[CheckpointInfo], str | None]:
-        """What is on the disk right now, and the label of the best. Whatever is being written meanwhile is
-        not waited for."""
+        """Return what is on the disk right now, and the label of the best. This does not wait for a write
+        that is under way."""
         known = list(self.folder.list())
         best = self.folder.best(known, self.keeper.best)
         return known, None if best is None else best.label
 
     def load(self, which: int | str, /) -> State:
-        """A state from its files; every byte is checked before anything of it is used. Where the latest
-        one is damaged it is the one before, and a line says so."""
+        """Return a state from its files, after a check of every byte. If the latest checkpoint is damaged,
+        the one before it is loaded, and a line says so."""
         self.keeper.background.wait()
         self.keeper.open()
         if which != "latest":
             return self._load(self.folder.find(which, self.keeper.best))
         known = self.folder.list()
         if all(info.damage for info in known):
-            self.folder.find("latest")  # raises, and tells what is wrong with each
+            self.folder.find("latest")  # raises, and says what is wrong with each
         for info in reversed(known):
             try:
                 return self._load(info)
@@ -202,7 +205,7 @@ class FileCheckpointer:
 
     @property
     def folder(self) -> CheckpointFolder:
-        """Where the files lie."""
+        """The folder of the files."""
         return self.keeper.folder
 
     def _load(self, info: CheckpointInfo) -> State:
@@ -232,7 +235,7 @@ class FileCheckpointer:
         return State(position, parts, record)
 
     def _record(self, label: str) -> Record:
-        """What had been measured at a checkpoint of this process; empty for one of another."""
+        """What had been measured at a checkpoint of this process; empty for another process's checkpoint."""
         if label not in self._records:
             return ()
         trunk, ended, open_one = self._records[label]

@@ -1,4 +1,4 @@
-"""The passes before a checkpoint: what it says of them, where, and the record made of it again."""
+"""The passes before a checkpoint: what it stores of them, and how to rebuild the record from that."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..store.layout import check_metric_name
 from .validation import check_passes
 
 MOST = 8
-"""So many passes a checkpoint holds itself: fewer are no reason to wait for the disk once more."""
+"""A checkpoint itself holds up to this many passes: a second wait for the disk is not worth it for fewer."""
 
 Finals = Mapping[str, Mapping[str, float]]
 
 
 @dataclass
 class _Stretch:
-    """Passes up to one of them, that are a line of `passes.jsonl`, or will be with the next checkpoint."""
+    """The passes up to one of them: a line of `passes.jsonl`, or one with the next checkpoint."""
 
     upto: int
     clock: Sequence[Any] = ()
@@ -32,25 +32,25 @@ class _Stretch:
 
 
 class Trunk:
-    """The passes that have ended on the way to where a run stands, in order. It grows while the run goes on;
-    a run that went back grows another one out of it."""
+    """The finished passes on the way to a run's place, in order. It grows while the run goes on. A run that
+    went back grows a new one out of it."""
 
     def __init__(
         self, ended: Sequence[SplitRecord] = (), stretches: Sequence[_Stretch] = (), synced: int = 0
     ) -> None:
         self.ended: list[SplitRecord] = []
         self.finals: list[Finals] = []
-        """After each pass: the last final values of each split."""
+        """For each pass: the last final values of each split after it."""
         self.synced = synced
-        """How many of them have their logs on the disk."""
+        """How many of the passes have their logs on the disk."""
         self._stretches = list(stretches)
         self._grow(ended)
 
     def grown(self, record: Record) -> Trunk:
-        """This one with all that has ended in a record; another one where the record is of another branch."""
+        """This trunk with all finished passes of a record; a new one if the record is of another branch."""
         ended = ended_of(record)
         shared = min(len(self.ended), len(ended))
-        # No pass ever changes, and records only grow and are cut: what comes before a shared pass is shared.
+        # A pass never changes, and records only grow or are cut: what comes before a shared pass is shared.
         while shared and self.ended[shared - 1] is not ended[shared - 1]:
             shared -= 1
         trunk = self if shared == len(self.ended) else self._branch(shared)
@@ -67,12 +67,13 @@ class Trunk:
         return self._stretches[-1].upto if self._stretches else 0
 
     def tell(self, clock: Sequence[Any]) -> None:
-        """Have all passes in `passes.jsonl`; of those that were not yet, the times of their steps, too."""
+        """Put all passes into `passes.jsonl`; add the step times of those that were not in it yet."""
         self._stretches.append(_Stretch(len(self.ended), clock))
 
     def written(self, folder: CheckpointFolder, upto: int) -> Line | None:
-        """The line with which the first so many passes end. What of them is not there yet is written: one
-        line, unless a save has failed, or somebody has removed the file or cut it."""
+        """Return the line at which the first `upto` passes end. Passes that are not in the file yet are
+        written
+        first: one line, unless a save has failed, or someone has removed or cut the file."""
         last = next((stretch for stretch in reversed(self._stretches) if stretch.upto <= upto), None)
         if last is None:
             return None
@@ -105,7 +106,7 @@ class Trunk:
 
 
 def ended_of(record: Record) -> Record:
-    """The passes of a record that have ended: all, or all but the last."""
+    """The finished passes of a record: all, or all but the last."""
     return record[:-1] if record and record[-1].finals is None else record
 
 
@@ -118,11 +119,11 @@ def told_of(passes: Sequence[SplitRecord]) -> list[Any]:
 
 
 class ToldPasses:
-    """What a commit file and `passes.jsonl` tell of the passes before a checkpoint.
+    """What a commit file and `passes.jsonl` say about the passes before a checkpoint.
 
     Raises:
-        DamagedError: `passes.jsonl` is not what it was.
-        KeyError, TypeError, ValueError: what they tell is no passes.
+        DamagedError: `passes.jsonl` has changed.
+        KeyError, TypeError, ValueError: the data are not valid passes.
     """
 
     def __init__(self, commit: Mapping[str, Any], folder: CheckpointFolder) -> None:
@@ -137,8 +138,8 @@ class ToldPasses:
         self.passes += _passes_of(commit["passes"])
 
     def record(self, known: Record) -> Record:
-        """What had been measured: the passes that are told of, with the values that are still known. Steps
-        whose values are lost (somebody deleted a log) stay, without a value."""
+        """What had been measured: the listed passes, with the values that are still known. Steps whose values
+        are lost (the user deleted a log) stay, without a value."""
         at_hand = {(part.epoch, part.split): part for part in known}
         record, trained = [], 0
         for each in self.passes:
@@ -149,8 +150,8 @@ class ToldPasses:
         return tuple(record)
 
     def trunk(self, record: Record, synced: Sequence[SplitRecord]) -> Trunk:
-        """Where a run that goes on from the record has its passes. Those that are synced have their logs on
-        the disk, as far as the record begins with the same."""
+        """The trunk of a run that goes on from the record. The synced passes have their logs on the disk, as
+        far as they agree with the beginning of the record."""
         ended = ended_of(record)
         same = map(is_, ended, synced)
         count = next((at for at, each in enumerate(same) if not each), min(len(ended), len(synced)))
@@ -163,17 +164,17 @@ def _passes_of(told: Any) -> list[SavedPass]:
     return passes
 
 
-@lru_cache(maxsize=1000)  # the same few in each of thousands of passes
+@lru_cache(maxsize=1000)  # thousands of passes have the same few names
 def _is_no_name(name: Any) -> bool:
     return check_metric_name(name) is not None
 
 
 class SavedPass:
-    """One pass as a commit file tells it."""
+    """One pass, as a commit file stores it."""
 
     def __init__(self, epoch: Any, split: Any, steps: Any, finals: Any) -> None:
         if type(epoch) is not int or split not in ("train", "valid") or type(steps) is not int or steps < 0:
-            raise ValueError("a pass that is none")
+            raise ValueError("not a valid pass")
         if isinstance(finals, dict) and any(_is_no_name(name) for name in finals):
             raise ValueError("a metric whose log would leave the directory")
         self.epoch: int = epoch
@@ -183,7 +184,7 @@ class SavedPass:
 
 
 def _filled(each: SavedPass, part: SplitRecord | None, trained: int) -> SplitRecord:
-    """A pass of exactly so many steps: cut, or filled up with steps of which nothing is known."""
+    """A pass of exactly the saved number of steps: cut, or filled up with steps without values."""
     if part is not None and part.steps >= each.steps and part.steps > 0:
         if part.steps == each.steps and part.finals == each.finals:
             return part

@@ -1,4 +1,4 @@
-"""The hook for checkpoints: who keeps the state that an epoch ended with, and gives it back."""
+"""The interface for checkpoints: an object that keeps the state at the end of an epoch, and returns it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from ..errors import StateError
 from .state import State
 
 Which = int | str
-"""An epoch, "latest", "best"; or the label of a place inside an epoch, such as "3-117"."""
+"""An epoch, "latest", "best", or the label of a place inside an epoch, such as "3-117"."""
 
 
 @runtime_checkable
 class Checkpointer(Protocol):
-    """Keeps states beyond the moment. Given to `LearnerBuilder.with_checkpointer`."""
+    """Keeps states for later. Given to `LearnerBuilder.with_checkpointer`."""
 
     def save(self, epoch: int, state: State, /) -> None:
-        """Keep what epoch `epoch` ended with."""
+        """Keep the state at the end of epoch `epoch`."""
 
     def load(self, which: Which, /) -> State:
-        """Give it back; an error lists what there is."""
+        """Return a kept state; an error lists the ones there are."""
 
 
 class MemoryCheckpointer:
-    """Keeps every epoch's state in memory: a restart without a file, for a session or a test.
+    """Keeps every epoch's state in memory, without a file: for a session or a test.
 
     >>> MemoryCheckpointer().load(3)
     Traceback (most recent call last):

@@ -1,9 +1,9 @@
 """Keyframes of many small tensors, in little memory.
 
-A tensor takes about 1 kB beside its numbers: an object of Python's, one of torch's, a piece of memory, and
-its place in dicts and lists. Of 1,000 parameters with Adam a keyframe holds 4,000. So small ones lie side by
-side in one tensor for each type, and what they look like and where they belong is kept once for all keyframes
-that are alike. They are taken apart again when somebody asks.
+A tensor takes about 1 kB in addition to its numbers: a Python object, a torch object, a piece of memory, and
+its entries in dicts and lists. With 1,000 parameters and Adam, a keyframe holds 4,000 tensors. So small ones
+are packed into one tensor for each type. Their shapes and places are kept once for all keyframes that are
+alike. They are unpacked again when a caller reads them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors as _laid
 
 SMALL = 4096
-"""Bytes up to which a tensor is laid beside others."""
+"""Bytes up to which a tensor is packed with others."""
 _CONSTANT = {str, bool, type(None)}
 _UNKNOWN = object()
 _Small = defaultdict[torch.dtype, list[Tensor]]
 
 
 class Compact(Mapping[str, Any]):
-    """The parts of a state, with small tensors side by side.
+    """The parts of a state, with small tensors packed together.
 
     >>> compact = Compact({"model": [torch.full((2,), float(i)) for i in range(20)], "loop": {"epoch": 3}})
     >>> compact["loop"], compact["model"][7]
     ({'epoch': 3}, tensor([7., 7.]))
 
     Args:
-        parts: what is kept. Nobody may change any of it later.
-        like: another one, whose plan is shared where it is the same.
+        parts: what is kept. No code may change any of it later.
+        like: another one, whose plan is shared if it is the same.
     """
 
     __slots__ = ("_flat", "_others", "_plans")
@@ -53,7 +53,7 @@ class Compact(Mapping[str, Any]):
                 self._flat[name] = {dtype: _laid(tensors) for dtype, tensors in small.items()}  # type: ignore[no-untyped-call]
 
     def held(self) -> list[Any]:
-        """What takes memory for this one alone."""
+        """The objects that take memory for this one alone."""
         return [*self._flat.values(), *self._others.values()]
 
     def __getitem__(self, name: str) -> Any:
@@ -68,8 +68,7 @@ class Compact(Mapping[str, Any]):
 
 
 def is_packed(name: str) -> bool:
-    """Whether this part of a state is laid together. What metrics keep is shared between keyframes, where it
-    only grows."""
+    """Whether this part of a state is packed. Keyframes share the metrics' part, which only grows."""
     return not name.startswith("metrics ")
 
 
@@ -83,7 +82,7 @@ class _BytesReader:
 
 
 def _plan(node: Any) -> Any:
-    """How to put a value together again; None for what differs from one to the next."""
+    """How to rebuild a value; None for a value that differs from one keyframe to the next."""
     kind = type(node)
     if kind is Tensor and node.nbytes <= SMALL and _is_plain(node):
         return (Tensor, node.dtype, node.shape, node.stride(), node.numel())
@@ -95,13 +94,13 @@ def _plan(node: Any) -> Any:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it is nothing but numbers, one after the other."""
+    """Whether the tensor is only numbers, one after the other."""
     dense = tensor.is_cpu and tensor.layout is torch.strided and tensor.is_contiguous()
     return dense and not (tensor.requires_grad or tensor.is_quantized or tensor.is_complex())
 
 
 def _fits(plan: Any, node: Any, small: _Small, others: list[Any]) -> bool:
-    """Whether a value is put together by this plan; then what it needs is in the lists."""
+    """Whether this plan rebuilds the value; if so, the tensors and objects that it needs are in the lists."""
     if plan is None:
         others.append(node)
         return True

@@ -1,4 +1,4 @@
-"""Copies between a device and the host, many small tensors at a time: each copy waits for the device."""
+"""Copies between a device and the host, many small tensors at a time, as each copy waits for the device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 _SMALL = 1 << 20
-"""Bytes up to which the wait for the device is a good part of a copy's time."""
+"""Bytes up to which the wait for the device is a large part of a copy's time."""
 _PACK = 1 << 25
-"""Bytes of one pack, which is device memory for as long as the copy takes."""
+"""Bytes of one pack, which takes device memory for the duration of the copy."""
 
 
 def copy_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -29,7 +29,8 @@ def copy_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def spread_on_devices(live: Sequence[Tensor], saved: Sequence[Tensor]) -> list[Tensor]:
-    """The saved values, to be copied into the live ones; those for a device's small tensors are there now."""
+    """The saved values, ready to be copied into the live ones; those of small tensors are on the device
+    already."""
     found = [*saved]
     for pack in _packs(live, saved):
         here = _packed([saved[number] for number in pack])
@@ -40,8 +41,8 @@ def spread_on_devices(live: Sequence[Tensor], saved: Sequence[Tensor]) -> list[T
 
 
 def _packs(there: Sequence[Tensor], packed: Sequence[Tensor]) -> Iterator[list[int]]:
-    """The numbers of small tensors that cross to or from a device together, those with large elements first:
-    so each begins where its elements may."""
+    """The indices of small tensors that are copied together, to or from a device. Tensors with large elements
+    come first, so that each tensor begins at an address that its type allows."""
     by_device: dict[torch.device, list[int]] = {}
     for number, (each, value) in enumerate(zip(there, packed, strict=True)):
         if _is_away(each) and _may_be_packed(value):

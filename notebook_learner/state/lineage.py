@@ -1,8 +1,9 @@
-"""Which checkpoints a run has come by: those of a branch that was left behind are none to go back to.
+"""The checkpoints on a run's way. The run cannot go back to a checkpoint of a branch that it has left.
 
-A run goes along a stretch until it goes back, or is restored; there another stretch begins. A checkpoint
-says on which stretch it was saved, and which ones led there. So it lies on the way of a run, of this process
-or of a later one, if its stretch is part of that way and it was saved before the way left the stretch.
+A run goes along a stretch until it goes back, or is restored. There another stretch begins. A checkpoint says
+on which stretch it was saved, and which stretches led there. So it lies on the way of a run, of this process
+or of a later one, on two conditions: its stretch is part of that way, and it was saved before the way left
+the stretch.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from ..event.position import Position
 
 Key = tuple[int, int, int]
 MOST = 64
-"""Stretches that a checkpoint lists. Those before them are forgotten, and with them their checkpoints."""
+"""The number of stretches that a checkpoint lists. Earlier ones are forgotten, and with them their
+checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The stretches that led to where a run stands, each with the place at which it began.
+    """The stretches that led to a run's place, each with the place at which it began.
 
     >>> way = Lineage((("a", (1, 0, 0)), ("b", (3, 0, 2))))
     >>> way.holds("a", (3, 0, 2)), way.holds("a", (3, 0, 3)), way.holds("b", (9, 0, 0))
@@ -35,12 +37,12 @@ class Lineage:
     stretches: tuple[tuple[str, Key], ...] = ()
 
     def branched(self, at: Key) -> Lineage:
-        """This way up to a place, and another stretch from there."""
+        """This way up to a place, and a new stretch from there."""
         before = [stretch for stretch in self.stretches if stretch[1] <= at]
         return Lineage((*before[1 - MOST :], (uuid4().hex[:16], at)))
 
     def holds(self, stretch: str, at: Key) -> bool:
-        """Whether this way came by a place of a stretch."""
+        """Whether this way passed a place of a stretch."""
         names = [name for name, _ in self.stretches]
         if stretch not in names:
             return False
@@ -48,17 +50,17 @@ class Lineage:
         return after == len(names) or at <= self.stretches[after][1]
 
     def passes(self, info: CheckpointInfo) -> bool:
-        """Whether this way came by a checkpoint, and training can go on from it."""
+        """Whether this way passed a checkpoint, and training can go on from that checkpoint."""
         return info.exact and not info.damage and self.holds(info.stretch, info.key)
 
     @property
     def plain(self) -> list[Any]:
-        """As a commit file tells it."""
+        """The form that a commit file stores."""
         return [[name, list(began)] for name, began in self.stretches]
 
     @staticmethod
     def of(commit: Mapping[str, Any]) -> Lineage:
-        """What a commit file tells; none where it is of an earlier version, or no such thing."""
+        """What a commit file stores; empty if it is of an earlier version, or is not valid."""
         try:
             told = [(name, tuple(began)) for name, began in commit["lineage"]]
         except (KeyError, TypeError, ValueError):
@@ -69,7 +71,7 @@ class Lineage:
 
 
 def place_of(info: CheckpointInfo) -> Position:
-    """Where a checkpoint stands."""
+    """The position of a checkpoint."""
     if info.ends_epoch:
         return Position(info.epoch + 1, "train", 0, info.iteration)
     return Position(info.epoch, info.split, info.step, info.iteration)

@@ -1,9 +1,9 @@
-"""Whether an optimizer can step with what a file holds for it: tried out before anything is changed.
+"""Whether an optimizer can step with what a file holds for it. This is tried before anything is changed.
 
-What an optimizer keeps of a parameter is known to itself alone. With what a file leaves out, or holds in
-another shape, it would fail at its next step, by an error that knows nothing of the file. So its step is
-taken with stand-ins: tensors on the device "meta" have shapes and kinds but no numbers, take no memory, and
-refuse what those of a device would refuse.
+Only the optimizer itself knows what it keeps for a parameter. If a file leaves something out, or holds it in
+another shape, the optimizer would fail at its next step, with an error that does not mention the file. So its
+step is taken with stand-ins: tensors on the device "meta". They have shapes and kinds but no numbers, take no
+memory, and refuse what tensors of a device would refuse.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from ..errors import StateError
 from .state import ModelPart, OptimizerPart, Part, State
 
 _PLAINLY = ("foreach", "fused", "capturable", "differentiable")
-"""Off, a step does the same, and needs no accelerator."""
+"""Without these options a step does the same, and needs no accelerator."""
 
 Moments = Mapping[str, Any]
-"""What an optimizer keeps of a parameter."""
+"""What an optimizer keeps for a parameter."""
 
 
 def rehearse(parts: Mapping[str, Part], state: State, source: str) -> None:
-    """Raise where a state makes a step of one of torch's optimizers fail. What another class does beside its
-    step nobody knows, and it is not tried out.
+    """Raise if a state makes a step of one of torch's optimizers fail. Other classes are not tried: it is not
+    known what else their step does.
 
     Args:
-        parts: of the learner that is to go on; nothing of it is changed.
-        state: from a file.
-        source: which one, for people.
+        parts: the parts of the learner that is to go on; none of them is changed.
+        state: the state from a file.
+        source: the file's name, for messages.
     """
     part, model, saved = parts["optimizer"], parts["model"], state.parts["optimizer"]
     assert isinstance(part, OptimizerPart) and isinstance(model, ModelPart)
     optimizer = part.optimizer
     if not f"{type(optimizer).__module__}.".startswith("torch.optim.") or "state" not in saved:
         return
-    if model.stand_ins:  # several devices have a part of each parameter, and the file holds whole ones
+    if model.stand_ins:  # each device has a part of a parameter; the file has whole ones
         return
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.model.named_parameters()}
     seen: set[Any] = set()
@@ -62,7 +62,7 @@ def rehearse(parts: Mapping[str, Part], state: State, source: str) -> None:
 def _each(
     optimizer: Optimizer, saved: Mapping[str, Any]
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], Tensor, Moments]]:
-    """Each parameter with its group's options, those of the file, and what the file holds for it."""
+    """Each parameter with its group's options from the file, and what the file holds for the parameter."""
     states = iter(saved["state"])
     for live, options in zip(optimizer.param_groups, saved["groups"], strict=True):
         for parameter in live["params"]:
@@ -71,7 +71,7 @@ def _each(
 
 
 def _kind_of(options: Any, parameter: Tensor, moments: Moments) -> Any:
-    """The same for two that fail together."""
+    """A key that is equal for two parameters that fail together."""
     kinds = [(key, *_plain(value)) for key, value in moments.items()]
     return id(options), parameter.shape if moments else None, parameter.dtype, tuple(kinds)
 
@@ -89,11 +89,11 @@ def _wrong(
     parameter: Tensor,
     moments: Moments,
 ) -> str:
-    """What is wrong with them, in words; nothing where they do, or nobody can tell."""
-    for like in (_unreal, _real):  # some optimizers read a number of a tensor, and `meta` has none
+    """Say what is wrong with them; "" if they are right, or if it is not known."""
+    for like in (_unreal, _real):  # some optimizers read a tensor's number, and `meta` has none
         try:
             fresh = _stepped(optimizer, group, parameter, {}, like)
-        except Exception:  # with nothing of a file: it is no matter of the file
+        except Exception:  # it fails without the file's values too: not the file's fault
             continue
         for key, made in fresh.items():
             if isinstance(made, Tensor) and (misfit := _misfit(moments.get(key), made)):
@@ -107,7 +107,7 @@ def _wrong(
 
 
 def _misfit(value: Any, made: Tensor) -> str:
-    """How a value differs in shape from one that the optimizer has made: it may be needed by a later step."""
+    """How a value differs in shape from what the optimizer makes: a later step may need it."""
     if not isinstance(value, Tensor) or value.shape == made.shape or value.numel() == made.numel() == 1:
         return ""
     return f"has the shape {tuple(value.shape)} in place of {tuple(made.shape)}"
@@ -120,8 +120,8 @@ def _stepped(
     moments: Moments,
     like: Callable[[Tensor], Tensor],
 ) -> Moments:
-    """Take a step with a stand-in of one parameter; what is kept of it then."""
-    like = like if parameter.dim() else _real  # a number may be on the host where everything else is not
+    """Take a step with a stand-in of one parameter, and return what is kept for it then."""
+    like = like if parameter.dim() else _real  # a number may be on the host when all else is not
     stand_in = like(parameter.detach()).requires_grad_()
     stand_in.grad = like(parameter.detach())
     double: Any = object.__new__(type(optimizer))
@@ -137,7 +137,7 @@ def _stepped(
             for key, value in moments.items()
         }
     step = type(optimizer).step
-    if getattr(step, "hooked", False):  # no hook of anybody's is to hear of it
+    if getattr(step, "hooked", False):  # no hook may run
         step = getattr(step, "__wrapped__", step)
     step(double)
     kept: Moments = double.state[stand_in]
@@ -157,7 +157,7 @@ def _said(moments: Moments) -> str:
 
 
 def _told(value: Any) -> str:
-    """A number, also of a tensor, as such: the text of a tensor makes torch import a lot."""
+    """A number, also one in a tensor, as text: the text of a tensor makes torch import a lot."""
     if not isinstance(value, Tensor):
         return str(value)[:20]
     return str(tuple(value.shape) if value.dim() else value.item())[:20]

@@ -1,6 +1,6 @@
-"""The smaller parts of the state: adapters that give each the same two verbs.
+"""The smaller parts of the state: adapters that give each part the same two methods.
 
-A scheduler, early stopping and the loop capture themselves; what is here needs a word of its own.
+A scheduler, early stopping and the loop capture themselves. The parts in this module need an adapter.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .state import clone
 class RngPart:
     """The training's own random stream.
 
-    While the loop stands still, cells of the notebook draw from the same generators; so the stream is
-    put aside at every stop and brought back at the next run. A pause is then not to be seen in the
-    bits, whatever was sampled or plotted meanwhile.
+    While the loop is paused, cells of the notebook draw from the same generators. So the stream is saved at
+    every stop, and put back at the next run. A pause then changes no bit, and what was sampled or plotted in
+    it has no effect.
     """
 
     def __init__(self) -> None:
@@ -33,20 +33,20 @@ class RngPart:
         """None until the first run: until then the stream is the user's own."""
 
     def enter(self) -> None:
-        """A run begins: the stream goes on where it stopped."""
+        """At the start of a run: the stream goes on where it stopped."""
         if self._aside is not None:
             restore_rng(self._aside)
         self._running = True
 
     def leave(self) -> None:
-        """A run is over."""
+        """At the end of a run: save the stream."""
         self._aside = capture_rng()
         self._running = False
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """For a run that leaves no trace: afterwards this stream and the live generators, which until the
-        first run are the same, are what they were."""
+        """For a run that leaves no trace: afterwards this stream and the live generators (which are the same
+        until the first run) are what they were."""
         live, aside, running = capture_rng(), self._aside, self._running
         if not running:
             self.enter()
@@ -57,7 +57,7 @@ class RngPart:
             restore_rng(live)
 
     def begin_with(self, state: Rng) -> None:
-        """The stream of a seeded run, not touching the live generators."""
+        """Set the stream of a seeded run, without a change to the live generators."""
         self._aside = state
 
     def check(self, state: Any, /) -> None:
@@ -87,7 +87,7 @@ class WindowPart:
 
 
 class CursorPart:
-    """Where a loader stands. Only the loop knows how many of the fetched batches became steps."""
+    """The place in a loader. Only the loop knows how many of the fetched batches became steps."""
 
     def __init__(self, cursor: Callable[[], Cursor], steps: Callable[[], int]) -> None:
         self.cursor = cursor
@@ -110,7 +110,7 @@ class MetricsPart:
         self.group = group
 
     def check(self, state: Any, /) -> None:
-        mine = self.group.stateful - set(self.group.logged)  # those come and go with what the steps tell
+        mine = self.group.stateful - set(self.group.logged)  # those come and go with what the steps log
         saved = set(state["metrics"]) - set(state["logged"])
         if mine != saved:
             raise StateError(

@@ -1,15 +1,15 @@
 """Copies of the weights, made while the next forward and backward compute.
 
-Copying a state of 400 MB takes 50 ms and more. But between two optimizer steps nobody writes to the
-parameters, nor to what the optimizer remembers of them; so they are copied by a thread meanwhile, and every
-optimizer that moves one of them waits before it steps, whoever calls it. What a forward pass can change
-(buffers, random generators, gradients) is copied at once. A small state is copied at once, too: a thread
-would cost more.
+A copy of a 400 MB state takes 50 ms or more. But between two optimizer steps nothing writes to the
+parameters, or to what the optimizer keeps for them. So a thread copies them in that time. Every optimizer
+that changes one of them waits for the copy before it steps, no matter which code calls it. What a forward
+pass can change (buffers, random generators, gradients) is copied at once. A small state is copied at once,
+too: a thread would cost more.
 
 A training step that writes to parameters without an optimizer (weight clipping, an average of its own) breaks
-the premise. So the first copy is made at once, and compared with the weights that the first optimizer step
-meets; where they differ, all copies are made at once. A step that begins to do so later is found out by the
-tensors' versions and by a sample of values taken before; such a copy is void, and is made again.
+this assumption. So the first copy is made at once, and compared with the weights just before the first
+optimizer step. If they differ, all copies are made at once. A step that begins to do so later is found by the
+tensors' versions, and by a sample of values taken before. Such a copy is void, and is made again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from .device_copies import copy_to_host
 from .state import Copy
 
 LARGE = 32 << 20
-"""Bytes from which a thread is worth it: copying less takes under 4 ms."""
+"""Bytes from which a thread is worth it: a smaller copy takes under 4 ms."""
 _WATCHED = 8
-"""How many tensors are compared with what they were: the largest, and as many spread over the others."""
+"""How many tensors are compared with their earlier values: the largest, and as many spread over the
+others."""
 _PLACES, _TOGETHER = 16, 4
-"""At how many places of each, and how many values at one. A place is a line of the processor's cache that
-has to come from memory, and four values in it cost what one does. Twice as much by 64 places of each."""
+"""The number of places in each tensor, and the number of values at each place. A place is a line of the
+processor's cache that has to come from memory; four values in it cost the same as one. With 64 places it
+would cost twice as much."""
 
 
 class Snapshots:
@@ -51,14 +53,14 @@ class Snapshots:
         self._thread = 0
 
     def begin(self) -> Copy:
-        """A function that gives tensors' copies, to be filled by `go`."""
+        """Return a function that gives tensors' copies; `go` fills them."""
         self.settle()
         self._memory.open()
         self._copying, self._thread = _Copying(self._memory), get_ident()
         return self._copying.take_all
 
     def go(self) -> Pending:
-        """All tensors were named: copy them, at once or while training goes on."""
+        """Copy all tensors that were named, at once or while training goes on."""
         copying = self._copying
         assert copying is not None
         if not self.deferring or copying.nbytes < LARGE:
@@ -76,18 +78,18 @@ class Snapshots:
         return self._copying is None
 
     def settle(self) -> None:
-        """Wait for the copy under way. Before anybody changes the weights."""
+        """Wait for the copy under way. Call it before the weights change."""
         copying, self._copying = self._copying, None
         if copying is not None:
             self._sure = self.deferring = copying.judged()
 
     @property
     def idle(self) -> bool:
-        """Whether no copy is under way, nor to be judged."""
+        """Whether no copy is under way or waits to be judged."""
         return self._copying is None
 
     def tidy(self) -> None:
-        """At a boundary: take the hook off again; torch forbids it while the hook runs."""
+        """At a boundary: remove the hook; torch forbids it while the hook runs."""
         if self._copying is not None and self._copying.done:
             self.settle()
         if self._hook is not None and self._copying is None:
@@ -96,17 +98,17 @@ class Snapshots:
         self._memory.close_if_unused()
 
     def rest(self) -> None:
-        """At the end of a run: nothing is kept for a next copy."""
+        """At the end of a run: keep nothing for a next copy."""
         self.tidy()
         self._memory.close()
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """Of any optimizer in the process, in any thread."""
+        """Runs before a step of any optimizer in the process, in any thread."""
         copying = self._copying
         if copying is None or not copying.moved_by(optimizer):
             return
         copying.wait()
-        if get_ident() == self._thread:  # else the weights may be about to change while they are looked at
+        if get_ident() == self._thread:  # else the weights may change during the look
             self.settle()
 
 
@@ -117,7 +119,7 @@ class Pending:
         self._copying = copying
 
     def wait(self) -> bool:
-        """Wait for it; False where the step wrote to the weights meanwhile. From any thread."""
+        """Wait for the copy; False if the step wrote to the weights during it. Any thread may call it."""
         self._copying.wait()
         return not self._copying.torn
 
@@ -145,7 +147,7 @@ class _Copying:
         known = self._known.get(id(tensor))
         if known is not None:
             return known
-        live = tensor.detach()  # its memory, even where the step gives the parameter another
+        live = tensor.detach()  # its memory, even if the step replaces the parameter's
         copy = self._memory.like(live)
         self._known[id(tensor)] = copy
         self._pairs.append((copy, live))
@@ -165,7 +167,7 @@ class _Copying:
             return
         self._watched = _watched(self._pairs)
         self._samples = _samples([live for _, live in self._watched])
-        self.torn = True  # until it is known to be whole
+        self.torn = True  # until the copy is known to be whole
         self._work_done = hand_over(self._work)
 
     @property
@@ -182,8 +184,8 @@ class _Copying:
         return any(_place(p) in places for group in optimizer.param_groups for p in group["params"])
 
     def judged(self) -> bool:
-        """Before the weights move: whether the step has left them alone. By the thread that trains, which
-        writes to none of them at this moment: what it wrote shows in the versions."""
+        """Before the weights change: whether the step has left them alone. The training thread calls it; it
+        writes to none of them at this moment. What it wrote before shows in the versions."""
         self.wait()
         clean = self._same_versions()
         if self._work_done is None:
@@ -194,7 +196,7 @@ class _Copying:
         return clean and not self.torn
 
     def _work(self) -> None:
-        # In pieces: the list call holds Python's lock while it starts.
+        # In pieces: a list call holds Python's lock while it starts.
         for begin in range(0, len(self._pairs), 64):
             part = self._pairs[begin : begin + 64]
             torch._foreach_copy_([copy for copy, _ in part], [live for _, live in part])
@@ -206,24 +208,25 @@ class _Copying:
         return [live._version for live in self._lives] == self._versions
 
     def forget(self) -> None:
-        """Hold no copy any more: it is their state's."""
+        """Drop the copies: the state has them now."""
         self._pairs, self._known, self._watched, self._samples = [], {}, [], []
 
 
 def _place(tensor: Tensor) -> int:
-    """The memory that a tensor lies in."""
+    """The address of a tensor's memory."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def _watched(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """The tensors that are looked at, with their copies."""
+    """The tensors that are compared, with their copies."""
     by_size = sorted([pair for pair in pairs if pair[1].is_contiguous()], key=lambda pair: -pair[1].nbytes)
     others = by_size[_WATCHED:]
     return by_size[:_WATCHED] + others[:: max(1, -(-len(others) // _WATCHED))]
 
 
 def _samples(tensors: list[Tensor]) -> list[Tensor]:
-    """Some of the values of contiguous tensors, or all where there are few; copied in a call or two."""
+    """Some of the values of contiguous tensors, or all of them if there are few; copied in one or two
+    calls."""
     alike: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
     for tensor in tensors:
         values = tensor.numel()
@@ -235,7 +238,7 @@ def _samples(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _same_bytes(one: Tensor, other: Tensor) -> bool:
-    """A NaN equals itself."""
+    """Compare bytes: a NaN equals itself."""
     return torch.equal(_bytes_of(one), _bytes_of(other))
 
 

@@ -1,7 +1,7 @@
 """Everything a step can change, as one value: captured, held in memory, restored to the same bits.
 
-Three users, one mechanism: a checkpoint in the middle of an epoch, a keyframe to rewind to, and a
-what-if that leaves nothing behind.
+It has three uses: a checkpoint in the middle of an epoch, a keyframe to rewind to, and a what-if that changes
+nothing.
 """
 
 from __future__ import annotations
@@ -23,63 +23,65 @@ from .compact_keyframes import SMALL, Compact, is_packed
 from .device_copies import copy_to_host, spread_on_devices
 
 BESIDE = 1000
-"""Bytes that a tensor takes beside its numbers: objects, their places in dicts, the ends of memory pieces."""
+"""Bytes that a tensor takes in addition to its numbers: objects, entries in dicts, the ends of memory
+pieces."""
 OTHERS = 32_000
-"""Bytes of a keyframe that are no tensors: Python's and NumPy's generators, dicts, rests of memory."""
+"""Bytes of a keyframe outside tensors: Python's and NumPy's generators, dicts, other small objects."""
 FEW = 16
-"""So many make no difference."""
+"""Up to this many tensors make no difference."""
 
 
 class Part(Protocol):
     """One thing that a step can change."""
 
     def capture(self) -> Any:
-        """Its value now, sharing no memory with the live one."""
+        """Return its value now, in memory that the live one does not share."""
 
     def restore(self, state: Any, /) -> None:
         """Make the live one equal to a captured value."""
 
 
 Copy = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""How tensors are copied to the host: at once, or by the time that somebody needs them."""
+"""Copies tensors to the host: at once, or in a thread that has finished when the copies are needed."""
 
 
 class Large(ABC):
-    """A part whose tensors are copied in a way of the caller's choice."""
+    """A part whose tensors are copied by a function that the caller gives."""
 
     @abstractmethod
     def capture(self, copy: Copy, /) -> Any:
-        """Its value now; tensors that a forward pass can change are copied at once all the same."""
+        """Return its value now. Tensors that a forward pass can change are copied at once in any case."""
 
 
 @runtime_checkable
 class Checks(Protocol):
-    """A part that can tell beforehand whether a captured value fits."""
+    """A part that can say in advance whether a captured value fits."""
 
     def check(self, state: Any, /) -> None:
-        """Raise a StateError where it does not."""
+        """Raise a StateError if it does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What `learner.capture()` gives and `learner.restore()` takes.
+    """A captured state: `learner.capture()` returns it, and `learner.restore()` takes it.
 
-    `parts` maps the name of a part (model, optimizer, rng, data, ...) to its captured value;
-    `record` is everything measured up to here, shared with the history and therefore free.
+    `parts` maps the name of a part (model, optimizer, rng, data, ...) to its captured value. `record` is
+    everything that was measured up to here. It is shared with the history, so it takes no memory.
     """
 
     position: Position
     parts: Mapping[str, Any]
     record: Record = field(default=(), repr=False)
     ready: Callable[[], bool] = field(default=lambda: True, repr=False, compare=False)
-    """Waits for a copy that is still being made; False where it failed and the state is void."""
+    """Waits for a copy that is still being made. It returns False if the copy failed: then the state is
+    void."""
     _memory: Mapping[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def memory(self) -> Mapping[int, int]:
-        """The bytes of each piece of memory that its tensors lie in, by address: states share those of
-        metrics that only append. Found out when it is first asked for: a boundary that only writes a
-        checkpoint does not."""
+        """The bytes of each piece of memory that its tensors lie in, by address. States share the memory of
+        metrics that only append. It is computed at the first read: a boundary that only writes a checkpoint
+        does not need it."""
         if not self._memory:
             compact = isinstance(self.parts, Compact)
             held = self.parts.held() if isinstance(self.parts, Compact) else self.parts
@@ -99,12 +101,12 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """The memory it takes; a tied tensor counts once."""
+        """The bytes of memory that it takes; a tied tensor counts once."""
         return sum(self.memory.values())
 
     def compact(self, like: State | None) -> State:
-        """The same in less memory, where it has many small tensors; what it shares with another one that is
-        alike is kept once."""
+        """Return the same state in less memory, if it has many small tensors. What it shares with `like` is
+        kept once."""
         before = None if like is None else like.parts
         if not isinstance(before, Compact):
             packed = [part for name, part in self.parts.items() if is_packed(name)]
@@ -117,7 +119,7 @@ class State:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """All tensors of a nested value. Nothing is done for each number of a list: a state holds thousands."""
+    """All tensors of a nested value. It does no work for each number of a list: a state holds thousands."""
     found: list[Tensor] = []
     waiting: list[Any] = [tree]
     while waiting:
@@ -133,19 +135,20 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 _NUMBERS = {int, float, bool}
 _PLAIN = {*_NUMBERS, complex, str, bytes, type(None)}
-"""Of what cannot change."""
+"""The types of values that cannot change."""
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A copy on the host. The memory format is kept: a channels-last weight comes back as one."""
-    # To detach what needs no gradient would take half as long again. `to` copies on the host, too, but takes
-    # 1.4 times as long for a small tensor.
+    """A copy on the host. It keeps the memory format: a channels-last weight stays channels-last."""
+    # `detach` on a tensor without gradient would add half of the time. `to` copies on the host, too, but
+    # takes 1.4 times as long for a small tensor.
     alone = tensor.detach() if tensor.requires_grad else tensor
     return alone.clone() if alone.is_cpu else alone.to("cpu", copy=True)
 
 
 def all_copied(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Their copies on the host. One call for all takes half as long as one for each where they are small."""
+    """Their copies on the host. For small tensors, one call for all takes half as long as one call for
+    each."""
     if not tensors:
         return []
     if not all([tensor.is_cpu for tensor in tensors]):
@@ -157,12 +160,12 @@ def all_copied(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 _clone_all: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = getattr(torch, "_foreach_clone", None)
-"""Older versions of torch have none."""
+"""None with older versions of torch."""
 
 
 def copy_all(live: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
-    """Write saved values into live tensors, in place: in one call, for each of which a small one waits longer
-    than for its numbers."""
+    """Write saved values into live tensors, in place and in one call: for a small tensor, the call costs more
+    than the copy."""
     if not all([tensor.is_cpu for tensor in live]):
         saved = spread_on_devices(live, saved)
     if _write_all is not None and live:
@@ -189,8 +192,7 @@ def clone(tree: Any, copy: Callable[[Tensor], Tensor] = copied) -> Any:
 
 
 class Writing:
-    """Captured values becoming live ones, in the memory of the present ones where that fits: `put` each, then
-    `write`.
+    """Writes captured values into the live ones, in place if they fit: call `put` for each, then `write`.
 
     Writing in place keeps the addresses that a captured CUDA graph or a fused kernel relies on.
     """
@@ -200,7 +202,7 @@ class Writing:
         self._saved: list[Tensor] = []
 
     def put(self, saved: Any, live: Any, device: torch.device) -> Any:
-        """The live value; tensors that stay get theirs in `write`."""
+        """Return the live value; `write` fills the tensors that stay."""
         if isinstance(saved, Tensor):
             if isinstance(live, Tensor) and live.shape == saved.shape and live.dtype == saved.dtype:
                 self._live.append(live)
@@ -215,19 +217,19 @@ class Writing:
         return deepcopy(saved)
 
     def write(self) -> None:
-        """All of them at once."""
+        """Write all of them at once."""
         with torch.no_grad():
             copy_all(self._live, self._saved)
 
 
 class ModelPart(Large):
-    """Parameters and buffers, the non-persistent ones too: a step can change those as well. A tied
+    """Parameters and buffers, also the non-persistent buffers, because a step can change them as well. A tied
     parameter has all its names, and one captured tensor."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.stand_ins: Mapping[str, Tensor] = {}
-        """By name: what is captured and restored in the place of a parameter."""
+        """By name: the tensors that are captured and restored in place of a parameter."""
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them as they are now, under all of their names."""
@@ -252,8 +254,9 @@ class ModelPart(Large):
             self.model.get_submodule(name).set_extra_state(deepcopy(extra))
 
     def _looked_through(self) -> tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, nn.Module]]]:
-        """Parameters and buffers under all of their names, and the modules with more to say, once each: in
-        one walk, where torch's functions take one for each, a millisecond for a thousand modules."""
+        """Parameters and buffers under all of their names, and the modules with extra state, once each. One
+        walk finds all of them; torch's functions take one walk for each, a millisecond for a thousand
+        modules."""
         parameters, buffers, extra = dict[str, Tensor](), dict[str, Tensor](), dict[nn.Module, str]()
         for start, module in _below(self.model, ""):
             for found, members in ((parameters, module._parameters), (buffers, module._buffers)):
@@ -267,8 +270,8 @@ class ModelPart(Large):
 
 
 def _below(module: nn.Module, start: str) -> list[tuple[str, nn.Module]]:
-    """A module and all below it, each under all of its names, with how the names of its tensors begin; as
-    `named_modules` tells, in a third of the time."""
+    """A module and all below it, each under all of its names, with the prefix of its tensors' names. It gives
+    the same as `named_modules`, in a third of the time."""
     found = [(start, module)]
     for name, child in module._modules.items():
         if child is not None:
@@ -277,7 +280,7 @@ def _below(module: nn.Module, start: str) -> list[tuple[str, nn.Module]]:
 
 
 def _copied_once(live: Mapping[str, Tensor], copy: Copy) -> dict[str, Tensor]:
-    """Each tensor's copy, under all of its names."""
+    """Each tensor's copy, under all of the tensor's names."""
     known = {id(tensor): tensor for tensor in live.values()}
     copies = dict(zip(known, copy([*known.values()]), strict=True))
     return {name: copies[id(tensor)] for name, tensor in live.items()}
@@ -298,9 +301,9 @@ def _check_same(saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> None
 class OptimizerPart(Large):
     """An optimizer's groups and per-parameter state.
 
-    `Optimizer.load_state_dict` casts state to the parameter's dtype, which is not exact for a bf16
-    parameter with fp32 moments; so the state is read and written directly, parameter by parameter.
-    An optimizer that overrides `state_dict` knows better and is asked instead.
+    `Optimizer.load_state_dict` casts state to the parameter's dtype, which is not exact for a bf16 parameter
+    with fp32 moments. So the state is read and written directly, parameter by parameter. If an optimizer
+    overrides `state_dict`, its own methods are used instead.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -354,7 +357,7 @@ class OptimizerPart(Large):
             for key, value in saved.items():
                 live[key] = writing.put(value, live.get(key), _device_of(live.get(key)))
             if live.get("capturable") and any(parameter.is_cpu for parameter in live["params"]):
-                live["capturable"] = False  # of a run with CUDA graphs; on the host torch refuses it
+                live["capturable"] = False  # left by a run with CUDA graphs; on the host torch refuses it
 
     def _restore_state(self, state: Any, writing: Writing) -> None:
         live = self.optimizer.state
@@ -367,8 +370,9 @@ class OptimizerPart(Large):
 
 
 def _take_moments(live: dict[str, Any], copies: Iterator[Tensor], copy: Copy) -> dict[str, Any]:
-    """A parameter's optimizer state, given the copies of its tensors, and which of it lives on the host
-    beside an accelerator's parameter: step counters do, unless the optimizer is `capturable` or `fused`."""
+    """A parameter's optimizer state, given the copies of its tensors. It also lists the values that are on
+    the host although the parameter is on an accelerator: step counters are, unless the optimizer is
+    `capturable` or `fused`."""
     values, host = {}, []
     for key, value in live.items():
         if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Keyframes: captured states in memory, the places that rewind and recovery start from."""
+"""Keyframes: captured states in memory, from which rewind and recovery start."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from .state import State
 
 SHARE_OF_MEMORY = 0.25
 PATIENCE = 30.0
-"""Seconds of training between keyframes where nothing else asks for one: what an error may cost."""
+"""Seconds of training between keyframes if nothing else requests one: an error costs at most this much."""
 COST_RATIO = 200
-"""...but at least so many times what capturing one takes: half a percent of the time."""
+"""...but at least this many times the time of one capture: half a percent of the time."""
 MOST = 256
 
 
 class Timeline:
-    """States to go back to, spaced so that both memory and the way forward again stay bounded."""
+    """States to go back to, spaced so that both memory and the steps to take again stay bounded."""
 
     def __init__(self, every: int | None = None, budget: int | None = None) -> None:
         self.every = every
         self.budget = budget
         self.keyframes: list[State] = []
         self.beside: Callable[[], int] = lambda: 0
-        """The memory that is kept along with them: an epoch's order."""
+        """The bytes that are kept along with them: an epoch's order."""
         self.wanted = True
-        """Set before each run: a person may have changed something while the loop stood still."""
+        """Set before each run: the user may have changed something while the loop was paused."""
         self.too_large = 0
-        """The size of a keyframe that did not fit the budget; 0 while they do."""
+        """The size of a keyframe that did not fit the budget; 0 while keyframes fit."""
         self._cost = 0.0
         self._taken_at = perf_counter()
         self._counted: dict[int, Mapping[int, int]] = {}
@@ -49,7 +49,7 @@ class Timeline:
         return perf_counter() - self._taken_at > max(PATIENCE, COST_RATIO * self._cost)
 
     def allowance(self, position: Position) -> int:
-        """How many steps until the next keyframe that is due by count."""
+        """The number of steps until the next keyframe that is due by count."""
         if self.every is None or position.split != "train":
             return 1 << 40
         return self.every - position.iteration % self.every
@@ -58,9 +58,9 @@ class Timeline:
         """Keep a state, in place of one at the same position; thin out what no longer fits.
 
         Args:
-            state: what is kept.
+            state: the state to keep.
             seconds: how long it took to capture.
-            whole: whether all of it is there already, so that it can be laid together.
+            whole: whether all of it is there already, so that it can be packed.
         """
         self.wanted = False
         self._cost = seconds
@@ -79,11 +79,12 @@ class Timeline:
             self._thin()
 
     def room_for(self, state: State) -> int:
-        """How many more states of this size there is room for, beside one to go further back to."""
+        """How many more states of this size fit, in addition to one from which to go further back."""
         return 0 if self.too_large else min(MOST, self._budget() // max(1, state.nbytes)) - 1
 
     def leave(self, state: State) -> None:
-        """Keep a state on the way back, unless the first keyframe, which reaches back furthest, had to go."""
+        """Keep a state on the way back, unless the first keyframe, which reaches back furthest, had to be
+        dropped."""
         state = state.compact(self.keyframes[-1] if self.keyframes else None)
         if self.keyframes and self.keyframes[0].nbytes + state.nbytes + self.beside() <= self._budget():
             self.keyframes.append(state)
@@ -91,13 +92,13 @@ class Timeline:
                 self._thin(recent=min(8, len(self.keyframes) // 2))
 
     def nearest(self, position: Position) -> State | None:
-        """The last keyframe at or before a position."""
+        """Return the last keyframe at or before a position."""
         before = [state for state in self.keyframes if state.position <= position]
         return before[-1] if before else None
 
     def forget_from(self, position: Position) -> None:
-        """Drop keyframes at or after a position: the future they belonged to is taken back."""
-        while self.keyframes and not self.keyframes[-1].position < position:  # they are in order
+        """Drop keyframes at or after a position: the steps that led to them are undone."""
+        while self.keyframes and not self.keyframes[-1].position < position:  # keyframes are in order
             del self.keyframes[-1]
 
     def forget_after(self, position: Position) -> None:
@@ -105,13 +106,13 @@ class Timeline:
         self.keyframes = [state for state in self.keyframes if state.position <= position]
 
     def start_over(self, state: State) -> None:
-        """The run jumped to a state that may come from elsewhere: only that one is sure."""
+        """The run jumped to a state that may come from another run: only that state is certain."""
         self.keyframes = [state]
         self.wanted = True
 
     @property
     def nbytes(self) -> int:
-        """The memory all keyframes take, and what is kept along with them; what several share counts once."""
+        """The memory of all keyframes, and of what is kept along with them; shared memory counts once."""
         now = {id(state.memory): state.memory for state in self.keyframes}
         for gone in self._counted.keys() - now.keys():
             for piece, size in self._counted.pop(gone).items():
@@ -129,14 +130,14 @@ class Timeline:
 
     def _budget(self) -> int:
         if self.budget is None:
-            import psutil  # 10 ms to import: paid by the first run, not by `import notebook_learner`
+            import psutil  # 10 ms, in the first run and not in `import notebook_learner`
 
             self.budget = int(SHARE_OF_MEMORY * psutil.virtual_memory().available)
         return self.budget
 
     def _thin(self, recent: int = 8) -> None:
-        """Drop the keyframe that is missed least: among the older ones the one whose neighbours are
-        closest. The last few are the steps a person just took."""
+        """Drop the keyframe that is needed least: among the older ones, the one with the closest neighbours.
+        The last few are the steps that the user just took."""
         frames = self.keyframes
         if len(frames) <= recent + 1:
             del frames[0]

@@ -1,8 +1,9 @@
-"""Whether a state from a file is one: of the kinds, lengths and bounds that a captured one has.
+"""Checks a state from a file: whether it has the kinds, lengths and bounds of a captured state.
 
-A stranger's file has right checksums and right shapes. What it says is compared with a state of the learner
-that it is for, before anything of it is used: a position beyond the end would be walked to for years, and a
-random generator told to stand outside its table reads what is not its own.
+A file from an unknown source can have right checksums and right shapes. So its values are compared with a
+state of the learner that it is for, before any of them is used. With a position beyond the end, the learner
+would take steps for years. With a position outside its table, a random generator would read memory that is
+not its own.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from ..store.layout import check_metric_name
 from .state import State
 
 _FAR = 1 << 40
-"""More steps than anybody takes."""
+"""More steps than any run takes."""
 
 
 def check_sound(state: State, mine: State, totals: Mapping[str, int | None]) -> None:
-    """Raise a StateError where a state cannot have been captured from a learner that gives `mine`.
+    """Raise a StateError if a state cannot have been captured from a learner that gives `mine`.
 
     Args:
-        state: from a file.
-        mine: captured from the learner that it is for.
-        totals: the batches of an epoch of each split, where the loader knows them.
+        state: the state from a file.
+        mine: a state captured from the learner that it is for.
+        totals: the batches of an epoch of each split, if the loader knows them.
     """
     try:
         _check(state, mine, totals)
@@ -41,12 +42,12 @@ def check_sound(state: State, mine: State, totals: Mapping[str, int | None]) -> 
         RuntimeError,
         OverflowError,
     ) as error:
-        raise StateError(f"the state from the file is none: {error!r}") from error
+        raise StateError(f"this file does not hold a valid state: {error!r}") from error
 
 
 def _check(state: State, mine: State, totals: Mapping[str, int | None]) -> None:
     at, loop = state.position, state.parts["loop"]
-    _require(at.split in ("train", "valid"), "its split is none")
+    _require(at.split in ("train", "valid"), "its split is not train or valid")
     _count(at.epoch, "its epoch", 1)
     _count(at.step, "its step")
     _count(at.iteration, "its iteration")
@@ -80,16 +81,16 @@ def _check(state: State, mine: State, totals: Mapping[str, int | None]) -> None:
 
 
 def check_passes(passes: Iterable[Any]) -> None:
-    """Raise a ValueError where what a commit file tells of passes is more than a run can have measured."""
+    """Raise a ValueError if a commit file's passes cannot have been measured by a run."""
     for each in passes:
         finals = each.finals
         if not 1 <= each.epoch < _FAR or each.steps >= _FAR:
-            raise ValueError("a pass that is none")
+            raise ValueError("not a valid pass")
         if finals is not None and not (
             isinstance(finals, dict)
             and all(isinstance(name, str) and type(value) in (int, float) for name, value in finals.items())
         ):
-            raise ValueError("a pass whose values are none")
+            raise ValueError("a pass without valid values")
 
 
 def _check_loader(saved: Any, live: Any, step: int | None, total: int | None) -> None:
@@ -98,30 +99,33 @@ def _check_loader(saved: Any, live: Any, step: int | None, total: int | None) ->
     _count(devices, "a loader's number of devices", 1)
     most = total if live is not None and devices == live["devices"] else None
     _count(saved["step"], "a loader's step", 0, _FAR if most is None else most)
-    _require(step is None or saved["step"] == step, "a loader stands elsewhere than the loop")
-    _require(type(saved["warm"]) is bool, "a loader's warmth is none")
+    _require(step is None or saved["step"] == step, "a loader is at another step than the loop")
+    _require(type(saved["warm"]) is bool, "a loader's `warm` flag is not True or False")
     if saved["start"] is not None:
         _check_host(saved["start"]["rng"]["host"])
         _generators(saved["start"]["generators"], live)
-        _require(type(saved["start"]["warm"]) is bool, "a loader's warmth is none")
+        _require(type(saved["start"]["warm"]) is bool, "a loader's `warm` flag is not True or False")
     if saved["stream"] is not None:
         _check_host(saved["stream"])
     _generators(saved["generators"], live)
     if live is not None and type(live["loader"]) is int:
-        _require(type(saved["loader"]) is int, "a loader's seed is none")
+        _require(type(saved["loader"]) is int, "a loader's seed is not an integer")
 
 
 def _check_logged(saved: Any) -> None:
     logged = saved["logged"]
-    _require(isinstance(logged, list) and len(set(logged)) == len(logged), "logged metrics that are none")
+    _require(
+        isinstance(logged, list) and len(set(logged)) == len(logged),
+        "the logged metrics are not a list of different names",
+    )
     for name in logged:
         _require(check_metric_name(name) is None, "a metric whose log would leave the directory")
         _require(name in saved["sums"] and name in saved["metrics"], "a logged metric without its sums")
 
 
 def _generators(saved: Any, live: Any) -> None:
-    _require(isinstance(saved, (tuple, list)), "generators that are none")
-    _require(live is None or len(saved) == len(live["generators"]), "generators of another number")
+    _require(isinstance(saved, (tuple, list)), "the generators are not a list")
+    _require(live is None or len(saved) == len(live["generators"]), "another number of generators")
     for each in saved:
         torch.Generator().set_state(each)
 
@@ -129,8 +133,8 @@ def _generators(saved: Any, live: Any) -> None:
 def _check_window(saved: Any, mine: State) -> None:
     groups = mine.parts["optimizer"].get("groups")
     _count(saved["count"], "a window")
-    _require(isinstance(saved["rates"], list), "rates that are none")
-    _require(groups is None or len(saved["rates"]) == len(groups), "rates of another number")
+    _require(isinstance(saved["rates"], list), "the learning rates are not a list")
+    _require(groups is None or len(saved["rates"]) == len(groups), "another number of learning rates")
     for rate in saved["rates"]:
         _number(rate, "a rate", none=True)
     _number(saved["norm"], "a norm", none=True)
@@ -139,15 +143,16 @@ def _check_window(saved: Any, mine: State) -> None:
         _number(saved["total"], "a weight")
         for grads in (saved["grads"], saved["folded"] or ()):
             _require(
-                all(each is None or isinstance(each, Tensor) for each in grads), "gradients that are none"
+                all(each is None or isinstance(each, Tensor) for each in grads),
+                "the saved gradients are not tensors",
             )
 
 
 def _check_ranks(saved: Any, mine: State) -> None:
-    """What is each rank's own, of a training on several devices."""
+    """Check what each rank has for itself, in a training on several devices."""
     _count(saved["world"], "a number of ranks", 2)
-    _require(isinstance(saved["each"], (list, tuple)), "ranks that are none")
-    _require(len(saved["each"]) == saved["world"], "ranks of another number")
+    _require(isinstance(saved["each"], (list, tuple)), "the ranks are not a list")
+    _require(len(saved["each"]) == saved["world"], "another number of ranks")
     for rank, each in enumerate(saved["each"]):
         _check_window(each["window"], mine)
         if rank:
@@ -158,29 +163,29 @@ def _check_ranks(saved: Any, mine: State) -> None:
 
 
 def _check_numbers(saved: Any, live: Any, place: str) -> None:
-    _require(isinstance(saved, dict) and saved.keys() == live.keys(), f"{place} knows other things")
+    _require(isinstance(saved, dict) and saved.keys() == live.keys(), f"{place} has other entries")
     for key, value in saved.items():
         _number(value, f"{place}.{key}", none=True)
 
 
 def _check_groups(saved: Any, live: Any) -> None:
     if "own" in live:
-        _require("own" in saved, "the optimizer keeps a state of its own")
+        _require("own" in saved, "the optimizer has its own form of state, and the file does not")
         return
-    _require(len(saved["groups"]) == len(live["groups"]), "optimizer groups of another number")
+    _require(len(saved["groups"]) == len(live["groups"]), "another number of optimizer groups")
     for one, other in zip(saved["groups"], live["groups"], strict=True):
         missing = [key for key in other if key not in one]
         _require(not missing, f"optimizer groups without their {', '.join(missing)}")
-        _require("params" not in one, "optimizer groups that bring parameters of their own")
+        _require("params" not in one, "optimizer groups that contain parameters")
         for key, value in one.items():
             _like(value, other.get(key), f"optimizer group's {key}")
     for moments in saved["state"]:
         if moments is not None:
-            _require(isinstance(moments, dict), "moments that are none")
+            _require(isinstance(moments, dict), "the optimizer's moments are not a dict")
             _require(isinstance(moments["values"], dict), "moments without values")
             _require(all(isinstance(key, str) for key in moments["values"]), "moments without names")
-            _require(isinstance(moments["host"], list), "moments without a place")
-    _require(isinstance(saved["shared"], dict), "an optimizer's state that is none")
+            _require(isinstance(moments["host"], list), "moments that do not say which are on the host")
+    _require(isinstance(saved["shared"], dict), "the optimizer's shared state is not a dict")
 
 
 def _check_model(saved: Any, live: Any) -> None:
@@ -189,30 +194,30 @@ def _check_model(saved: Any, live: Any) -> None:
     )
     _require(saved["extra"].keys() == live["extra"].keys(), "extra states for other modules")
     for name, tensor in saved["tensors"].items():
-        _require(isinstance(tensor, Tensor), f"{name} is no tensor")
+        _require(isinstance(tensor, Tensor), f"{name} is not a tensor")
 
 
 def _check_host(state: Any) -> None:
     host = HostRng.of(state)
     check_host(host)
     inner = host.numpy["state"]
-    if host.numpy["bit_generator"] == "MT19937":  # NumPy believes any place in its table
+    if host.numpy["bit_generator"] == "MT19937":  # NumPy does not check the place in its table
         _count(inner["pos"], "a random generator's place", 0, 624)
 
 
 def _like(saved: Any, live: Any, place: str) -> None:
-    """Of the same kind as the live value, as far as that has one."""
+    """Check that it is of the same kind as the live value, if that has a kind."""
     if live is None or saved is None:
         return
     if isinstance(live, (bool, int, float, Tensor)):
         _number(saved, place)
     elif type(saved) is not type(live) or (isinstance(live, (tuple, list)) and len(saved) != len(live)):
-        raise StateError(f"the state's {place} is none: {_said(saved)!r}")
+        raise StateError(f"the state's {place} is not valid: {_said(saved)!r}")
 
 
 def _number(value: Any, what: str, none: bool = False) -> None:
     fits = type(value) in (bool, int, float) or (isinstance(value, Tensor) and value.numel() == 1)
-    _require(fits or (none and value is None), f"{what} is no number")
+    _require(fits or (none and value is None), f"{what} is not a number")
 
 
 def _count(value: Any, what: str, least: int = 0, most: int = _FAR) -> None:
@@ -220,7 +225,7 @@ def _count(value: Any, what: str, least: int = 0, most: int = _FAR) -> None:
 
 
 def _said(value: Any) -> str:
-    # To print a tensor, torch loads modules of its own, in a process that was promised to run no code.
+    # To print a tensor, torch loads modules of its own; this process must load no further code.
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     plain = value is None or isinstance(value, (bool, int, float, str))
@@ -229,4 +234,4 @@ def _said(value: Any) -> str:
 
 def _require(fits: bool, what: str) -> None:
     if not fits:
-        raise StateError(f"the state from the file is none: {what}")
+        raise StateError(f"this file does not hold a valid state: {what}")

@@ -1,5 +1,5 @@
 """One batch through the model, and from its loss to new weights.
 
-In come a batch, the model, the optimizer and the schedule; out go the step's output and changed weights. A
-step reads no value back from the device, so that no step waits for it.
+The package takes a batch, the model, the optimizer and the schedule. It gives the step's output, and changes
+the weights. A step reads no value back from the device, so it never waits for the device.
 """

@@ -1,4 +1,4 @@
-"""Gradients that a step made itself (`TrainOutput.grads`): each to its parameter."""
+"""Gradients that a step computed itself (`TrainOutput.grads`): each is assigned to its parameter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NONE_THERE = (
 
 
 def assign(gradients: Any, model: nn.Module) -> None:
-    """Put gradients where the optimizer looks; None means that they are there already."""
+    """Put gradients where the optimizer reads them; None means that they are there already."""
     if gradients is None:
         if all(parameter.grad is None for parameter in model.parameters()):
             raise StepError(_NONE_THERE)
@@ -46,7 +46,7 @@ def _matched(gradients: Any, model: nn.Module) -> Iterable[tuple[str, nn.Paramet
 
 
 def _find(key: Any, model: nn.Module) -> tuple[str, nn.Parameter]:
-    names = dict(model.named_parameters(remove_duplicate=False))  # a tied one by either name
+    names = dict(model.named_parameters(remove_duplicate=False))  # a tied one has either name
     for name, parameter in names.items():
         if parameter is key or name == key:
             return name, parameter

@@ -1,4 +1,4 @@
-"""What records the kernels of a step and plays them again: CUDA graphs, where there is a CUDA device."""
+"""Records the kernels of a step and plays them again: CUDA graphs, if there is a CUDA device."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ Play = Callable[[], None]
 
 
 class GraphRecorder(Protocol):
-    """Records work of one device."""
+    """Records work on one device."""
 
     def apart(self) -> Any:
-        """A context for steps that are not played: what they leave behind must not be in the way of a
-        recording."""
+        """A context for steps that are not played: what they leave behind must not disturb a recording."""
 
     def record(self, work: Callable[[], Any]) -> tuple[Any, Play]:
-        """What `work` gives, and what computes it. Nothing is computed before that is called; each call
-        reads and writes the same memory."""
+        """Return what `work` gives, and a function that computes it. Nothing is computed before that function
+        is called. Each call reads and writes the same memory."""
 
 
 class CudaGraphs:
@@ -30,13 +29,13 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # A parameter's gradient is accumulated on the stream of the step that first asked for it, for as long
-        # as somebody holds that step's graph; and a recording may wait for no other stream than its own.
+        # A parameter's gradient is accumulated on the stream of the step that first needed it, as long as
+        # that step's graph exists. And a recording may wait for no other stream than its own.
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """On the stream that is recorded from, in order with the one of everybody else."""
+        """Inside, work goes to the stream of the recordings, in order with the usual stream."""
         everybodys = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(everybodys)
         try:
@@ -46,7 +45,8 @@ class CudaGraphs:
             everybodys.wait_stream(self._stream)
 
     def record(self, work: Callable[[], Any]) -> tuple[Any, Play]:
-        """Other threads may use the device meanwhile: a checkpoint is copied, a panel asks for memory."""
+        """Other threads may use the device during this: to copy a checkpoint, or to ask for the memory in
+        use."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             everybodys = torch.cuda.current_stream()
@@ -57,16 +57,16 @@ class CudaGraphs:
                 self._free_generator()
                 raise
             finally:
-                torch.cuda.set_stream(everybodys)  # torch leaves its own where a recording fails
+                torch.cuda.set_stream(everybodys)  # torch leaves its own if a recording fails
         return made, graph.replay
 
     def _recording(self, graph: torch.cuda.CUDAGraph) -> Any:
         return torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
 
     def _free_generator(self) -> None:
-        """Where a recording fails, torch (2.11) leaves the device's generator as if it were being recorded,
-        and the next dropout raises an error. A recording that succeeds sets it right. To give the generator
-        another state would, too, but graphs of other learners draw from this one."""
+        """After a recording that failed, torch (2.11) treats the device's generator as if it were being
+        recorded, and the next dropout raises an error. A recording that succeeds repairs this. A new state
+        for the generator would repair it, too, but graphs of other learners draw from this one."""
         with suppress(RuntimeError), self._recording(torch.cuda.CUDAGraph()):
             torch.zeros(1, device=self._device)
 
@@ -76,9 +76,9 @@ RECORDERS: dict[str, Callable[[torch.device], GraphRecorder]] = {"cuda": CudaGra
 
 
 def make_recordable(optimizer: Optimizer) -> None:
-    """Have an optimizer keep on the device what changes with every step, so that a recording sees it: step
-    counters (`capturable`), and rates, which a schedule then writes into. Optimizers that know no such
-    option read their rate when they are recorded. To be called again after anything was put back."""
+    """Make an optimizer keep on the device what changes with every step, so that a recording includes it:
+    step counters (`capturable`), and rates, which a schedule then writes into. Other optimizers read their
+    rate when they are recorded. Call it again after anything was put back."""
     for group in optimizer.param_groups:
         if not (group["params"] and (group.get("fused") or "capturable" in group)):
             continue

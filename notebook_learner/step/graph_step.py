@@ -1,12 +1,12 @@
 """`.graph()`: a training step whose kernels are recorded once, and then played without any Python.
 
-A small model's step is a few hundred kernels of some microseconds each, and Python takes longer to start
-them than the device to run them. Played, they start in one call.
+A small model's step is a few hundred kernels of some microseconds each. Python takes longer to start them
+than the device takes to run them. Played, they all start in one call.
 
-A recording holds forward, backward, clipping and the optimizer, for batches of one shape. Steps are taken one
-by one as ever: the first of a run, batches of another shape (the last one of an epoch), and steps that
-somebody looks at. Between two steps nothing is different: the loop stops there, states are captured and put
-back in place, and after every stop what was recorded is dropped, since a person may have changed anything.
+A recording holds forward, backward, clipping and the optimizer, for batches of one shape. Some steps are
+still taken one by one: the first ones of a run, batches of another shape (the last one of an epoch), and
+observed steps. Nothing is different between two steps: the loop stops there, and states are captured and put
+back in place. After every stop the recordings are dropped, since the user may have changed anything.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .step import TrainingStep
 from .update import Update
 
 WARM_UP = 3
-"""Steps of a kind that are taken one by one before one is recorded: libraries choose their algorithms in the
-first, and optimizers make their state. torch asks for as many."""
+"""Steps of a kind that are taken one by one before one is recorded. In the first, libraries choose their
+algorithms and optimizers make their state. torch recommends the same number."""
 MOST = 4
-"""Recordings that are kept at a time. Each has memory of its own, as much as a step needs."""
+"""Recordings that are kept at a time. Each has its own memory, as much as a step needs."""
 LONG = 200
-"""Kinds of steps in a run, after which somebody should know that they are not recorded."""
+"""Kinds of steps in a run, after which the user is warned that they are not recorded."""
 
 Log = Callable[[str, Any], Any]
 
@@ -48,7 +48,7 @@ class RecordedStep(TrainingStep):
 
     Args:
         function, device, precision, update: as of any training step.
-        make: makes what records, when it is first needed.
+        make: makes the recorder, when it is first needed.
         log: notes a value of a step by name, as `learner.log` does.
     """
 
@@ -70,12 +70,12 @@ class RecordedStep(TrainingStep):
         self._recordings: dict[Hashable, _Recording] = {}
         self._seen: Counter[Hashable] = Counter()
         self._last: _Recording | None = None
-        """Whose gradients the parameters have."""
+        """The recording whose gradients the parameters have."""
         self._refused: Callable[[Any], Any] | None = None
         """The function that could not be recorded."""
 
     def look_again(self) -> None:
-        """A run begins: a person may have changed anything."""
+        """At the start of a run: the user may have changed anything."""
         super().look_again()
         self._recordings, self._last = {}, None
         self._seen.clear()
@@ -116,7 +116,7 @@ class RecordedStep(TrainingStep):
     # Which steps are alike ---------------------------------------------------------------------------
 
     def _kind(self, batch: Any, tensors: list[Tensor]) -> Hashable:
-        """What a recording depends on, but for the values of the batch's tensors, which are listed."""
+        """What a recording depends on, except the values of the batch's tensors, which are listed."""
         update = self.update
         settings = [
             (name, id(value) if isinstance(value, Tensor) else value)
@@ -129,28 +129,28 @@ class RecordedStep(TrainingStep):
             hash(kind)
         except TypeError as error:
             raise _Unrecordable(
-                f"a setting of the batch or the optimizer is no plain value: {error}"
+                f"a setting of the batch or the optimizer is not a plain value: {error}"
             ) from None
         return kind
 
     def _recorded(self, kind: Hashable, batch: Any) -> _Recording | None:
-        """A new recording, once there were enough steps of the kind."""
+        """A new recording, if there were enough steps of the kind."""
         if len(self._recordings) >= MOST:
             return None
         self._seen[kind] += 1
         if self._seen[kind] <= WARM_UP:
             if len(self._seen) < LONG:
                 return None
-            self._seen.clear()  # hardly any two are alike
+            self._seen.clear()  # almost no two are alike
             if not self._recordings:
                 raise _Unrecordable(
-                    f"of {LONG} steps hardly two had batches of one shape and the same settings of the "
+                    f"of {LONG} steps almost no two had batches of one shape and the same settings of the "
                     "optimizer; a rate that moves at every step has to be a tensor: Adam's becomes one, SGD "
                     "takes one with fused=True"
                 )
             return None
         recording = self._recordings[kind] = self._record(batch)
-        self._last = recording  # what was recorded has put its gradients at the parameters
+        self._last = recording  # the recorded step has set the parameters' gradients
         return recording
 
     # Recording ---------------------------------------------------------------------------------------
@@ -180,11 +180,12 @@ class RecordedStep(TrainingStep):
             notes, self.moves, self.notes = self.notes, moves, None
         measured, update.norm, update.rates, update.count = update.norm, norm, rates, 0
         gradients = [parameter.grad for parameter in update.parameters]
-        kept = _with(output, Tensor.detach)  # without the graph that nobody goes back through again
+        kept = _with(output, Tensor.detach)  # without the graph: there is no second backward pass
         return _Recording(play, inputs, kept, measured if update.watch_norm else None, gradients, notes)
 
     def _whole(self, batch: Any) -> Any:
-        """The step, but for what goes by the number of steps: schedule and average come after it."""
+        """The step without the parts that depend on the number of steps: schedule and average come after
+        it."""
         update = self.update
         update.begin()
         output = self._forward(batch)
@@ -197,7 +198,7 @@ class RecordedStep(TrainingStep):
         return output
 
     def _take_back(self, rates: list[Any], norm: Tensor | None) -> None:
-        """Nothing was computed; only what Python noted is to go."""
+        """Undo what Python noted: nothing was computed."""
         update = self.update
         update.count, update.rates, update.norm = 0, rates, norm
         for parameter in update.parameters:
@@ -212,7 +213,7 @@ class RecordedStep(TrainingStep):
         if update.watch_rates:
             update.note_rates()
         recording.play()
-        if self._last is not recording:  # a step in between gave the parameters others
+        if self._last is not recording:  # a step in between gave the parameters other gradients
             self._last = recording
             for parameter, gradient in zip(update.parameters, recording.gradients, strict=True):
                 parameter.grad = gradient
@@ -226,7 +227,7 @@ class RecordedStep(TrainingStep):
 
 @dataclass(slots=True)
 class _Recording:
-    """A step that can be played. All of its tensors are memory that the next play writes into."""
+    """A step that can be played. The next play writes into all of its tensors."""
 
     play: Play
     inputs: list[Tensor]
@@ -238,7 +239,7 @@ class _Recording:
 
 
 def _form(batch: Any, tensors: list[Tensor]) -> Hashable:
-    """What a batch is, but for the values of its tensors, which are added to the list."""
+    """What a batch is, except the values of its tensors, which are added to the list."""
     if isinstance(batch, Tensor):
         tensors.append(batch)
         return batch.shape, batch.dtype, batch.stride()
@@ -254,7 +255,7 @@ def _form(batch: Any, tensors: list[Tensor]) -> Hashable:
 
 
 def _require_nothing_drawn(before: HostRng) -> None:
-    """What the step drew on the host is given back, and the reason told."""
+    """Raise if the step drew on the host; put the generators back, and say why."""
     now = capture_host()
     numpy = [(each.numpy["state"]["pos"], each.numpy["state"]["key"].tobytes()) for each in (before, now)]
     if before.python != now.python or numpy[0] != numpy[1] or not torch.equal(before.torch, now.torch):
@@ -286,8 +287,8 @@ def _with(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _said(error: BaseException) -> str:
-    """Of the error that came first, as to end a recording that failed is one more; its first line, which says
-    what: torch adds a page of advice."""
+    """The first line of the first error: it says what failed. The end of a failed recording is a further
+    error, and torch adds a page of advice."""
     while error.__context__ is not None:
         error = error.__context__
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

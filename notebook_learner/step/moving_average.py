@@ -10,8 +10,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 
 class MovingAverage(AveragedModel):
-    """torch's, to the bit. torch sends the count of updates to the device for each type of numbers, and waits
-    for the device each time; an exponential average makes no use of the count."""
+    """torch's average, to the bit, without a wait. torch copies the count of updates to the device for each
+    type of numbers, and waits for the device each time; an exponential average does not use the count."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
@@ -19,7 +19,7 @@ class MovingAverage(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Take in the weights after one more update; the first ones as they are."""
+        """Include the weights after one more update; the first ones are copied."""
         first = int(self.n_averaged) == 0
         alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
         live = chain(model.parameters(), model.buffers())

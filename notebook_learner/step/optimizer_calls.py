@@ -1,8 +1,8 @@
-"""torch's two calls of an optimizer, without the labels that nobody reads.
+"""torch's two calls of an optimizer, without the profiler's labels.
 
-`step()` and `zero_grad()` open a label each for the profiler, whether one runs or not, which is a good part
-of what a small model's step costs. Here the same work is done without, as long as nobody can tell: with a
-profiler, a hook, a class or an instance that does something of its own, the optimizer is called as usual.
+`step()` and `zero_grad()` each open a label for the profiler, also if no profiler runs. That is a large part
+of the cost of a small model's step. Here the same work is done without labels, if that makes no difference.
+With a profiler, a hook, or a class or an instance that changes a method, the optimizer is called as usual.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ZERO_GRAD = Optimizer.zero_grad
 
 
 def clear(optimizer: Optimizer) -> None:
-    """`optimizer.zero_grad()`: no parameter has a gradient any more."""
+    """Do what `optimizer.zero_grad()` does: no parameter has a gradient afterwards."""
     if (
         type(optimizer).zero_grad is not _ZERO_GRAD
         or "zero_grad" in optimizer.__dict__
@@ -33,11 +33,11 @@ def clear(optimizer: Optimizer) -> None:
 
 
 def step(optimizer: Optimizer) -> None:
-    """`optimizer.step()`."""
+    """Do what `optimizer.step()` does."""
     function: Any = type(optimizer).step
     if (
         getattr(function, "__code__", None) is not _LABELLED
-        or "step" in optimizer.__dict__  # a schedule of torch counts the calls there
+        or "step" in optimizer.__dict__  # torch's schedules count the calls there
         or _GLOBAL_BEFORE
         or _GLOBAL_AFTER
         or optimizer._optimizer_step_pre_hooks
@@ -50,8 +50,8 @@ def step(optimizer: Optimizer) -> None:
 
 
 def _labelled() -> CodeType | None:
-    """What every `step` runs that torch has put label and hooks around, and nobody anything else: a function
-    around that would have code of its own. None where this torch goes about it in another way."""
+    """The code of every `step` that torch alone has wrapped with label and hooks: a further wrapper would
+    have another code. None if this torch does it in another way."""
     label: Callable[[Any], Any] | None = getattr(Optimizer, "profile_hook_step", None)
     if label is None or _GLOBAL_BEFORE is None or _GLOBAL_AFTER is None:
         return None
@@ -63,4 +63,4 @@ def _labelled() -> CodeType | None:
 _GLOBAL_BEFORE: Any = getattr(theirs, "_global_optimizer_pre_hooks", None)
 _GLOBAL_AFTER: Any = getattr(theirs, "_global_optimizer_post_hooks", None)
 _LABELLED = _labelled() or object()
-"""An object of ours is the code of no function."""
+"""A plain object is not the code of any function."""

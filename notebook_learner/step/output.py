@@ -1,4 +1,4 @@
-"""What a step hands back: the loss, what metrics read, and how many samples stand behind it."""
+"""What a step returns: the loss, the values that metrics read, and the number of samples of the loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Gradients = Mapping[Any, Tensor | None] | Sequence[Tensor | None] | None
 
 @dataclass(slots=True)
 class _PerSample:
-    """What three of the outputs have in common: the first dimension counts samples."""
+    """The common part of three outputs: the first dimension counts samples."""
 
     loss: Tensor
     output: Tensor
@@ -24,7 +24,7 @@ class _PerSample:
 
     @property
     def weight(self) -> int:
-        """The samples the loss is the mean of."""
+        """The number of samples that the loss is the mean of."""
         return self.targets.shape[0]
 
 
@@ -45,11 +45,10 @@ class RegressionOutput(_PerSample):
 
 @dataclass(slots=True)
 class SequenceOutput:
-    """Tokens: `logits` (N, T, C), `targets` (N, T), and what decoding predicted, if anything.
+    """Tokens: `logits` (N, T, C), `targets` (N, T), and the decoded predictions, if there are any.
 
-    Tokens equal to `ignore_index` are padding. The loss is taken to be the mean over the other
-    tokens, so both accumulation and averages weigh by tokens: a window of short and long sentences
-    equals one large batch.
+    Tokens equal to `ignore_index` are padding. The loss is assumed to be the mean over the other tokens. So
+    accumulation and averages weigh by tokens: a window of short and long sentences equals one large batch.
     """
 
     loss: Tensor
@@ -65,7 +64,8 @@ class SequenceOutput:
 
     @property
     def weight(self) -> Tensor | int:
-        """The tokens the loss is the mean of. A device tensor: reading it here would be a sync."""
+        """The number of tokens that the loss is the mean of. It is on the device: a read would wait for the
+        device."""
         if self.ignore_index is None:
             return self.targets.numel()
         return (self.targets != self.ignore_index).sum()
@@ -73,10 +73,10 @@ class SequenceOutput:
 
 @dataclass(slots=True)
 class TrainOutput:
-    """A step that made its gradients itself, as in Burn: `TrainOutput(self, loss.backward(), item)`.
+    """A step that computed its gradients itself: `TrainOutput(self, loss.backward(), item)`, as in Burn.
 
-    `grads` is None when they are in `.grad` (what `backward()` returns), a mapping from parameter or
-    parameter name to gradient, or a sequence in the order of `model.parameters()`.
+    `grads` is None if they are in `.grad` (what `backward()` returns). Otherwise it is a mapping from
+    parameter or parameter name to gradient, or a sequence in the order of `model.parameters()`.
     """
 
     model: Any
@@ -86,24 +86,25 @@ class TrainOutput:
 
 @dataclass(slots=True)
 class LossOutput:
-    """What a step that returned nothing but a scalar tensor is taken to mean."""
+    """The output that stands for a step that returned only a scalar tensor."""
 
     loss: Tensor
 
 
 def as_item(output: Any) -> Any:
-    """The output under which metrics find `.loss`: a bare tensor is one."""
+    """The output in which metrics find `.loss`; a bare tensor is wrapped."""
     return LossOutput(output) if isinstance(output, Tensor) else output
 
 
 def weight_of(item: Any, batch: Any) -> Tensor | int | float:
-    """The samples an output's loss is the mean of: its own word, or the batch's size."""
+    """The number of samples that an output's loss is the mean of: the output's own number, or the batch's
+    size."""
     weight: Tensor | int | float | None = getattr(item, "weight", None)
     return count_samples(batch) if weight is None else weight
 
 
 def loss_of(output: Any) -> Tensor:
-    """The loss of what a training step returned, or an error that says what was returned instead."""
+    """The loss of what a training step returned, or an error that says what the step returned instead."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, Tensor) and loss.ndim == 0 and loss.requires_grad:
         return loss

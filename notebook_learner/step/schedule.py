@@ -1,4 +1,5 @@
-"""When the learning rate moves: per optimizer step or per epoch, as torch documents each scheduler."""
+"""When the learning rate changes: after each optimizer step or each epoch, as torch documents each
+scheduler."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ When = Literal["step", "epoch"]
 TorchScheduler = LRScheduler | ReduceLROnPlateau
 
 PER_STEP = (OneCycleLR, CyclicLR)
-"""torch's documentation steps these after every batch, all others after every epoch."""
+"""torch's documentation steps these after every batch, and all others after every epoch."""
 
 
 class Constant:
-    """A rate that stays: a float given as the scheduler, or none at all."""
+    """A rate that stays the same: a float given as the scheduler, or no scheduler."""
 
     when: When = "epoch"
     goes_by: Source | None = None
-    """Whose epoch value the schedule needs."""
+    """The metric whose epoch value the schedule needs."""
 
     def __init__(self, optimizer: Optimizer, rate: float | None) -> None:
         if rate is not None:
@@ -33,24 +34,24 @@ class Constant:
         self.rate = rate
 
     def after_update(self) -> None:
-        """Nothing moves."""
+        """Do nothing: the rate is constant."""
 
     def after_epoch(self, finals: Finals) -> None:
-        """Nothing moves."""
+        """Do nothing: the rate is constant."""
 
     def capture(self) -> dict[str, Any]:
-        """Give nothing."""
+        """Return an empty dict."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take nothing back: the rate itself is in the optimizer's groups."""
+        """Do nothing: the rate itself is in the optimizer's groups."""
 
     def __str__(self) -> str:
         return "as the optimizer has it" if self.rate is None else f"constant {self.rate:g}"
 
 
 class Function(Constant):
-    """A rate computed from the number of optimizer steps so far; of epochs, where that was asked for."""
+    """A rate computed from the number of optimizer steps so far, or of epochs if the user chose that."""
 
     def __init__(self, optimizer: Optimizer, function: Callable[[int], Any], when: When | None) -> None:
         self.optimizer = optimizer
@@ -60,29 +61,29 @@ class Function(Constant):
         super().__init__(optimizer, float(function(0)))
 
     def after_update(self) -> None:
-        """An optimizer step was taken."""
+        """Count an optimizer step, and set the next rate."""
         if self.when == "step":
             self._move()
 
     def after_epoch(self, finals: Finals) -> None:
-        """An epoch is over."""
+        """Count an epoch, and set the next rate."""
         if self.when == "epoch":
             self._move()
 
     def capture(self) -> dict[str, Any]:
-        """The place on the curve."""
+        """Return the place on the curve."""
         return {"moves": self.moves}
 
     def check(self, state: Any, /) -> None:
-        """Raise a StateError where a state from a file is no place on the curve."""
+        """Raise a StateError if a state from a file is not a place on the curve."""
         moves = state.get("moves") if isinstance(state, dict) else None
         if type(moves) is not int or moves < 0:
             raise StateError(
-                "the state of the schedule is no number of steps; it was captured from another one"
+                "the state of the schedule is not a number of steps; it was captured from another one"
             )
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand there again."""
+        """Go back to a place on the curve."""
         self.check(state)
         self.moves = state["moves"]
 
@@ -96,7 +97,7 @@ class Function(Constant):
 
 
 class Torch:
-    """A scheduler of torch.optim, stepped where it belongs."""
+    """A scheduler of torch.optim, stepped at the right time."""
 
     def __init__(
         self, scheduler: TorchScheduler, when: When | None = None, goes_by: Source | None = None
@@ -104,15 +105,15 @@ class Torch:
         self.scheduler = scheduler
         self.when: When = when or ("step" if moves_per_step(scheduler) else "epoch")
         self.goes_by = goes_by
-        """Whose epoch value `step` is given; only ReduceLROnPlateau takes one."""
+        """The metric whose epoch value `step` receives; only ReduceLROnPlateau takes one."""
 
     def after_update(self) -> None:
-        """An optimizer step was taken."""
+        """Step the scheduler after an optimizer step, if it is stepped then."""
         if self.when == "step":
             self._step()
 
     def after_epoch(self, finals: Finals) -> None:
-        """An epoch is over."""
+        """Step the scheduler after an epoch, if it is stepped then."""
         if self.when != "epoch":
             return
         if self.goes_by is None:
@@ -121,23 +122,23 @@ class Torch:
             self._step(epoch_value(type(self.scheduler).__name__, self.goes_by, finals))
 
     def _step(self, *value: float) -> None:
-        # torch warns where its scheduler moves before this optimizer object did. The loop's order is
-        # right; but after a restore, or an epoch that the loss scaler skipped, torch cannot know.
+        # torch warns if its scheduler steps before this optimizer object did. The loop's order is right; but
+        # after a restore, or an epoch that the loss scaler skipped, torch cannot know that.
         vars(self.scheduler.optimizer)["_opt_called"] = True
-        step: Callable[..., None] = self.scheduler.step  # the two kinds disagree on what it takes
+        step: Callable[..., None] = self.scheduler.step  # the two kinds take different arguments
         step(*value)
 
     def capture(self) -> dict[str, Any]:
-        """What the scheduler knows of the past."""
+        """Return the scheduler's state."""
         return copy.deepcopy(self.scheduler.state_dict())
 
     def check(self, state: Any, /) -> None:
-        """Raise a StateError where a state from a file is none of this scheduler: torch writes whatever it
-        holds into the scheduler's attributes, over methods, too."""
+        """Raise a StateError if a state from a file is not one of this scheduler. torch writes everything in
+        it into the scheduler's attributes, also over methods."""
         _check_like(state, self.scheduler.state_dict(), type(self.scheduler).__name__)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Put a captured state back."""
         self.check(state)
         self.scheduler.load_state_dict(copy.deepcopy(dict(state)))
 
@@ -150,14 +151,14 @@ Schedule = Constant | Torch
 
 
 def moves_per_step(scheduler: Any) -> bool:
-    """Whether torch's documentation steps it after every batch; a chain goes by its members."""
+    """Whether torch's documentation steps it after every batch; for a chain, its members decide."""
     members = getattr(scheduler, "_schedulers", ())
     return isinstance(scheduler, PER_STEP) or any(moves_per_step(member) for member in members)
 
 
 def _check_like(saved: Any, live: Any, place: str) -> None:
-    """Whether a saved value is of the kind of the live one, and names nothing that this does not have.
-    What is None on either side may have become a value, or not have been one yet."""
+    """Check that a saved value is of the kind of the live one, and has no name that the live one lacks. A
+    None on either side passes: it may have become a value, or become one later."""
     if saved is None or live is None:
         return
     if _kind(saved) is not _kind(live):
@@ -181,7 +182,7 @@ def _check_like(saved: Any, live: Any, place: str) -> None:
 
 
 def _kind(value: Any) -> type:
-    """A rate may be a number or a tensor, and a number of either type."""
+    """A rate may be a number or a tensor, and a number may be of either type."""
     if isinstance(value, (bool, int, float, Tensor)):
         return float
     return type(value)
@@ -192,14 +193,14 @@ def _unit(when: When) -> str:
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Give all groups this rate."""
+    """Set this rate in all groups."""
     set_rates(optimizer, [rate] * len(optimizer.param_groups))
 
 
 def set_rates(optimizer: Optimizer, rates: Sequence[float]) -> None:
-    """Give each group its rate."""
+    """Set each group's rate."""
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        if isinstance(group["lr"], Tensor):  # it must stay the same tensor (capturable)
+        if isinstance(group["lr"], Tensor):  # must stay the same tensor (capturable)
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
@@ -211,8 +212,8 @@ def rates_of(optimizer: Optimizer) -> list[float]:
 
 
 def report_steps(optimizer: Optimizer) -> None:
-    """Torch's schedulers replace `optimizer.step` by one that notes that it was called, and warn where a
-    copied optimizer has its plain one."""
+    """Wrap `optimizer.step` as torch's schedulers do. Their wrapper notes each call, and they warn if a
+    copied optimizer has the plain method."""
     step: Callable[..., Any] = optimizer.step
 
     def reporting(*args: Any, **kwargs: Any) -> Any:

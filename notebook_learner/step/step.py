@@ -1,6 +1,6 @@
 """One batch through the model: device, precision, gradients on or off, and the user's own function.
 
-The hot path of training. What is not asked for costs one `is None`.
+This is the hot path of training. An option that is not used costs one `is None`.
 """
 
 from __future__ import annotations
@@ -15,58 +15,58 @@ from .output import TrainOutput, as_item, loss_of
 from .update import Update
 
 StepFunction = Callable[[Any, Any], Any]
-"""fn(model, batch) -> output: a step that is no method of the model."""
+"""fn(model, batch) -> output: a step that is not a method of the model."""
 
 
 @runtime_checkable
 class TrainStep(Protocol):
-    """A model that says how it learns from a batch.
+    """A model that defines how it is trained on a batch.
 
-    Return anything with a `.loss`, and the learner runs backward; or run it yourself and return
+    Return any object with a `.loss`, and the learner runs backward. Or run backward yourself and return
     `TrainOutput(self, item.loss.backward(), item)`, as in Burn.
     """
 
     def train_step(self, batch: Any, /) -> Any:
-        """The output of one training batch."""
+        """Return the output of one training batch."""
 
 
 @runtime_checkable
 class ValidStep(Protocol):
-    """A model that says how it is validated; runs without gradients and in eval mode."""
+    """A model that defines how it is validated. It runs without gradients and in eval mode."""
 
     def valid_step(self, batch: Any, /) -> Any:
-        """The output of one validation batch."""
+        """Return the output of one validation batch."""
 
 
 class StepObserver(Protocol):
-    """Somebody who looks at training steps as they are taken."""
+    """Looks at training steps as they are taken."""
 
     def after_backward(self, batch: Any, output: Any) -> None:
-        """The gradients of this batch are made."""
+        """Called when the gradients of this batch are complete."""
 
     def after_step(self) -> None:
-        """The step is done."""
+        """Called when the step is done."""
 
 
 class _Runner:
-    """What both kinds of step share: the batch's way to the device, and the precision."""
+    """The common part of both kinds of step: the batch's way to the device, and the precision."""
 
     def __init__(
         self, function: Callable[[Any], Any], device: torch.device, precision: torch.dtype | None
     ) -> None:
         self.function = function
         self.device = device
-        # One autocast object is entered again and again: making one costs 5 us.
+        # One autocast object is entered again and again: a new one costs 5 us.
         self.autocast = None if precision is None else torch.autocast(device.type, precision)
         self.moves = True
-        """Whether batches have to be moved: asked at the first one of a run, not at each."""
+        """Whether batches have to be moved: decided at the first one of a run, not at each."""
         self.notes: list[tuple[str, Any]] | None = None
         """What a step logs by name while it is only recorded."""
         self.notice = ""
-        """What somebody should be told of at the next boundary."""
+        """A text that the user should see at the next boundary."""
 
     def look_again(self) -> None:
-        """A run begins: a person may have changed anything."""
+        """At the start of a run: the user may have changed anything."""
         self.moves = True
 
     def _forward(self, batch: Any) -> Any:
@@ -99,7 +99,7 @@ class TrainingStep(_Runner):
         self.update = update
         self.look: StepObserver | None = None
         self.stage = "forward"
-        """How far a step came, for the error message where it cannot be taken back."""
+        """How far a step came, for the error message if it cannot be undone."""
 
     def __call__(self, batch: Any, last: bool) -> Any:
         __tracebackhide__ = True
@@ -125,7 +125,8 @@ class TrainingStep(_Runner):
         return output
 
     def in_step(self, batch: Any, last: bool) -> None:
-        """A step of which this rank has no sample, taken with another rank's: it counts for nothing."""
+        """Take a step for which this rank has no sample, in time with the other ranks. It counts for
+        nothing."""
         __tracebackhide__ = True
         update = self.update
         self.stage = "forward"
@@ -141,7 +142,7 @@ class TrainingStep(_Runner):
         update.finish(last)
 
     def without_samples(self, last: bool) -> None:
-        """A step of which this rank has no sample: its part of the sum is nothing."""
+        """Take a step for which this rank has no sample: its part of the sum is zero."""
         update = self.update
         update.begin()
         update.skip()
@@ -149,11 +150,11 @@ class TrainingStep(_Runner):
         update.finish(last)
 
     def without_update(self, batch: Any, last: bool, between: Callable[[], None] | None = None) -> Any:
-        """The step up to its update, with the graph kept: for somebody who looks. The gradients are what
-        the optimizer would get, but for clipping.
+        """Run the step up to its update, and keep the graph, for an observer. The gradients are those that
+        the optimizer would get, but not clipped.
 
         Args:
-            batch: as the loader gave it.
+            batch: the batch as the loader gave it.
             last: whether it is the last one of its epoch.
             between: called between forward and backward.
         """

@@ -1,4 +1,4 @@
-"""The step of `.loss(fn)`: a plain module and (x, y) batches, for training and validation alike."""
+"""The step of `.loss(fn)`: a plain module and (x, y) batches, for both training and validation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .output import ClassificationOutput, RegressionOutput
 
 @dataclass(slots=True)
 class SupervisedOutput:
-    """What metrics read where a model has several outputs, or a target several parts."""
+    """What metrics read if a model has several outputs, or a target several parts."""
 
     loss: Tensor
     output: Any
@@ -28,7 +28,7 @@ class SupervisedOutput:
 def supervised(
     model: nn.Module, loss: Callable[..., Any], kind: Callable[..., Any] | None, batch: Any
 ) -> Any:
-    """`loss(model(x), y)`, wrapped into an output that metrics can read."""
+    """Return `loss(model(x), y)`, wrapped into an output that metrics can read."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise StepError(_why_no_pair(batch))
     x, y = batch
@@ -41,7 +41,8 @@ def supervised(
 
 
 def kind_of(output: Any, y: Any) -> Callable[..., Any]:
-    """Class numbers have one dimension less than their scores; anything else is compared as it is."""
+    """Choose the output class: class numbers have one dimension less than their scores; else values are
+    compared."""
     if not isinstance(output, Tensor) or not isinstance(y, Tensor):
         return SupervisedOutput
     classes = not y.is_floating_point() and output.ndim == y.ndim + 1
@@ -50,9 +51,9 @@ def kind_of(output: Any, y: Any) -> Callable[..., Any]:
 
 _PAIRED = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
 _PAIRED_LAYERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
-"""Losses of pairs of numbers. Of other shapes than each other's, they compare everything with everything."""
+"""Losses of pairs of numbers. If the shapes differ, they compare every number with every other."""
 _TOLD: WeakSet[nn.Module] = WeakSet()
-"""The models whose user was told: it is said once, not at each step, nor again for a short last batch."""
+"""The models whose user has seen the warning. It comes once, not at each step or for a short last batch."""
 
 
 def _tell_of_broadcasting(model: nn.Module, loss: Callable[..., Any], output: Any, y: Any) -> None:
@@ -62,7 +63,7 @@ def _tell_of_broadcasting(model: nn.Module, loss: Callable[..., Any], output: An
         return
     _TOLD.add(model)
     warnings.warn(_why_broadcast(loss, output.shape, y.shape), UserWarning, stacklevel=2)
-    # torch says so too, of the line below, with no word of what to write.
+    # torch warns about the line below, too, but does not say what to write.
     warnings.filterwarnings("ignore", "Using a target size", UserWarning, f"{__name__}$".replace(".", r"\."))
 
 
@@ -71,7 +72,7 @@ def _broadcast(output: Any, y: Any) -> bool:
         return False
     try:
         torch.broadcast_shapes(output.shape, y.shape)  # type: ignore[no-untyped-call]
-    except RuntimeError:  # torch refuses, and what it was given is told then
+    except RuntimeError:  # torch refuses, and the message says what it was given
         return False
     return True
 

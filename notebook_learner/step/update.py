@@ -1,9 +1,9 @@
 """From a loss to new weights: backward, the accumulation window, scaling, clipping, the optimizer.
 
-A window of n batches gives the gradient of one batch of n times the samples: each micro-batch counts
-with the samples (tokens) behind its loss, whatever their number, and a short last window is a smaller
-batch. The numbers need not be known beforehand: gradients are summed with the weight relative to the
-window's first batch and divided once at the end, so equal batches are only ever multiplied by 1.
+A window of n batches gives the gradient of one batch with n times the samples. Each micro-batch counts with
+the number of samples (tokens) of its loss, and a short last window is a smaller batch. The numbers need not
+be known in advance: each gradient is weighted relative to the window's first batch, and the sum is divided
+once at the end. So equal batches are only ever multiplied by 1.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ _BACKWARD_TWICE = (
 )
 
 NormOfAll = Callable[[Tensor], Tensor]
-"""From the norm of the gradients here to that of all ranks'."""
+"""From the norm of the gradients here to the norm of all ranks' gradients."""
 
 
 class Together(Protocol):
     """The other ranks, which have parts of the same batches."""
 
     reference: float
-    """The weight that all ranks relate theirs to: a power of two, so that it changes no bit."""
+    """The weight that all ranks divide theirs by: a power of two, so that it changes no bit."""
 
     def coming(self, parameters: list[nn.Parameter], total: Tensor | float) -> None:
-        """The next backward pass closes a window of this weight: gradients may be on their way while it goes
-        on."""
+        """Announce that the next backward pass closes a window of this weight. Gradients may be sent while it
+        runs."""
 
     def add_up(self, parameters: list[nn.Parameter], total: Tensor | float, mean: bool) -> Tensor:
-        """Make each gradient the sum of all ranks', or their mean; the sum of their weights."""
+        """Make each gradient the sum of all ranks', or their mean, and return the sum of the weights."""
 
     def made(self) -> None:
-        """A backward pass is over."""
+        """Report that a backward pass is over."""
 
     def moved(self) -> None:
-        """The optimizer has moved the weights."""
+        """Report that the optimizer has changed the weights."""
 
     def norm(self, norm: Tensor) -> Tensor:
-        """The norm of all gradients, from that of those that are here."""
+        """Return the norm of all gradients, given the norm of the gradients here."""
 
     def adopt(self) -> None:
-        """A step has made its gradients itself.
+        """Accept gradients that a step has computed itself.
 
         Raises:
-            StepError: they could not be summed as their weights ask for.
+            StepError: they cannot be summed with the weights that they need.
         """
 
 
@@ -67,12 +67,13 @@ class Clip(Protocol):
     """Limits gradients before the update."""
 
     def __call__(self, parameters: list[nn.Parameter], whole: NormOfAll | None = None, /) -> Tensor | None:
-        """Do so; gives their norm before, where it is known."""
+        """Limit the gradients, and return their norm before, if it is known."""
 
 
 @dataclass(frozen=True)
 class ClipByNorm:
-    """Scale all gradients down together; gives their norm before. One that is not finite spoils them."""
+    """Scale all gradients down together, and return their norm before. A norm that is not finite spoils
+    them."""
 
     limit: float
 
@@ -86,7 +87,7 @@ class ClipByNorm:
 
 @dataclass(frozen=True)
 class ClipByValue:
-    """Cut every gradient's entries to [-limit, limit], infinities too."""
+    """Limit every entry of every gradient to [-limit, limit], infinities too."""
 
     limit: float
 
@@ -118,11 +119,11 @@ class Update:
         self.parameters = list(model.parameters())
         self.watch_norm = False
         self.watch_rates = False
-        """Whether somebody asks for the norm, and for the rates, of every step."""
+        """Whether the norm and the rates of every step are needed."""
         self.look: Callable[[], None] | None = None
         """Called before each optimizer step, with gradients that are not clipped yet."""
         self.keeps_graph = False
-        """Whether the graph outlives its backward pass: for somebody who looks at the step."""
+        """Whether the graph stays after its backward pass, for an observer of the step."""
         self.count = 0
         """Micro-batches in the open window; 0 between windows."""
         self.norm: Tensor | None = None
@@ -138,23 +139,23 @@ class Update:
         self._groups = 0
         self.together: Together | None = None
         self.closes = False
-        """Whether the batch at hand is the last one of its window; only known where there are other ranks."""
+        """Whether this batch is the last one of its window; only known if there are other ranks."""
         self.weighs = window > 1
         """Whether gradients are summed by weight, and divided once."""
         self.plain = window == 1 and scaler is None and not self.clips and average is None
         """Gradients need no scaling, weighing or clipping: the step is torch's own three calls."""
 
     def join(self, together: Together) -> None:
-        """From here on gradients are those of all ranks."""
+        """From here on, gradients are those of all ranks."""
         self.together, self.weighs, self.plain = together, True, False
 
     def work_on(self, parameters: list[nn.Parameter]) -> None:
-        """Have these in the place of the model's own, in the same order."""
+        """Use these parameters in place of the model's own, in the same order."""
         self.parameters, self._groups = parameters, -1
 
     def begin(self) -> None:
-        """Open a window if none is: the gradients of the last one are dropped only now, so that a
-        person at a boundary can still look at them."""
+        """Open a window if none is open. The gradients of the last one are dropped only now, so that the user
+        can still look at them at a boundary."""
         if self.count == 0:
             if self.watch_rates:
                 self.note_rates()
@@ -163,7 +164,8 @@ class Update:
             self._unhide()
 
     def backward(self, loss: Tensor, item: Any, batch: Any, *, counts: bool = True) -> None:
-        """Differentiate the loss of one micro-batch; of one that counts for nothing, in step with others."""
+        """Differentiate the loss of one micro-batch. With `counts=False` it counts for nothing: other ranks
+        need it."""
         if self.weighs:
             self._forbid_mixing(self._folded is not None)
             share = self._share(weight_of(item, batch) if counts else 0.0)
@@ -183,7 +185,7 @@ class Update:
         self.count += 1
 
     def adopt(self, gradients: Gradients, item: Any, batch: Any) -> None:
-        """Take gradients that the step made itself."""
+        """Take gradients that the step computed itself."""
         if self.scaler is not None:
             raise StepError(
                 "train_step made its own gradients (TrainOutput), but precision('fp16') has to scale the "
@@ -205,19 +207,19 @@ class Update:
         self._skipped += 1
 
     def finish(self, last: bool) -> None:
-        """Step the optimizer when the window is full, or the split ends."""
+        """Step the optimizer if the window is full, or the split ends."""
         if self.count == self.window or last:
             self.apply()
 
     def apply(self) -> None:
-        """Close the window: one optimizer step."""
+        """Close the window with one optimizer step."""
         stepped = self.move()
         self.count = 0
         if stepped:
             self.moved()
 
     def move(self) -> bool:
-        """Have the optimizer move the parameters; False where it left the step out."""
+        """Let the optimizer change the parameters; return False if it skipped the step."""
         if self.plain and not self.watch_norm:
             if self.look is not None:
                 self.look()
@@ -230,7 +232,7 @@ class Update:
         return stepped
 
     def moved(self) -> None:
-        """Have follow what goes by the number of steps: the average and the schedule."""
+        """Update what depends on the number of steps: the average and the schedule."""
         if self.average is not None:
             self.average.update_parameters(self.model)
         if self.schedule.when == "step":
@@ -240,7 +242,7 @@ class Update:
         self._unhide()
         self._unfold()
         divided = False
-        if self.together is not None:  # before unscaling, which is where all ranks have to find an infinity
+        if self.together is not None:  # before unscaling, in which all ranks must find an infinity
             divided = self.scaler is None
             self._total = self.together.add_up(self._trained(), self._total, divided)
         if self.scaler is not None:
@@ -260,18 +262,18 @@ class Update:
             clip(trained, whole)
 
     def _trained(self) -> list[nn.Parameter]:
-        """The parameters that the optimizer moves. Others may collect gradients too, but nobody clears
-        those, and a norm must not depend on how many steps ago that began."""
+        """The parameters that the optimizer changes. Others may collect gradients too, but these are never
+        cleared, and a norm must not depend on the number of steps since that began."""
         groups = self.optimizer.param_groups
-        if len(groups) != self._groups:  # a person may add one while training is paused
+        if len(groups) != self._groups:  # the user may add one during a pause
             moved = {id(p) for group in groups for p in group["params"]}
             self._moved = [p for p in self.parameters if id(p) in moved]
             self._groups = len(groups)
         return self._moved
 
     def note_rates(self) -> None:
-        """The rates that the open window will be applied with, or the last one was."""
-        # A tensor rate is written into when the schedule moves, so whoever keeps it needs a copy.
+        """Note the rates that the open window will be applied with, or that the last one was."""
+        # A schedule writes into a tensor rate, so code that keeps the rate needs a copy.
         rates = [group.get("lr") for group in self.optimizer.param_groups]
         self.rates = [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
 
@@ -279,9 +281,9 @@ class Update:
         if self.scaler is None:
             step(self.optimizer)
             return True
-        # The scaler leaves the step out when a gradient is not finite. It reads that from the device, once,
-        # and whether the optimizer stepped then tells it; a fused optimizer always steps, and leaves out
-        # itself: only the scale tells, and to read that twice waits for the device twice.
+        # The scaler skips the step if a gradient is not finite. It reads that from the device, once. If the
+        # optimizer stepped, none was infinite. A fused optimizer always steps, and skips inside: then only
+        # the scale shows it, and a second read would wait for the device again.
         fused = getattr(self.optimizer, "_step_supports_amp_scaling", False)
         before = self.scaler.get_scale() if fused else 0.0
         stepped = list[bool]()
@@ -307,7 +309,7 @@ class Update:
         if isinstance(weight, Tensor):
             weight = self._checked(weight)
         if self.count == 0:
-            # A first batch without a single token must not divide by zero.
+            # A first batch without any token must not divide by zero.
             first = weight.clamp(min=1) if isinstance(weight, Tensor) else max(float(weight), 1.0)
             self._open_window(first if self.together is None else self.together.reference)
         share = weight / self._first
@@ -318,7 +320,7 @@ class Update:
         self._first, self._total, self._skipped = first, 0.0, 0
 
     def _checked(self, weight: Tensor) -> Tensor:
-        """A weight on the device, in no half precision: a count above 256 is not exact there."""
+        """A weight on the device, not in half precision: there, a count above 256 is not exact."""
         if weight.numel() != 1:
             raise StepError(
                 f"the `weight` of the step's output has shape {tuple(weight.shape)}; accumulation needs one "
@@ -334,7 +336,7 @@ class Update:
         if not grads:
             return
         if isinstance(total, Tensor):
-            torch._foreach_div_(grads, total + (total == 0))  # without a token there is no gradient
+            torch._foreach_div_(grads, total + (total == 0))  # without tokens there is no gradient
         elif total not in (0.0, 1.0):
             torch._foreach_div_(grads, total)
 
@@ -360,8 +362,8 @@ class Update:
     # Shown -------------------------------------------------------------------------------------------
 
     def as_before_clipping(self, last: bool) -> None:
-        """Of a step that is only looked at: bring its gradients to what the optimizer would get."""
-        if self.scaler is not None:  # not by unscale_, which could not be taken back
+        """For a step that is only observed: bring its gradients to what the optimizer would get."""
+        if self.scaler is not None:  # not by unscale_, which cannot be undone
             grads = [p.grad for p in self.parameters if p.grad is not None]
             if grads:
                 torch._foreach_mul_(grads, 1.0 / self.scaler.get_scale())
@@ -370,7 +372,8 @@ class Update:
             self._divide()
 
     def show(self, gradients: list[Tensor | None]) -> None:
-        """Let people see these at the parameters while the loop stands; the window's own are kept aside."""
+        """Show these gradients at the parameters while the loop is paused; the window's own are kept
+        elsewhere."""
         if self.count and self._hidden is None:
             self._hidden = [p.grad for p in self.parameters]
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -395,8 +398,8 @@ class Update:
             parameter.grad = None
 
     def capture(self, clone: Callable[[Any], Any]) -> dict[str, Any]:
-        """The open window, and what metrics may ask of the last one; between windows no gradient is part
-        of the state."""
+        """The open window, and what metrics may read of the last one. Between windows no gradient is part of
+        the state."""
         state: dict[str, Any] = {"count": self.count, "rates": clone(self.rates), "norm": clone(self.norm)}
         if self.count:
             state["first"] = clone(self._first)
@@ -407,17 +410,17 @@ class Update:
         return state
 
     def give_up(self, *, gradients_moved: bool) -> None:
-        """A step failed and cannot be taken back. Gradients that it has touched go with the whole window:
-        half a window's, divided by all of its samples, would be a step too short."""
+        """A step failed and cannot be undone. If it has changed gradients, the whole window is dropped: half
+        of a window's gradients, divided by all of its samples, would give too short a step."""
         self._unhide()
         if gradients_moved or self.count == 0:
             self.count, self._folded = 0, None
             self._clear_all()
         elif self._folded is not None:
-            self._clear_all()  # the window's sum is elsewhere
+            self._clear_all()  # the window's sum is stored elsewhere
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Back into the window, or to none."""
+        """Go back into a captured window, or to none."""
         self.norm = _like(state["norm"], self.parameters[0])
         self._clear_all()
         self.count, self._folded, self._hidden = state["count"], None, None
@@ -433,5 +436,5 @@ class Update:
 
 
 def _like(value: Any, parameter: nn.Parameter) -> Any:
-    """A copy of a captured value, on the device of the parameter it belongs to."""
+    """A copy of a captured value, on the device of its parameter."""
     return value.to(parameter.device, copy=True) if isinstance(value, Tensor) else value

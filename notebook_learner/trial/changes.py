@@ -1,4 +1,4 @@
-"""What some training steps are taken with in place of what the run has; and their loss, measured beside.
+"""What can differ when training steps are tried out, and a metric of their loss.
 
 Other ranks take the same steps with the same changes.
 """
@@ -25,24 +25,24 @@ from ..step.update import ClipByNorm
 
 @dataclass(frozen=True)
 class Changes:
-    """What is different."""
+    """What is different from the run."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     """By name: `train_step`, `batch`, `clip_norm`, and options of the optimizer."""
     train_only: bool = False
-    """There is no validation, no policy and no last epoch."""
+    """Run no validation, no policy and no last epoch."""
     quiet: bool = False
-    """A name that a step logs makes no metric."""
+    """Make no metric of a name that a step logs."""
 
 
 AS_IT_IS = Changes()
 
 
 def require_step(said: str, function: Any) -> None:
-    """Raise where it is no `fn(model, batch)`.
+    """Raise if the function cannot be called as `fn(model, batch)`.
 
     Raises:
-        ConfigurationError: with what to write.
+        ConfigurationError: with what to write instead.
     """
     why = wrong_arguments(function, "the model", "the batch") if callable(function) else a_kind(function)
     if why:
@@ -50,15 +50,15 @@ def require_step(said: str, function: Any) -> None:
 
 
 class LossOfStep(Loss):
-    """The loss, whatever a learner's own metrics are: on several devices that of the whole batch."""
+    """The loss, independent of the learner's own metrics; on several devices, the loss of the whole batch."""
 
     name = "the loss of a step that is tried"
 
 
 @contextmanager
 def changed(loop: Loop, changes: Changes) -> Iterator[None]:
-    """The run is like this inside. The optimizer's options are part of the state, and put back with it; all
-    else is put back here."""
+    """Inside, the run has these changes. The optimizer's options are part of the state, and are put back with
+    it. Everything else is put back here."""
     train, update = loop.passes["train"], loop.update
     run = loop.passes, loop.policies, loop.num_epochs, loop.schedule, loop.quiet
     own = train.step.function, train.cursor, update.clips, update.plain
@@ -88,7 +88,7 @@ def _change(loop: Loop, name: str, value: Any) -> None:
     if name == "train_step":
         train.step.function = partial(value, update.model)
     elif name == "batch":
-        same: Any = _SameBatch(train.cursor, value)  # has all that a block asks of a cursor
+        same: Any = _SameBatch(train.cursor, value)  # has all that a block needs of a cursor
         train.cursor = same
     elif name == "clip_norm":
         update.clips, update.plain = (ClipByNorm(value),), False
@@ -97,7 +97,7 @@ def _change(loop: Loop, name: str, value: Any) -> None:
 
 
 def _set(loop: Loop, name: str, value: Any) -> None:
-    if name == "lr":  # a schedule would write over it
+    if name == "lr":  # a schedule would overwrite it
         loop.schedule = loop.update.schedule = Constant(loop.update.optimizer, None)
     groups = loop.update.optimizer.param_groups
     values = value if isinstance(value, list) else [value] * len(groups)
@@ -109,7 +109,7 @@ def _set(loop: Loop, name: str, value: Any) -> None:
 
 
 class _SameBatch:
-    """A cursor that walks as ever, and gives one batch at every place."""
+    """A cursor that walks as usual, and gives the same batch at every place."""
 
     def __init__(self, cursor: Any, batch: Any) -> None:
         self._cursor, self._batch = cursor, batch

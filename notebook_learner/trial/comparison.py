@@ -1,4 +1,4 @@
-"""What a what-if found: two courses from one step, side by side."""
+"""The result of a what-if: two courses from one step, next to each other."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _MOST_ROWS = 20
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What was measured on the way: one value a training step."""
+    """What a walk measured: one value for each training step."""
 
     places: tuple[tuple[int, int], ...]
     """(epoch, step) of every step."""
     values: Mapping[str, Floats]
-    """By name: "loss", as the steps returned it, and the metrics of training."""
+    """By name: "loss", as the steps returned it, and the training metrics."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """The same steps twice, as the run would take them and with a change. Prints as a table.
+    """The same steps twice: as the run would take them, and with a change. Prints as a table.
 
     `baseline` and `changed` hold the values of every step by name: "loss", and the training metrics.
     """
 
     start: Position
-    """Where both began, and where the learner stands."""
+    """Where both courses began, and where the learner is."""
     changes: Mapping[str, str]
     """What was changed, in words."""
     courses: tuple[Course, Course]
@@ -55,7 +55,7 @@ class Comparison:
 
     @property
     def first_difference(self) -> tuple[int, int] | None:
-        """The (epoch, step) of the first step with another value; None where all bits are the same."""
+        """The (epoch, step) of the first step with different values; None if all bits are the same."""
         one, other = self.courses
         steps = min(len(one.places), len(other.places))
         for at in range(steps):
@@ -64,7 +64,7 @@ class Comparison:
         return None if len(one.places) == len(other.places) else self._longer[steps]
 
     def table(self) -> list[dict[str, Any]]:
-        """A row (a dict) a step: epoch, step, and of each value the baseline and the change."""
+        """Return a list with one dict for each step: epoch, step, and each value's baseline and change."""
         one, other = self.courses
         rows: list[dict[str, Any]] = []
         for at, (epoch, step) in enumerate(self._longer):
@@ -82,7 +82,7 @@ class Comparison:
 
     @names_descriptors
     def plot(self, name: str = "loss") -> Figure:
-        """One value of both courses, step by step."""
+        """Plot one value of both courses, step by step."""
         if name not in self._names():
             raise KeyError(f"both courses have no {name!r}; they have {', '.join(self._names())}")
         from ..renderer.drawing import LIGHT, lines

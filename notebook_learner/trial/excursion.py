@@ -1,4 +1,4 @@
-"""Steps that nobody hears of and that are all taken back: to try something, and have done nothing."""
+"""Steps that are tried and then undone. No listener receives their events, and nothing stays changed."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ AfterStep = Callable[[int, float], None]
 
 
 class EndOfWalk(Exception):
-    """Raised by a walk's `after`: it has seen enough."""
+    """Raised by a walk's `after` when it needs no more steps."""
 
 
 @dataclass
 class _Tape:
-    """Stands in for sinks and boundary: hears everything, tells nobody."""
+    """Stands in for sinks and boundary: it receives every event and passes none on."""
 
     after: AfterStep | None
     blocks: list[MetricBlock] = field(default_factory=list)
     steps: int = 0
 
     def emit(self, event: Event) -> None:
-        """Take what a block measured, and tell whoever wants to know."""
+        """Keep what a block measured, and call `after` if there is one."""
         if isinstance(event, MetricBlock) and event.split == "train":
             self.blocks.append(event)
             self.steps += event.count
@@ -44,14 +44,14 @@ class _Tape:
                 self.after(self.steps, float(event.columns[LossOfStep.name].values[-1]))
 
     def reached(self, position: Position) -> None:
-        """No keyframe, no checkpoint."""
+        """Take no keyframe and write no checkpoint."""
 
     def allowance(self, position: Position) -> int:
-        """No bound; but somebody who wants to end a walk is heard at every step."""
+        """No bound; but with an `after`, which may end the walk, one step at a time."""
         return FAR if self.after is None else 1
 
     def course(self) -> Course:
-        """What was measured."""
+        """Return what was measured."""
         places = [(block.epoch, step) for block in self.blocks for step in range(block.first, block.last + 1)]
         names = dict.fromkeys(name for block in self.blocks for name in block.columns)
         names.pop(LossOfStep.name, None)
@@ -67,19 +67,19 @@ class _Tape:
 
 
 class Excursion:
-    """Walks from one place. Made by `excursion`."""
+    """Walks that start from one place. `excursion` makes it."""
 
     def __init__(self, replica: Replica, start: State) -> None:
         self.start = start
         self._replica = replica
 
     def walk(self, until: Until, after: AfterStep | None = None, changes: Changes = AS_IT_IS) -> Course:
-        """Go on to a bound; what was measured on the way.
+        """Go on to a bound, and return what was measured on the way.
 
         Args:
             until: how far.
-            after: told the number (from 1) and the loss of every training step. It may end the walk by
-                raising EndOfWalk.
+            after: called with the number (from 1) and the loss of every training step. It may raise EndOfWalk
+                to end the walk.
             changes: what is different on the way.
         """
         __tracebackhide__ = True
@@ -104,17 +104,17 @@ class Excursion:
         return tape.course()
 
     def back(self) -> None:
-        """Stand where it began."""
+        """Go back to the start."""
         self._replica.put_back(self.start)
 
 
 @contextmanager
 def excursion(replica: Replica, *, what: str) -> Iterator[Excursion]:
-    """Inside, the run moves unheard; afterwards everything is as it was, to the bit: also where it failed
-    or was interrupted. It costs a copy of the state, and putting it back.
+    """Inside, the run takes steps without events. Afterwards everything is as it was before, bit for bit,
+    also after an error or an interrupt. It costs a copy of the state, and the time to put the copy back.
 
     Raises:
-        StateError: the run cannot be moved, or not be brought back.
+        StateError: the run cannot be moved, or cannot be brought back.
     """
     loop = replica.loop
     _require_a_way_back(loop, what)
@@ -139,7 +139,7 @@ def excursion(replica: Replica, *, what: str) -> Iterator[Excursion]:
 
 @contextmanager
 def _with_others(ranks: Ranks | None) -> Iterator[None]:
-    """The other ranks go along."""
+    """Inside, the other ranks take the same steps."""
     if ranks is None:
         yield
         return

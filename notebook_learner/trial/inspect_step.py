@@ -1,4 +1,4 @@
-"""Looking at a step of this learner, and leaving it as it was."""
+"""Looks at a step of this learner, and leaves the learner unchanged."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ..run.step_undo import aside
 from ..step.step import TrainingStep
 
 _QUICK, _FIRST = 0.05, 0.5
-"""Seconds that a step may take to be timed a second time; and before training has taken any."""
+"""Seconds that a step may take to be timed a second time; the second number holds before the first step."""
 
 
 def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..., Any] | None) -> Inspection:
     """Run the training step on a batch under observation.
 
     Args:
-        replica: that stands at a boundary.
-        batch: a batch; None for the one at hand, "next" for the one to come.
-        tokenizer: to show texts with.
-        loss: to ask for the losses of single samples.
+        replica: the replica, at a boundary.
+        batch: a batch; None for the current one, "next" for the next one.
+        tokenizer: turns tokens into texts to show.
+        loss: gives the losses of single samples.
 
     Raises:
-        StateError: a rank has no sample of that batch, or cannot know the one to come.
+        StateError: a rank has no sample of that batch, or cannot know the next one.
     """
     loop, update = replica.loop, replica.loop.update
     step = loop.passes["train"].step
@@ -50,7 +50,7 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
         with aside(loop, replica.parts) as put_back:
             parts = _timed(replica, step, there)
             put_back()
-            # The first time pays for what is made once.
+            # The first time also pays for what is made only once.
             if sum(parts.values()) < (_FIRST if loop.batch is None else _QUICK):
                 parts = _timed(replica, step, there)
                 put_back()
@@ -70,8 +70,9 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No search for objects in circles. A look at thousands of layers makes so many objects that Python walks
-    through all that a kernel holds, which took a third of its time. It lasts a few steps."""
+    """Inside, Python does not search for reference cycles. A look at thousands of layers makes so many
+    objects that the search walks through everything in the kernel, which took a third of the time. It lasts a
+    few steps."""
     collected = gc.isenabled()
     gc.disable()
     try:
@@ -82,7 +83,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _next(replica: Replica, times: dict[str, float]) -> Any:
-    """The batch to come, without taking it."""
+    """Return the next batch, without taking it."""
     loop = replica.loop
     cursor = loop.passes["train"].cursor
     if not cursor.walks_again:
@@ -103,7 +104,7 @@ def _next(replica: Replica, times: dict[str, float]) -> Any:
 
 
 def _timed(replica: Replica, step: TrainingStep, batch: Any) -> dict[str, float]:
-    """The parts of one step, with nobody looking; what it changes is the caller's to put back."""
+    """The time of each part of one step, without observation. The caller puts back what the step changes."""
     update, marks = replica.loop.update, list[float]()
 
     def mark() -> float:
@@ -117,6 +118,6 @@ def _timed(replica: Replica, step: TrainingStep, batch: Any) -> dict[str, float]
         backward = mark()
         update.optimizer.step()
         ended = mark()
-    except Exception:  # the look itself will tell
+    except Exception:  # the observed run reports the error
         return {}
     return {"forward": marks[0] - started, "backward": backward - marks[0], "optimizer": ended - backward}

@@ -1,4 +1,4 @@
-"""Which learning rate: train with a growing one, look at the loss, and have done nothing."""
+"""Finds a learning rate: it trains with a growing rate, looks at the loss, and undoes the steps."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _FEWEST = 10
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RateSearch:
-    """The loss over a growing learning rate, and which rate that speaks for.
+    """The loss over a growing learning rate, and the rate that it suggests.
 
-    `rates` and `losses` are those of every step; `smoothed` are the losses that the suggestion goes by.
+    `rates` and `losses` are those of every step; `smoothed` are the losses that the suggestion is based on.
     """
 
     start: Position
-    """Where it was tried, and where the learner stands."""
+    """Where the search began, and where the learner is."""
     rates: Floats
     losses: Floats
     smoothed: Floats
     diverged: bool
-    """Whether it ended because the loss had grown out of hand."""
+    """Whether the search ended because the loss grew too far."""
 
     @property
     def suggestion(self) -> float | None:
-        """The rate at which the loss falls most steeply (over the rate's logarithm); None where it does not
-        fall."""
+        """The rate at which the loss falls most steeply (over the rate's logarithm); None if it never
+        falls."""
         if len(self.rates) < _FEWEST:
             return None
         lowest = self._at_lowest
@@ -54,17 +54,19 @@ class RateSearch:
 
     @property
     def lowest(self) -> float:
-        """The rate at which the smoothed loss is lowest. Too high to train with: it diverges soon after."""
+        """The rate at which the smoothed loss is lowest. Too high to train with: the loss diverges soon after
+        it."""
         return float(self.rates[self._at_lowest])
 
     @property
     def _at_lowest(self) -> int:
-        # For NumPy a NaN is the least of all; here it is what a rate far too high ends with.
+        # For NumPy a NaN is the least of all values; here it is the end of a search whose rate was far too
+        # high.
         return int(np.where(np.isfinite(self.smoothed), self.smoothed, np.inf).argmin())
 
     @names_descriptors
     def plot(self) -> Figure:
-        """The loss over the rate, with the suggestion."""
+        """Plot the loss over the rate, with the suggestion."""
         from ..renderer.drawing import LIGHT, lines
 
         curves = [("loss", self.rates, self.losses), ("smoothed", self.rates, self.smoothed)]
@@ -80,7 +82,7 @@ class RateSearch:
 def lr_find(
     replica: Replica, start: float, end: float, steps: int, growth: float, smoothing: float
 ) -> RateSearch:
-    """Try rates from `start` to `end`, one a training step, and take all of it back."""
+    """Try rates from `start` to `end`, one for each training step, and undo all steps."""
     _check(start, end, steps, growth, smoothing)
     rates = np.geomspace(start, end, steps)
     with excursion(replica, what="lr_find()") as trip:
@@ -116,7 +118,7 @@ def _check(start: float, end: float, steps: int, growth: float, smoothing: float
 
 
 class _Growth:
-    """Whether the loss has grown to so many times its least value."""
+    """Whether the loss has grown to a given multiple of its least value."""
 
     def __init__(self, most: float, smoothing: float) -> None:
         self.most, self.smoothing = most, smoothing
@@ -134,7 +136,7 @@ class _Growth:
 
 
 def _smooth(losses: Floats, share: float) -> Floats:
-    """An exponential mean, corrected for its start; what is not finite ends it."""
+    """An exponential mean, corrected for its start. From the first NaN on it is NaN."""
     smoothed, mean = np.empty(len(losses)), 0.0
     for index, loss in enumerate(losses):
         mean = share * mean + (1 - share) * loss

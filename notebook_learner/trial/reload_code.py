@@ -1,4 +1,4 @@
-"""New code for a live model: its modules get the classes that were defined anew, and keep their weights."""
+"""New code for a live model: its modules get the redefined classes, and keep their weights."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Namespace = Mapping[str, Any]
 
 @dataclass(frozen=True, repr=False)
 class Reloaded:
-    """What `reload_code` did: which classes are new, which of their methods are others, and what a person
-    should know about `__init__`, which was not run.
+    """What `reload_code` did: the new classes, their changed methods, and what the user should know about
+    `__init__`, which was not run.
 
     >>> Reloaded({"Net": ("forward",)}, ())
     reloaded Net (forward); the weights are as they were
@@ -42,19 +42,20 @@ class Reloaded:
 
 
 def reload_code(model: nn.Module, namespace: Namespace, also: Iterable[nn.Module] = ()) -> Reloaded:
-    """Give every module whose class was defined anew, under the same name in its module, the new class.
+    """Give every module the new class if its class was redefined under the same name in the same Python
+    module.
 
-    Weights, buffers and all other attributes stay. `__init__` is not run; what it says is compared with what
-    the live modules have.
+    Weights, buffers and all other attributes stay. `__init__` is not run: the code only compares what it sets
+    with what the live modules have.
 
     Args:
         model: the model in training.
-        namespace: the names of the notebook, where classes of `__main__` are looked up.
+        namespace: the names of the notebook, in which classes of `__main__` are looked up.
         also: other models of the same classes, such as the moving average.
 
     Raises:
-        StateError: a new `__init__` sets what a live module lacks, or the class is of another make. Nothing
-            has changed.
+        StateError: a new `__init__` sets an attribute that a live module lacks, or Python cannot assign the
+            new class. Nothing has changed.
     """
     roots = (model, *also)
     pairs = [
@@ -76,14 +77,14 @@ def reload_code(model: nn.Module, namespace: Namespace, also: Iterable[nn.Module
 
 
 def redefined(model: nn.Module, namespace: Namespace) -> list[type]:
-    """The new classes of the model's modules whose source is another one; a cell that was merely run again
-    has nothing to offer."""
+    """The new classes of the model's modules whose source has changed. A cell that was run again without a
+    change gives none."""
     newer = {old: _newer(old, namespace) for old in {type(module) for module in model.modules()}}
     return [new for old, new in newer.items() if new is not None and _changed_methods(old, new)]
 
 
 def _newer(old: type, namespace: Namespace) -> type | None:
-    """The class that has the place of this one now; None where that is itself, or nobody."""
+    """The class that now has this one's name; None if it is the same class, or no class has the name."""
     here = (
         namespace
         if old.__module__ == namespace.get("__name__")
@@ -91,7 +92,7 @@ def _newer(old: type, namespace: Namespace) -> type | None:
     )
     first, *rest = old.__qualname__.split(".")
     found = here.get(first)
-    for name in rest:  # "<locals>" is nobody's attribute
+    for name in rest:  # "<locals>" is not an attribute
         found = getattr(found, name, None)
     return found if isinstance(found, type) and found is not old and issubclass(found, nn.Module) else None
 
@@ -120,7 +121,7 @@ def _replace(pairs: list[tuple[nn.Module, type]]) -> None:
 
 
 def _changed_methods(old: type, new: type) -> tuple[str, ...]:
-    """What the two classes define differently, by name; places in the cell do not count."""
+    """The names that the two classes define differently; line numbers in the cell do not count."""
     mine, theirs = _members(old), _members(new)
     return tuple(name for name in {**theirs, **mine} if mine.get(name) != theirs.get(name))
 
@@ -131,7 +132,7 @@ def _members(cls: type) -> dict[str, Any]:
 
 
 def _essence(value: Any) -> Any:
-    """Something that compares equal for the same code."""
+    """A value that compares equal for the same code."""
     if isinstance(value, (staticmethod, classmethod)):
         return type(value).__name__, _essence(value.__func__)
     if isinstance(value, property):
@@ -150,7 +151,7 @@ def _code(code: CodeType) -> Any:
 
 
 def _lacking(modules: list[nn.Module], old: type, new: type) -> Iterator[str]:
-    """What the new `__init__` sets on every way, and a live module has not."""
+    """What the new `__init__` sets on every path, and a live module lacks."""
     sets, before = _assigned(new), _assigned_before(old, new)
     for name, (certain, text) in (sets or {}).items():
         if certain and name not in (before or {}) and not all(hasattr(module, name) for module in modules):
@@ -165,13 +166,13 @@ def _notes(changes: Mapping[type, type]) -> Iterator[str]:
         if "__init__" not in _changed_methods(old, new):
             continue
         after, before = _assigned(new), _assigned_before(old, new)
-        told = f"{new.__qualname__}.__init__ is another one, and was not run"
+        told = f"{new.__qualname__}.__init__ has changed, and was not run"
         if after is None or before is None:
-            yield f"{told}; its source cannot be read, so nobody knows whether the parameters still fit"
+            yield f"{told}; its source cannot be read, so it is not known whether the parameters still fit"
             continue
         other = [f"self.{name}" for name in after if name in before and after[name][1] != before[name][1]]
         gone = [f"self.{name}" for name in before if name not in after]
-        told += f"; it makes {', '.join(other)} otherwise, the live one is as it was" if other else ""
+        told += f"; it makes {', '.join(other)} differently, the live one is as it was" if other else ""
         yield told + (f"; it makes no {', '.join(gone)} any more, which stays" if gone else "")
 
 
@@ -187,7 +188,7 @@ def _stale_bases(roots: Iterable[nn.Module], namespace: Namespace) -> Iterator[s
 
 
 def _assigned_before(old: type, new: type) -> dict[str, tuple[bool, str]] | None:
-    """The same of the old class: nobody knows where its file has the new one's source by now."""
+    """The same for the old class. It is read from a copy: its file may have the new source by now."""
     edited = _file_of(old) == _file_of(new) is not None and "__init__" in _changed_methods(old, new)
     return None if edited else _assigned(old)
 
@@ -198,8 +199,8 @@ def _file_of(cls: type) -> str | None:
 
 
 def _assigned(cls: type) -> dict[str, tuple[bool, str]] | None:
-    """What `__init__` sets on `self`: by name, whether on every way, and the source of the value. None where
-    the source cannot be read; nothing where `__init__` is torch's own."""
+    """What `__init__` sets on `self`: by name, whether on every path, and the source of the value. None if
+    the source cannot be read; empty if `__init__` is torch's own."""
     function = inspect.unwrap(cls.__init__) if hasattr(cls.__init__, "__wrapped__") else cls.__init__  # type: ignore[misc]
     if not inspect.isfunction(function) or function.__module__.startswith("torch."):
         return {}
@@ -217,7 +218,7 @@ def _assigned(cls: type) -> dict[str, tuple[bool, str]] | None:
 
 
 def _statements(body: Iterable[ast.stmt], *, certain: bool) -> Iterator[tuple[ast.stmt, bool]]:
-    """All statements of a function, and whether they are reached on every way through it."""
+    """All statements of a function, and whether every path through the function reaches them."""
     for statement in body:
         yield statement, certain
         within = certain and isinstance(statement, (ast.With, ast.AsyncWith))

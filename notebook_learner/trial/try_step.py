@@ -1,4 +1,4 @@
-"""A step that is taken back at once: what it did is looked at, and nothing has happened."""
+"""A step that is tried and undone at once: its results stay for a look, and the run is unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .excursion import excursion
 
 @dataclass(frozen=True)
 class Trial:
-    """Which step was tried, what it returned, and what a cell's step left."""
+    """Which step was tried, what it returned, and what the step of a cell left."""
 
     position: Position
     output: Any
@@ -25,10 +25,10 @@ class Trial:
 
 
 def try_step(replica: Replica, function: StepFunction | None) -> Trial:
-    """Take the next training step, with another function if one is given, and take it back.
+    """Take the next training step, with another function if one is given, and undo it.
 
-    It costs a step and a copy of the state; where the learner stands in a validation, or before one, the rest
-    of that as well.
+    It costs a step and a copy of the state. If the learner is in a validation, or before one, it also costs
+    the rest of that validation.
     """
     __tracebackhide__ = True
     loop = replica.loop
@@ -39,5 +39,5 @@ def try_step(replica: Replica, function: StepFunction | None) -> Trial:
         next_one = loop.iteration + 1
         trip.walk(Trained(next_one), changes=Changes(tried, quiet=True))  # logged names make no metric
         if loop.iteration < next_one:
-            raise StateError("the last training step has been taken, so there is none to try")
+            raise StateError("the last training step has been taken, so no step is left to try")
         return Trial(loop.position, loop.output)

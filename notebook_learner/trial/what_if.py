@@ -1,4 +1,4 @@
-"""Two walks from the same step over the same batches: as it is, and with one thing changed."""
+"""Two walks from the same step over the same batches: without a change, and with one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OTHERS = ("train_step", "batch", "clip_norm")
 
 
 def what_if(replica: Replica, steps: int, changes: Mapping[str, Any]) -> Comparison:
-    """Take some training steps as the run would, and again with changes; everything is taken back."""
+    """Take some training steps as the run would, and again with changes; then undo all of them."""
     if not isinstance(steps, int) or steps < 1:
         raise ValueError(f"what_if(steps={steps!r}): try a whole number of steps, from 1")
     _check(replica.loop, changes)
@@ -60,8 +60,7 @@ def _check(loop: Loop, changes: Mapping[str, Any]) -> None:
 
 
 def _require_like(name: str, value: Any, live: Any) -> None:
-    """Raise where an option is a number or a pair, and is to be something else: the optimizer would fail in
-    its step."""
+    """Raise if the new value is of another kind than the option (a number, a pair): the step would fail."""
     fits = True
     if isinstance(live, bool):
         fits = isinstance(value, bool)

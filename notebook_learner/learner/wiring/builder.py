@@ -348,8 +348,8 @@ class LearnerBuilder:
         return self
 
     def with_checkpointing_strategy(self, strategy: Strategy) -> Self:
-        """Choose which epochs' checkpoints are kept, by default `KeepAny(KeepLast(2), KeepBest("Loss",
-        "valid"))`."""
+        """Choose which epochs' checkpoints are kept. By default these are the last two and the best by the
+        validation loss: `KeepAny(KeepLast(2), KeepBest("Loss", "valid"))`."""
         self._settings.strategy = strategy
         return self
 
