@@ -12,8 +12,7 @@ from .base import Measured, Moment, Stage
 
 
 class UpdateRatio(Measured):
-    """Stop before an update that changes a weight by more than one share of its norm, or by less than
-    another.
+    """Stop before an update that changes a weight by too large, or too small, a share of its norm.
 
     About 1e-3 is healthy; 1e-1 destroys what was learned, 1e-7 learns nothing. It looks at weights, which
     have two dimensions or more. It leaves out biases and scales: they begin at 0 or 1, and may change by any

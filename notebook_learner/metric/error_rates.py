@@ -37,7 +37,7 @@ class _ErrorRate(SequenceMetric):
 
 
 class CharErrorRate(_ErrorRate):
-    """Edited characters out of the target's characters, in percent; its weight is the number of the latter.
+    """Edited characters out of the target's characters, in percent; weighted by the target's length.
 
     The characters are those of texts: texts from `decode`, or texts that the output holds. Token numbers
     without `decode` count as one character each. Characters are Unicode code points; a `decode` may normalise
@@ -56,7 +56,7 @@ class CharErrorRate(_ErrorRate):
 
 
 class WordErrorRate(_ErrorRate):
-    """Edited words out of the target's words, in percent; its weight is the number of the latter.
+    """Edited words out of the target's words, in percent; weighted by the target's length.
 
     Words are separated by white space, in texts from `decode` or texts that the output holds. Token numbers
     without `decode` count as one word each. The epoch's value comes from all its edits and words. It needs

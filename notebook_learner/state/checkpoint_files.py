@@ -76,7 +76,7 @@ class FileCheckpointer:
         """Whether another process went on with the run: then only the logs have what it measured."""
 
     def stand_by(self) -> None:
-        """Another process saves checkpoints now, and closes them."""
+        """Another process saves checkpoints now, and deletes old ones."""
         self._stood_by = True
         self._stands_at = self._last = None
         self._trunk, self._records = Trunk(), {}

@@ -114,7 +114,7 @@ def test_what_may_be_set_and_what_was_set_by_hand_is_no_obstacle(defined):
 
 def test_another_init_is_told_and_not_run(defined):
     defined.run(NET.replace("Linear(6, 6)", "Linear(6, 12)"))
-    told = "Block.__init__ is another one, and was not run; it makes self.fc otherwise, "
+    told = "Block.__init__ has changed, and was not run; it makes self.fc differently, "
     assert reload(defined).notes == (f"{told}the live one is as it was",)
     assert defined.names["model"].blocks[0].fc.weight.shape == (6, 6)
     defined.run(NET.replace("        self.fc = torch.nn.Linear(6, 6)\n", "").replace("self.fc(x)", "x"))
