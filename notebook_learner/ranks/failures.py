@@ -35,7 +35,7 @@ class Lost(Severed):
 
 def exception_of(member: Member, answer: Failed) -> BaseException:
     """The user's own exception, with a note that names the rank and holds its traceback."""
-    told = f"raised on rank {member.rank} (host {member.host}, process {member.pid}), where it came about so:"
+    told = f"raised on rank {member.rank} (host {member.host}, process {member.pid}), with this traceback:"
     error: BaseException | None = None
     if answer.error is not None:
         try:

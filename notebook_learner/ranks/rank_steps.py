@@ -23,7 +23,7 @@ STEADY = Control()
 class RankClock:
     """Measures this rank's own time for a block of steps, without the time in which it waits for others.
 
-    With that time all ranks take as long as the slowest one, and the measurement would not show which one it is.
+    With that time all ranks take as long as the slowest one, so the slowest rank would not show.
     """
 
     def __init__(self, reducer: Reducer) -> None:

@@ -86,7 +86,7 @@ def of_this_process(replica: Replica, rate: float | None = None) -> RankInfo:
 
 
 def of_member(member: Member, alive: bool, told: Mapping[str, Any], rate: float | None) -> RankInfo:
-    """The entry of another rank, from its own answer; on this machine its memory is measured from here too."""
+    """The entry of another rank, from its own answer; here its memory can also be measured from outside."""
     memory = told.get("host") or (_memory_of(member.pid) if alive and member.is_here else None)
     where = (member.rank, member.host, str(member.device), member.pid)
     return RankInfo(*where, alive, told.get("step"), memory, told.get("device"), rate if alive else None)

@@ -76,8 +76,8 @@ class RecipeSource:
         return {name: type(module) for name, module in self.replica.loop.update.model.named_modules()}
 
     def _send_classes(self, crew: Crew) -> bool:
-        """Send the classes of layers that have changed. Classes that were defined again are sent by value: the
-        other ranks have imported the old files."""
+        """Send the classes of layers that have changed. Classes that were defined again are sent by value:
+        the other ranks have imported the old files."""
         known, now = self._sent["classes"], self._classes()
         fresh = {name: kind for name, kind in now.items() if known.get(name, kind) is not kind}
         if fresh:
@@ -142,7 +142,7 @@ class RecipeSource:
         metrics = None if task.metrics is None else [own_copy(each) for each in task.metrics]
         done = replace(task, loader=None, metrics=metrics)
         fed = self._packed_task(done, None)
-        if not share.walk.cuts or isinstance(share.loader, Sequence):  # a list is not sent whole to every rank
+        if not share.walk.cuts or isinstance(share.loader, Sequence):  # no list is sent whole to every rank
             return fed, whole, True
         passes = self.replica.loop.passes
         there = [split for split, given in self.given().items() if given is task.loader and split in passes]

@@ -1,10 +1,10 @@
 """The sums that ranks make together: gradients, the weights behind them, and rank 0's buffers.
 
-This is not torch's DistributedDataParallel. A step here may run its backward pass itself, may leave parameters
-out, and may have no sample on some rank. Its weight is known only after the forward pass. After an exception
-the next step has to be possible. So gradients are summed when a window closes: weighted, with one division for
-all ranks, by the same allreduce of torch.distributed. As in torch, buckets of gradients are sent while the
-backward pass goes on.
+This is not torch's DistributedDataParallel. A step here may run its backward pass itself, may leave
+parameters out, and may have no sample on some rank. Its weight is known only after the forward pass. After an
+exception the next step has to be possible. So gradients are summed when a window closes: weighted, with one
+division for all ranks, by the same allreduce of torch.distributed. As in torch, buckets of gradients are sent
+while the backward pass goes on.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..errors import NotebookLearnerError, StepError
 dist: Any = import_module("torch.distributed")  # most of what is needed has no types
 
 _FIRST, _REST = 1 << 20, 25 << 20
-"""The size in bytes of a full bucket. The first is smaller, so that the first sum begins early, as in torch."""
+"""Bytes of a full bucket. The first one is smaller, so that the first sum begins early, as in torch."""
 _ALONE = 1 << 20
-"""Bytes from which a gradient is summed in place: to copy it into a bucket and back takes longer than to start
-a separate sum."""
+"""Bytes from which a gradient is summed in place: to copy it into a bucket and back takes longer than to
+start a separate sum."""
 _LARGE = 1 << 16
 """Numbers in a tensor from which reading memory costs more than calls, so that one read less is faster."""
 _PIECE = timedelta(seconds=0.5)
@@ -52,8 +52,8 @@ class Reducer:
         self._total: Tensor | float = 0.0
 
     def settles(self, seconds: float) -> bool:
-        """Whether the pending sums finish within so many seconds. Until they do, or their ranks are gone, this
-        rank cannot leave the group: leaving waits as well."""
+        """Whether the pending sums finish within so many seconds. Until they do, or their ranks are gone,
+        this rank cannot leave the group: leaving waits as well."""
         until = perf_counter() + seconds
         pending = [each.work for each in (*self._buckets, self._last) if each.work is not None]
         while not all(work.is_completed() for work in pending):
@@ -113,7 +113,7 @@ class Reducer:
         """Note that the optimizer has moved the weights."""
 
     def norm(self, norm: Tensor) -> Tensor:
-        """Return the norm over all ranks. Here every rank has the summed gradients, so its norm is the same."""
+        """Return the norm over all ranks: here this rank's own, since every rank has the summed gradients."""
         return norm
 
     def adopt(self) -> None:
@@ -144,8 +144,8 @@ class Reducer:
     # Buckets -----------------------------------------------------------------------------------------
 
     def _arrange(self, parameters: list[nn.Parameter]) -> None:
-        """Make buckets in the order in which gradients are made: roughly the reverse of the parameters'. Small
-        gradients wait for the next small ones, and the last bucket of them also carries the tail."""
+        """Make buckets in the order in which gradients are made: roughly the reverse of the parameters'.
+        Small gradients wait for the next small ones, and the last bucket of them also carries the tail."""
         if [id(p) for p in parameters] == [id(p) for p in self._known]:
             return
         for bucket in self._buckets:
@@ -198,8 +198,8 @@ class Reducer:
         return torch.tensor([float(total), *there], dtype=torch.float64, device=where)
 
     def _take(self, tail: Tensor, divisor: Tensor | None) -> None:
-        """Take the sums. A parameter without a gradient on all ranks stays without one; the flags for that are
-        read only if this rank lacks a gradient."""
+        """Take the sums. A parameter without a gradient on all ranks stays without one; the flags for that
+        are read only if this rank lacks a gradient."""
         flags: list[float] | None = None
         place = 1
         for bucket in self._buckets:

@@ -1,4 +1,4 @@
-"""Where ranks meet to sum: through a file on one machine, through an address if there are several machines."""
+"""Where ranks meet to sum: through a file on one machine, through an address on several machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 dist: Any = import_module("torch.distributed")  # most of what is needed has no types
 
 _PATIENCE = timedelta(days=30)
-"""The timeout of a sum: practically none, because a rank may stop in a debugger. Other code finds dead ranks."""
+"""The timeout of a sum. It is long because a rank may stop in a debugger; other code finds dead ranks."""
 _SILENT = 5
 """Seconds after which a rank gives up a machine that does not acknowledge its packets."""
 
@@ -35,7 +35,7 @@ class ByFile(NamedTuple):
 
 
 class ByAddress(NamedTuple):
-    """A meeting place at a port of rank 0's machine. A process without the secret word finds nothing there."""
+    """A meeting place at a port of rank 0's machine. A process needs the secret word to find anything."""
 
     address: str
     port: int
@@ -101,8 +101,8 @@ def _open_sockets() -> set[int]:
 
 
 def _end_in_silence(number: int) -> None:
-    """Have a connection for sums end when the other machine is silent: it may be gone without a sign, and this
-    rank would wait for its part for ever."""
+    """Have a connection for sums end when the other machine is silent: it may be gone without a sign, and
+    this rank would wait for its part for ever."""
     with socket.socket(fileno=number) as connection:
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,8 +1,8 @@
 """Puts torch's `fully_shard` onto a model for a run, and removes it again without a trace.
 
-Torch intends it for the rest of a process, and for its default process group. Here a model is divided while it
-trains and whole while it stands still, and ranks come and go. So every collective goes through an object of
-ours (`Collectives`), and torch gets a group that cannot send anything. What torch has left on modules is
+Torch intends it for the rest of a process, and for its default process group. Here a model is divided while
+it trains and whole while it stands still, and ranks come and go. So every collective goes through an object
+of ours (`Collectives`), and torch gets a group that cannot send anything. What torch has left on modules is
 removed by name; `tests/fleet/test_wrapping.py` fails if another version of torch leaves something else.
 """
 
@@ -183,7 +183,7 @@ def _group_of_torch(device: torch.device, rank: int, world: int) -> Iterator[Any
 
 
 class _Silent(dist.ProcessGroup):  # type: ignore[misc]
-    """A group that knows its size and cannot send: a collective that does not go through `Collectives` fails."""
+    """A group that knows its size and cannot send: collectives that bypass `Collectives` fail."""
 
     group_name = ""
 

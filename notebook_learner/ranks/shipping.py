@@ -48,7 +48,7 @@ def pack(value: Any, names: Names | None = None, *, stays: bool = False, parts: 
 
 
 def pack_by_value(value: Any, modules: Iterable[str]) -> bytes:
-    """Pickle a value, with this process's definitions in these modules, not those that the other side imports."""
+    """Pickle a value together with these modules' definitions here; the other side imports older ones."""
     wanted = [sys.modules[name] for name in modules if name in sys.modules]
     wanted = [each for each in wanted if each.__name__ not in _cloudpickle.list_registry_pickle_by_value()]
     for module in wanted:
@@ -140,7 +140,7 @@ class Having(Protocol):
 
 
 class Here:
-    """Stands in for a learner that a step refers to: it forwards to this process's learner once that exists."""
+    """Stands in for the learner that a step refers to: this process's own, once it exists."""
 
     def __init__(self, owner: Having) -> None:
         self._owner = owner
