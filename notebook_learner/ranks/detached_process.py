@@ -97,7 +97,7 @@ class Process:
             elif word["said"] == "failed":
                 raise DetachError(
                     f"process {self.pid} could not go on with the run; here the learner stands where it "
-                    f"stood, and can train on. There it came about so:\n{word['text']}"
+                    f"stood, and can train on. The traceback there:\n{word['text']}"
                 )
             elif word["said"] in wanted:
                 return str(word["said"])

@@ -70,8 +70,7 @@ class Deal:
         change: Callable[[Sequence[Tensor]], Tensor],
         each: Sequence[Mapping[str, Any]],
     ) -> dict[str, Any]:
-        """The divided parts; `change` replaces the ranks' pieces of each distributed tensor by a new
-        tensor."""
+        """The divided parts, with each distributed tensor replaced by `change` of the ranks' pieces."""
         models = [one["model"] for one in each]
         tensors = {
             name: change([one["tensors"][name] for one in models]) if name in self.names else tensor
@@ -108,8 +107,8 @@ class Deal:
         shape: Size,
         change: Callable[[Sequence[Tensor]], Tensor],
     ) -> dict[str, Any]:
-        """Whether an optimizer's tensor is as large as its weight, and so distributed like it. All ranks have
-        the others, like a count of steps."""
+        """Change the optimizer's tensors that are as large as their weight: they are distributed like it. All
+        ranks have the other values, like a count of steps."""
         values = {
             key: change([one["values"][key] for one in each])
             if isinstance(value, Tensor) and value.ndim and value.shape == shape

@@ -99,8 +99,7 @@ def take(
     seed: int,
     divided: bool = False,
 ) -> None:
-    """Take rank 0's state. If the weights are divided, the open window is divided too, and is no rank's
-    own."""
+    """Take rank 0's state. If the weights are divided, rank 0 sends each rank its part of the open window."""
     for name, part in replica.parts.items():
         if name in _EACH:
             continue
@@ -127,7 +126,7 @@ Cut = Callable[[Tensor, int], Tensor]
 def fingerprint(replica: Replica, cut: Cut | None = None) -> int:
     """A number that differs if the state that all ranks share differs.
 
-    It leaves out buffers, which rank 0 sends at every step; nothing else may differ. It reads every weight
+    Buffers are left out: rank 0 sends them at every step. Nothing else may differ. It reads every weight
     once.
     """
     hashed = xxhash.xxh3_64()

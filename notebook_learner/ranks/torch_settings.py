@@ -19,8 +19,7 @@ def _attribute(owner: Any, name: str) -> tuple[Getter, Setter]:
 
 
 def _flushes() -> bool:
-    """Whether the CPU treats denormal numbers as zero: torch can set that, but has no call that returns
-    it."""
+    """Whether the CPU treats denormal numbers as zero: torch sets that, but no call of torch returns it."""
     return float(torch.tensor(5e-324, dtype=torch.float64, device="cpu") * 1) == 0.0
 
 
@@ -93,7 +92,7 @@ def ambient() -> dict[str, Any]:
     """
     found = {}
     for name, (get, _) in _SETTINGS.items():
-        with suppress(Exception):  # this torch lacks the setting, or has it in two ways that contradict each other
+        with suppress(Exception):  # torch lacks it, or has it in two ways that contradict each other
             found[name] = get()
     return found
 

@@ -56,8 +56,7 @@ class InParts(Reducer):
         self._stepping = False
         """Whether all ranks are in a step: only a step may use a weight."""
         self.begun = self.ended = 0
-        """Updates of the weights that began and ended. If two ranks differ, their parts do not fit
-        together."""
+        """Counts of the weights' updates. If two ranks differ in them, their parts do not fit together."""
         self._path = 0
 
     def coming(self, parameters: list[nn.Parameter], total: Tensor | float) -> None:
