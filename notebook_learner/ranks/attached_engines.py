@@ -116,7 +116,7 @@ class AttachedEngines(Engines):
             raise StateError(
                 f"{where.named}: the cluster has engines {there}, and the learner trains on {wanted}: "
                 "start more, cluster.start_engines_sync(n=...), and call learner.devices.restart(); or build "
-                "the learner anew"
+                "the learner again"
             )
         return found
 
@@ -140,8 +140,8 @@ class AttachedEngines(Engines):
                 wrong += [f"engine {engine} on {found[-1].host} {differences}"] if differences else []
         if wrong:
             raise StateError(
-                f"{self._where.named}: {'; '.join(wrong)}. The engines need what this process has, in the "
-                "same versions"
+                f"{self._where.named}: {'; '.join(wrong)}. The engines need the packages of this process, in "
+                "the same versions"
             )
         return found
 

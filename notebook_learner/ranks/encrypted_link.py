@@ -233,7 +233,7 @@ def come_through(door: EncryptedDoor, lost: Callable[[], None]) -> Channel:
         link.close()
         raise ConnectionError(
             f"{socket.gethostname()} cannot reach rank 0 at {door.url}; give devices(..., address=) "
-            "the address that leads there, and let the firewall pass it"
+            "an address that this machine can reach, and allow the connection in the firewall"
         )
     return Channel(link)  # type: ignore[arg-type]  # it has the methods that a Channel uses
 

@@ -166,7 +166,7 @@ class Fleet:
         if self._whole is not None:
             raise StateError(
                 f'inspect(rank={rank}): with strategy("fsdp") rank 0 alone has all weights while the learner '
-                "stands still; give the batch that is asked about: inspect(batch)"
+                "stands still; give the batch that it should inspect: inspect(batch)"
             )
         with self._lock:
             self.enter()

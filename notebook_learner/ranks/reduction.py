@@ -270,8 +270,8 @@ class _Together(_GradientSum):
             return
         if id(parameter) in self._there:
             raise StepError(
-                "a parameter got its gradient in several pieces, the first of which is on its way to the "
-                "other devices; checkpoint(..., use_reentrant=False) makes one of them"
+                "a parameter got its gradient in several pieces, and the first one is already on its way to "
+                "the other devices; checkpoint(..., use_reentrant=False) makes one piece of them"
             )
         self._there.add(id(parameter))
         self.missing -= 1

@@ -126,8 +126,7 @@ Cut = Callable[[Tensor, int], Tensor]
 def fingerprint(replica: Replica, cut: Cut | None = None) -> int:
     """A number that differs if the state that all ranks share differs.
 
-    Buffers are left out: rank 0 sends them at every step. Nothing else may differ. It reads every weight
-    once.
+    Buffers are left out: rank 0 sends them at every step. Nothing else may differ. Each weight is read once.
     """
     hashed = xxhash.xxh3_64()
     update = replica.loop.update

@@ -158,7 +158,7 @@ class InParts(Reducer):
         began = perf_counter()
         try:
             if self.group is None:
-                raise Severed("the ranks have let go of each other")
+                raise Severed("this rank has left its group")
             self._last.begin(begin(), tensor)
             self._last.wait()
         except RuntimeError as error:

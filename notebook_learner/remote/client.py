@@ -91,8 +91,8 @@ def _connection(folder: SocketFolder, directory: str | os.PathLike[str]) -> sock
         return connected(folder, PATIENCE)
     except (FileNotFoundError, ConnectionRefusedError):
         raise RemoteError(
-            f"no run is alive in {where}: a learner can be steered from its first step until it is let go; "
-            "`notebook-learner show` tells what a run that is over has left"
+            f"no run is alive in {where}: a learner can be steered from its first step until it is deleted; "
+            "`notebook-learner show` shows the results of a run that is over"
         ) from None
     except UntrustedError as error:
         who = f"{NAME} in {where} leads to {error.filename!r}, where another user may listen"
@@ -143,7 +143,8 @@ def _exchange(connection: socket.socket, command: Command, directory: str | os.P
 
 def _not_permitted(directory: str | os.PathLike[str]) -> str:
     return (
-        f"not permitted: the run in {os.fspath(directory)!r} belongs to another user, who alone may steer it"
+        f"not permitted: the run in {os.fspath(directory)!r} belongs to another user; only that user may "
+        "steer it"
     )
 
 

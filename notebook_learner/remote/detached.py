@@ -1,7 +1,7 @@
 """The process that a run was handed over to, from a note in the run's directory.
 
-A run that goes on without its kernel is steered through its socket like any other. This note says more. It
-says that the run was detached. It names the process even before that listens, so that the directory is never
+A run that goes on without its kernel is steered through its socket like any other. This note says more: that
+the run was detached. It names the process even before that listens, so that the directory is never
 free between the two processes. Afterwards it says how the process ended. A process number alone is not
 enough: another process may have it later.
 """
@@ -131,8 +131,7 @@ def process_of(pid: int) -> Detached:
 
 
 def noted_in(directory: str | os.PathLike[str]) -> Detached | None:
-    """The directory's note about the process that its run was handed over to, alive or not; None without
-    one."""
+    """The directory's note about the process that goes on with its run, alive or not; None without a note."""
     try:
         with durable.opened(_note(directory)) as file:
             told = json.loads(file.read(0, min(file.size, _LONGEST)))

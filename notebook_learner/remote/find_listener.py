@@ -42,7 +42,7 @@ def other_process_in(directory: Path) -> str:
 
 
 def clear_socket(directory: Path) -> None:
-    """Remove the socket and its file that a killed process left: they belong to a run that is over."""
+    """Remove the socket's file that a killed process left: it belongs to a run that is over."""
     if not supported():
         return
     with suppress(OSError):

@@ -24,8 +24,8 @@ from .peer import Peer
 from .socket_place import NAME, SocketFolder
 
 NOTE = "user.notebook_learner.owner"
-"""The note is an attribute of the directory, not a file: no tool lists, copies or deletes it as a file, and
-it moves with the directory."""
+"""The note's name: an attribute of the directory, not a file. So no tool lists, copies or deletes it, and it
+moves with the directory."""
 _LONGEST = 1000
 """How many characters of a notebook's path are kept: ext4 has 4 KiB for such notes."""
 _SAME = 5.0
@@ -228,7 +228,7 @@ def who_has(directory: str | os.PathLike[str], owner: Owner | None, detached: De
     else:
         end = f"End it: learner.stop() there{_from_a_shell(directory, owner)}"
     return (
-        f"{who} has the run in {here} open{where}{stands}. {end}; then do here again what you did. Or give "
+        f"{who} has the run in {here} open{where}{stands}. {end}; then repeat here what you did. Or give "
         "this learner another directory"
     )
 

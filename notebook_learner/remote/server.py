@@ -114,7 +114,7 @@ class RemoteControl:
             return
         if _serving.get(self._identity) is self:
             del _serving[self._identity]
-        self._learner, self._changed = _nobody, _nothing  # the weights must be freed now; the thread may end later
+        self._learner, self._changed = _nobody, _nothing  # the thread may keep no weights until it ends
         door.remove_file()
         if self._wakes is not None:
             let_go(self._wakes)
@@ -135,7 +135,7 @@ class RemoteControl:
             self._forget(connection)
 
     def _hang_up_on_the_oldest(self) -> None:
-        """Close the oldest silent connections, so that they keep no real request out."""
+        """Close the oldest silent connection, so that silent ones keep no real request out."""
         for dawdler in tuple(self._unheard):
             if self._unheard.pop(dawdler, self) is self:
                 continue  # it has sent its request meanwhile
@@ -177,7 +177,7 @@ class RemoteControl:
             return Answer(False, str(refused)), _nothing
         learner = self._learner()
         if learner is None:
-            return Answer(False, "the learner was let go just now"), _nothing
+            return Answer(False, "the learner was deleted just now"), _nothing
         asker = str(peer or "another process")
         answer = Steering(learner, partial(_note, learner, asker), self._changed).carry_out(command)
         return answer, partial(self._note_question, command, asker)
@@ -246,5 +246,5 @@ def _line_from(connection: socket.socket) -> bytes | None:
 
 
 def _reply(connection: socket.socket, answer: Answer) -> None:
-    with suppress(OSError):  # the client has not waited for it
+    with suppress(OSError):  # the client does not wait any more
         connection.sendall(line_of(answer))

@@ -168,9 +168,7 @@ def connected(folder: SocketFolder, seconds: float | None = None) -> socket.sock
         while True:
             try:
                 connection.connect(where.address_of(name))
-            except (
-                BlockingIOError
-            ):  # with a time limit, Linux does not wait for a place in the queue
+            except BlockingIOError:  # with a time limit, Linux does not wait for a place in the queue
                 if until is None or time.monotonic() > until:
                     raise
                 time.sleep(0.01)
@@ -268,8 +266,7 @@ def _note(folder: SocketFolder, path: str) -> None:
 
 
 def _noted(folder: SocketFolder) -> str | None:
-    """The path in the file, or None if this package did not write it. It follows no link, and waits for no
-    pipe."""
+    """The path in the file, or None if it is not this package's file. No link is followed, no pipe read."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(NAME, flags, dir_fd=folder.descriptor)
