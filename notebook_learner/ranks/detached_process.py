@@ -56,7 +56,7 @@ class Process:
         """Its output before the run's directory has a file for it."""
         there, to = os.pipe()
         back, here = os.pipe()
-        self._giving, taking = socket.socketpair()  # a descriptor goes through no pipe
+        self._giving, taking = socket.socketpair()  # a pipe cannot carry a descriptor
         self._to, self._from = os.fdopen(to, "wb"), back
         self._heard = b""
         try:

@@ -216,14 +216,14 @@ class ProcessWatch:
         self._reasons: dict[int, str] = {}
 
     def begin(self) -> None:
-        """Start to watch, at the beginning of a run."""
+        """Start watching, at the beginning of a run."""
         self._end = threading.Event()
         threading.Thread(
             target=self._look, args=(self._end,), name="notebook_learner watch", daemon=True
         ).start()
 
     def end(self) -> None:
-        """Stop to watch, at the end of the run."""
+        """Stop watching, at the end of the run."""
         self._end.set()
 
     def give_up(self, member: Member, reason: str) -> None:

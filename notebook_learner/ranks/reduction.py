@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import NotebookLearnerError, StepError
 
-dist: Any = import_module("torch.distributed")  # most of what is needed has no types
+dist: Any = import_module("torch.distributed")  # torch has no types for most of it
 
 _FIRST, _REST = 1 << 20, 25 << 20
 """Bytes of a full bucket. The first one is smaller, so that the first sum begins early, as in torch."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-dist: Any = import_module("torch.distributed")  # most of what is needed has no types
+dist: Any = import_module("torch.distributed")  # torch has no types for most of it
 
 _PATIENCE = timedelta(days=30)
 """The timeout of a sum. It is long because a rank may stop in a debugger; other code finds dead ranks."""

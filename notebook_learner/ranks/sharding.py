@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import StateError
 
-dist: Any = import_module("torch.distributed")  # most of what is needed has no types
+dist: Any = import_module("torch.distributed")  # torch has no types for most of it
 
 _BACKEND = "notebook_learner"
 _THEIRS = "torch.distributed.fsdp"

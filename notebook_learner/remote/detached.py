@@ -1,7 +1,7 @@
 """The process that a run was handed over to, from a note in the run's directory.
 
 A run that goes on without its kernel is steered through its socket like any other. This note says more: that
-the run was detached. It names the process even before that listens, so that the directory is never
+the run was detached. It names the process even before the process listens, so that the directory is never
 free between the two processes. Afterwards it says how the process ended. A process number alone is not
 enough: another process may have it later.
 """

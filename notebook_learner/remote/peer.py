@@ -44,7 +44,7 @@ def peer_of(connection: socket.socket) -> Peer | None:
 
 
 def _name_of(uid: int) -> str:
-    import pwd  # Unix alone has it, as it has these sockets
+    import pwd  # only Unix has it, and these sockets
 
     try:
         return pwd.getpwuid(uid).pw_name
