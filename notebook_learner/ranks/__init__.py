@@ -1,8 +1,9 @@
-"""Several devices, as rank 0 sees them: the other processes, what they are told, and what they sum.
+"""Training on several devices, from rank 0's side: the other processes, their commands, and the sums.
 
-This process is rank 0 and decides everything. In come one learner's settings and its devices; out go the same
-losses, metrics and gradients as one device would give. Where all ranks are processes of our own (`engines`),
-they speak over a socket that only this user can open (`channel`); engines of the user's (`attached_engines`)
-speak over encrypted TCP (`encrypted_link`). Gradients go over torch.distributed, for which ranks meet at a
-`rendezvous`. No file here touches what a rank computes: that is `run`, on every rank alike.
+This process is rank 0 and decides everything. The input is one learner's settings and its devices. The output
+is the same losses, metrics and gradients as on one device. If this package started all ranks (`engines`),
+they communicate over a socket that only this user can open (`channel`). Engines that the user started
+(`attached_engines`) communicate over encrypted TCP (`encrypted_link`). Gradients go over torch.distributed,
+for which the ranks meet at a `rendezvous`. No file here changes what a rank computes: `run` does that, in the
+same way on every rank.
 """

@@ -25,28 +25,28 @@ from .rendezvous import OpenRendezvous, own_address_towards
 from .versions import versions
 
 _ANSWER = 60.0
-"""Seconds that an engine has to say what its machine is. A machine may be busy."""
+"""Seconds in which an engine has to describe its machine. A machine may be busy."""
 _RANK = "notebook_learner.worker.attached_rank:begin"
-"""What an engine runs: above this room, and so named here and not imported."""
+"""The code that an engine runs. It is in a higher layer, so it is named here and not imported."""
 _AGAIN = 5.0
-"""Seconds after which an engine that has not answered is asked once more."""
+"""Seconds after which this process repeats a question to an engine that has not answered."""
 _NEEDED = ("notebook_learner", "torch", "cloudpickle", "psutil")
 
 
 class EngineTold(NamedTuple):
-    """What an engine says of its machine."""
+    """An engine's description of its machine."""
 
     host: str
     address: str
-    """One of its addresses. What its name stands for may be the machine itself alone."""
+    """One of its addresses. Its host name may resolve to a loopback address, so that is not enough."""
     python: str
     torch: str | None
     missing: tuple[str, ...]
-    """The packages that a rank needs and that are not there."""
+    """The packages that a rank needs and that are not installed there."""
 
 
 class AttachedEngines(Engines):
-    """Ranks 1 and up are engines that live on when the learner is gone."""
+    """Ranks 1 and up are engines of the user's cluster. They go on running when the learner is gone."""
 
     are_here = False
 
@@ -67,7 +67,7 @@ class AttachedEngines(Engines):
             raise
 
     def invite(self, devices: list[torch.device], threads: int) -> None:
-        """Let every engine come to where this process expects it, as its rank."""
+        """Let every engine connect to this process, as its rank."""
         assert self.meeting is not None
         own = socket.gethostname()
         beside = Counter([own, *(each.host for each in self._told)])
@@ -83,31 +83,31 @@ class AttachedEngines(Engines):
             )
 
     def end(self, rank: int, pid: int) -> None:
-        """End one of them at once: by its nanny, which answers where the engine does not."""
+        """End one engine at once, through its nanny: the nanny answers even if the engine does not."""
         engine = self._ids[rank - 1]
         _given_up.add((_key_of(self._where), engine))
         with suppress(Exception):
             self._client.send_signal(signal.SIGKILL, targets=engine, block=False)
 
     def are_watched(self) -> bool:
-        """The user's cluster looks after them."""
+        """The user's cluster watches them."""
         return True
 
     def stop(self) -> None:
-        """Let go of them: they are the user's."""
+        """Disconnect from the engines, but do not end them: they are the user's."""
         if self.meeting is not None:
             self.meeting.close()
         super().stop()
 
     def _own_address(self) -> str:
-        """The address by which this process reaches the engines of other machines, if there are some."""
+        """This process's address for the engines of other machines, if there are any."""
         own = socket.gethostname()
         others = [each.address for each in self._told if each.host != own]
         found = [own_address_towards(each) for each in others or [each.address for each in self._told]]
         return next((each for each in found if not each.startswith("127.") and each != "::1"), found[0])
 
     def _chosen(self) -> list[int]:
-        """The engines' ids, in the order of ranks: those that the user chose, or the first ones."""
+        """The engines' ids in the order of ranks: the ones that the user chose, or the first ones."""
         where = self._where
         there = sorted(each for each in self._client.ids if (_key_of(where), each) not in _given_up)
         found = [*where.chosen] if where.chosen is not None else there[: where.count]
@@ -116,12 +116,12 @@ class AttachedEngines(Engines):
             raise StateError(
                 f"{where.named}: the cluster has engines {there}, and the learner trains on {wanted}: "
                 "start more, cluster.start_engines_sync(n=...), and call learner.devices.restart(); or build "
-                "the learner anew"
+                "the learner again"
             )
         return found
 
     def _ask(self) -> list[EngineTold]:
-        """What each engine's machine is.
+        """Ask each engine to describe its machine.
 
         Raises:
             StateError: an engine does not answer, or its machine has other versions than this one.
@@ -140,14 +140,15 @@ class AttachedEngines(Engines):
                 wrong += [f"engine {engine} on {found[-1].host} {differences}"] if differences else []
         if wrong:
             raise StateError(
-                f"{self._where.named}: {'; '.join(wrong)}. The engines need what this process has, in the "
-                "same versions"
+                f"{self._where.named}: {'; '.join(wrong)}. The engines need the packages of this process, in "
+                "the same versions"
             )
         return found
 
     def _answers(self) -> dict[int, Any]:
-        """By engine; None where it has not answered. An engine is known by its first heartbeat; a question
-        that comes before the engine listens is lost (ipyparallel 9.2), so it is asked again."""
+        """The answers by engine; None if the engine has not answered. The controller lists an engine from its
+        first heartbeat on. A question that arrives before the engine listens is lost (ipyparallel 9.2), so
+        this process asks again."""
         tell, path = _of_no_module(_tell), list(sys.path)
         answers: dict[int, Any] = dict.fromkeys(self._ids)
         asked: list[tuple[int, Any]] = []
@@ -167,19 +168,19 @@ class AttachedEngines(Engines):
 
 
 _given_up: set[tuple[str, int]] = set()
-"""Engines that were told to end, by their cluster and their number in it, which no later engine gets. While
-an engine's machine cannot be reached, the signal waits in the controller, and would end the engine in a later
-training."""
+"""Engines that were ordered to end: their cluster, and their number in it. No later engine gets this number.
+While an engine's machine cannot be reached, the signal waits in the controller. It would then end the engine
+in a later training."""
 
 
 def _key_of(where: Attached) -> str:
-    """Of one controller: its door, and its secrets, which it draws anew each time it starts."""
+    """The key of one controller: its address and its secrets, which are new each time it starts."""
     names = ("interface", "registration", "key", "curve_serverkey")
     return " ".join(str(where.connection.get(name)) for name in names)
 
 
 def _differences(there: EngineTold) -> Iterator[str]:
-    """What a machine has that ranks cannot understand each other with."""
+    """The differences in packages and versions that keep an engine from being a rank."""
     python, torch_here = versions()
     if there.missing:
         yield f"has no {', no '.join(there.missing)}"
@@ -190,11 +191,11 @@ def _differences(there: EngineTold) -> Iterator[str]:
 
 
 def _connected(where: Attached) -> Any:
-    """A client of our own: one that the user holds may be at work in another thread."""
+    """A client that only the learner uses: another thread may be using the user's client."""
     try:
         with _without_warning("Message signing is disabled"):  # CurveZMQ does that
             return import_module("ipyparallel").Client(where.connection)
-    except OSError as error:  # the builtin TimeoutError, ipyparallel's own, is one
+    except OSError as error:  # includes the builtin TimeoutError, which ipyparallel raises
         raise StateError(
             f"{where.named}: the cluster's controller does not answer ({error}). Start the cluster again, "
             "and build the learner with it"
@@ -216,14 +217,14 @@ def _without_warning(said: str) -> Iterator[None]:
 
 
 def _of_no_module(function: Any) -> Any:
-    """A copy that an engine can run without importing this module, which it may not have."""
+    """A copy of a function that an engine can run even if it cannot import this module."""
     copy = FunctionType(function.__code__, {}, function.__name__)
     copy.__module__ = "__main__"
     return copy
 
 
 def _tell(path: Sequence[str], needed: Sequence[str]) -> tuple[str, str, str, str | None, tuple[str, ...]]:
-    """In the engine, which may have nothing of ours: the fields of `EngineTold`."""
+    """Return the fields of `EngineTold`. This runs in the engine, which may not have this package."""
     import os
     import socket
     import sys
@@ -244,14 +245,15 @@ def _tell(path: Sequence[str], needed: Sequence[str]) -> tuple[str, str, str, st
 
 
 def _begin(path: Sequence[str], number: int | None, entry: str, arguments: tuple[object, ...]) -> int:
-    """In the engine: see the modules that the notebook sees, as far as they are there, and follow."""
+    """Follow rank 0, in the engine, with the notebook's module path as far as these folders exist there."""
     import os
     import sys
     from importlib import import_module
 
     if number is not None and "NOTEBOOK_LEARNER_SEES" not in os.environ:
-        # It sees no other: whatever asks for all devices makes no context on the neighbours'. Once only: an
-        # engine that is attached to again keeps its device; and a launcher may have given each its own.
+        # The engine sees no other device: code that asks for all devices makes no context on another rank's.
+        # Set it only once: an engine that is attached again keeps its device, and a launcher may have given
+        # each engine its own.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         if "," in visible or not visible:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)

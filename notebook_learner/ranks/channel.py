@@ -1,7 +1,7 @@
-"""How ranks speak: whole messages, in order, between this process and one other.
+"""How ranks communicate on one machine: whole messages, in order, between this process and one other.
 
-On this machine only, over a Unix socket in a folder that only this user can open (on Windows over a pipe),
-and only with whoever knows the key. A message is a pickle: both ends are this user's own processes.
+Messages go over a Unix socket in a folder that only this user can open (on Windows over a pipe), and only to
+a process that knows the key. A message is a pickle: both ends are this user's own processes.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from multiprocessing.connection import Client, Connection, Listener, answer_chal
 from typing import Any, NamedTuple
 
 _PATIENCE = 30.0
-"""Seconds that a guest has to show that it knows the key. A rank on a busy machine takes one or two."""
+"""Seconds in which a guest has to prove that it knows the key. A rank on a busy machine needs one or two."""
 GUEST = "notebook_learner guest of ranks"
-"""The name of a thread in which a guest shows it."""
+"""The name of a thread that checks a guest's key."""
 
 Address = Any
-"""A path, or a host and a port: whatever a Listener takes."""
+"""An address that a Listener takes: a path, or a host and a port."""
 
 
 class RankDoor(NamedTuple):
-    """Where rank 0 expects others of its machine, and the key by which it knows them."""
+    """The address where rank 0 expects ranks of its machine, and the key that they have to know."""
 
     address: Address
     key: str
 
 
 class Gone(Exception):
-    """The other end is not there any more."""
+    """The other end has closed the connection or has died."""
 
 
 class Channel:
@@ -47,7 +47,7 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: Any) -> None:
-        """Send a message whose values plain pickle takes."""
+        """Send a message; plain pickle has to be able to pickle its values."""
         self.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def send_bytes(self, message: bytes) -> None:
@@ -63,30 +63,30 @@ class Channel:
         return pickle.loads(self.receive_bytes())
 
     def receive_bytes(self) -> bytes:
-        """The next message as it came."""
+        """Wait for the next message, and return it still pickled."""
         try:
             return self._connection.recv_bytes()
         except (EOFError, OSError) as error:
             raise Gone(str(error)) from error
 
     def waits(self, seconds: float) -> bool:
-        """Whether a message, or the end, is there within so many seconds."""
+        """Whether a message, or the end of the connection, arrives within so many seconds."""
         try:
             return self._connection.poll(seconds)
         except (EOFError, OSError):
             return True
 
     def is_over(self) -> bool:
-        """Whether the other end is known to be gone; on this machine only whoever speaks hears of it."""
+        """Whether the other end is known to be gone; on one machine only sending or receiving shows it."""
         return bool(getattr(self._connection, "over", False))
 
     def close(self) -> None:
-        """Let go; the other end hears of it."""
+        """Close the connection; the other end notices."""
         self._connection.close()
 
 
 class Meeting:
-    """Where other processes come to speak with this one."""
+    """Listens for other processes that connect to this one."""
 
     def __init__(self) -> None:
         self.folder = tempfile.mkdtemp(prefix="notebook-learner-")  # its mode is 0700
@@ -97,22 +97,22 @@ class Meeting:
         self._come: queue.SimpleQueue[Channel] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._guests: set[_Guest] = set()
-        """Who has yet to show the key."""
+        """Guests that have not yet proved that they know the key."""
         threading.Thread(target=self._listen, name="notebook_learner ranks", daemon=True).start()
 
     def door(self, rank: int) -> RankDoor:
-        """Where any of them is to come, and what it has to know."""
+        """The address and the key for a rank; they are the same for all ranks."""
         return RankDoor(self._listener.address, self.key)
 
     def next(self, seconds: float) -> Channel | None:
-        """Whoever comes within so many seconds."""
+        """The next process that connects within so many seconds, or None."""
         try:
             return self._come.get(timeout=seconds)
         except queue.Empty:
             return None
 
     def close(self) -> None:
-        """Nobody is expected any more."""
+        """Stop listening."""
         self._closed.set()
         _wake(self._listener.address)
         self._listener.close()
@@ -121,11 +121,11 @@ class Meeting:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _listen(self) -> None:
-        """Take every guest that comes. What a guest says, if it says anything, another thread waits for."""
+        """Accept every guest. Another thread waits for what the guest sends."""
         while not self._closed.is_set():
             try:
                 guest = _Guest(self._listener.accept())
-            except (OSError, EOFError):  # it hung up at once, or this process has no descriptor left
+            except (OSError, EOFError):  # the guest closed at once, or this process has no descriptor left
                 self._closed.wait(0.05)
                 continue
             try:
@@ -135,7 +135,7 @@ class Meeting:
                 guest.forget()
 
     def _let_in(self, guest: _Guest) -> None:
-        """Let a guest in that shows in time that it knows the key; any other is hung up on."""
+        """Let a guest in if it proves in time that it knows the key; otherwise close its connection."""
         self._guests.add(guest)
         limit = threading.Timer(0.0 if self._closed.is_set() else _PATIENCE, guest.hang_up)
         limit.daemon = True
@@ -154,17 +154,17 @@ class Meeting:
 
 
 class _Guest:
-    """A connection of which nobody knows yet whose it is."""
+    """A connection that has not yet proved that it knows the key."""
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self.connection = connection
-        """It closes itself where nobody holds it any more."""
-        # An end of its own: closing a connection wakes no thread that reads from it, and its number may
-        # belong to another file by then.
+        """Closes when the last reference to it is gone."""
+        # A separate descriptor: closing a connection wakes no thread that reads from it, and another file
+        # may have its number by then.
         self._end = None if os.name == "nt" else socket.socket(fileno=os.dup(connection.fileno()))
 
     def hang_up(self) -> None:
-        """Have the thread that waits for the guest's words see their end."""
+        """End the connection for the thread that waits for the guest's messages."""
         with suppress(OSError):  # it is over already
             if self._end is None:
                 self.connection.close()
@@ -172,13 +172,13 @@ class _Guest:
                 self._end.shutdown(socket.SHUT_RDWR)
 
     def forget(self) -> None:
-        """Give back what hanging up takes."""
+        """Close the descriptor that `hang_up` uses."""
         if self._end is not None:
             self._end.close()
 
 
 def _wake(address: Address) -> None:
-    """Have the thread that accepts look up: closing what it accepts from does not."""
+    """Wake the thread that accepts connections: closing its listener does not wake it."""
     if os.name != "nt":
         with suppress(OSError), socket.socket(socket.AF_UNIX) as passer_by:
             passer_by.setblocking(False)
@@ -186,5 +186,5 @@ def _wake(address: Address) -> None:
 
 
 def come_to(door: RankDoor) -> Channel:
-    """Speak with the process that expects others there."""
+    """Connect to the process that listens there."""
     return Channel(Client(door.address, authkey=door.key.encode()))

@@ -1,7 +1,7 @@
-"""The process as the one that starts it sees it: what it is told, what it says, and how it ends.
+"""The detached process, from the side that starts it: what it gets, what it answers, and how it ends.
 
-It has a session of its own: neither the signal that ends a kernel's process group nor a terminal that closes
-reaches it. Two pipes lead there and back, of which it needs neither once it trains.
+The process has a session of its own: it gets neither the signal that ends a kernel's process group nor the
+one of a terminal that closes. Two pipes lead there and back. Once the process trains, it needs them no more.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from ..remote.detached import MODULE, Detached, process_of
 from .ticket import Surroundings
 
 SIZE = struct.Struct("<QQ")
-"""In front of what it is sent: the bytes of the surroundings, and of the ticket."""
+"""The header of what it is sent: the sizes in bytes of the surroundings and of the ticket."""
 _PRINTED = 4000
-"""Characters of what it printed that an error tells."""
+"""How many characters of its output an error message shows."""
 _READ = 1 << 18
-"""Bytes of what it printed that are read for them."""
+"""How many bytes of its output are read for that."""
 _MODULES = "Extension modules: "
-"""How faulthandler begins its last line: up to 10 kB of names, which would push out what went wrong."""
+"""How faulthandler begins its last line: up to 10 kB of names, which would hide the error before it."""
 _ROOT = Path(__file__).parents[2]
 """Where this package is imported from."""
 _OF_A_KERNEL = ("JPY_", "MPLBACKEND")
-"""Variables that belong to a kernel: whose child it is, and that figures appear below cells."""
+"""Variables that only a kernel needs: its parent process, and that figures appear below cells."""
 
 
 class _Child(subprocess.Popen[bytes]):
-    """It is meant to outlive this process, and whoever held it here."""
+    """A child that is meant to outlive this process and the object that refers to it here."""
 
     def __del__(self) -> None:
-        """Without the warning that it still runs."""
+        """Suppress the warning that the process still runs."""
 
 
 class Process:
-    """One process that a run is handed over to."""
+    """One process that this process hands a run over to."""
 
     def __init__(self, surroundings: Surroundings, ticket: bytes, interrupted: Callable[[], bool]) -> None:
         self._interrupted = interrupted
         self._printed: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `_close`)
-        """What it prints before the directory has a place for that."""
+        """Its output before the run's directory has a file for it."""
         there, to = os.pipe()
         back, here = os.pipe()
-        self._giving, taking = socket.socketpair()  # a descriptor goes through no pipe
+        self._giving, taking = socket.socketpair()  # a pipe cannot carry a descriptor
         self._to, self._from = os.fdopen(to, "wb"), back
         self._heard = b""
         try:
@@ -77,17 +77,17 @@ class Process:
             os.close(here)
             taking.close()
         self.pid = self._child.pid
-        # In a thread: a pipe holds 64 KiB, and while it is full nobody hears an interrupt.
+        # In a thread: a pipe holds 64 KiB, and a write that waits on a full pipe would ignore an interrupt.
         threading.Thread(target=self._send, args=(pickle.dumps(surroundings), ticket), daemon=True).start()
 
     # Talking -----------------------------------------------------------------------------------------
 
     def hear(self, *wanted: str, seconds: float | None = None) -> str:
-        """Wait until it says one of these words: which, or nothing if it took too long.
+        """Wait until the process sends one of these words; return it, or "" if it took too long.
 
         Raises:
-            DetachError: it failed, or died.
-            KeyboardInterrupt: somebody interrupted the wait.
+            DetachError: the process failed, or died.
+            KeyboardInterrupt: the user interrupted the wait.
         """
         rest = seconds
         while rest is None or rest > 0:
@@ -97,45 +97,45 @@ class Process:
             elif word["said"] == "failed":
                 raise DetachError(
                     f"process {self.pid} could not go on with the run; here the learner stands where it "
-                    f"stood, and can train on. There it came about so:\n{word['text']}"
+                    f"stood, and can train on. The traceback there:\n{word['text']}"
                 )
             elif word["said"] in wanted:
                 return str(word["said"])
         return ""
 
     def tell(self, **what: Any) -> None:
-        """Say something to it."""
+        """Send the process a message."""
         with suppress(OSError):  # it is gone, and `hear` says so
             self._to.write(json.dumps(what).encode() + b"\n")
             self._to.flush()
 
     def give(self, descriptor: int) -> None:
-        """Let it have an open descriptor of this process, too."""
+        """Give the process a copy of an open descriptor of this process."""
         with suppress(OSError):  # it is gone, and `hear` says so
             socket.send_fds(self._giving, [b"."], [descriptor])
 
     def noted(self) -> Detached:
-        """As others know it.
+        """The process's note for the run's directory.
 
         Raises:
-            DetachError: it has died.
+            DetachError: the process has died.
         """
         self._require_alive()
         return process_of(self.pid)
 
     def let_go(self) -> None:
-        """It trains: there is nothing more to say."""
+        """Close the pipes: the process trains, and needs no more messages."""
         self._close()
 
     def kill(self) -> None:
-        """It is not to go on. Waits for its end, and that of what it started."""
+        """Kill the process, and wait until it and the processes that it started have ended."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # its loaders' workers, too
         self._child.wait()
         self._close()
 
     def how_it_ended(self) -> str:
-        """In words, where it did not say so itself."""
+        """How the process ended, in words, if it sent no error."""
         code = self._child.poll()
         if code is not None and code < 0:
             with suppress(ValueError):
@@ -145,7 +145,7 @@ class Process:
     # Pieces ------------------------------------------------------------------------------------------
 
     def _send(self, surroundings: bytes, ticket: bytes) -> None:
-        with suppress(OSError, ValueError):  # it is gone, or was told to go
+        with suppress(OSError, ValueError):  # it is gone, or was killed
             self._to.write(SIZE.pack(len(surroundings), len(ticket)))
             self._to.write(surroundings)
             self._to.write(ticket)
@@ -169,7 +169,7 @@ class Process:
         return word
 
     def _comes(self, seconds: float) -> bool:
-        poll = select.poll()  # `select` knows no descriptor above 1023
+        poll = select.poll()  # `select` cannot take a descriptor above 1023
         poll.register(self._from, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
@@ -196,7 +196,7 @@ class Process:
 
 
 def _environment(surroundings: Surroundings) -> dict[str, str]:
-    """Of this process, as Python's own variables for C code see it, without what is a kernel's alone."""
+    """This process's environment as `os.environ` has it, without the variables that only a kernel needs."""
     found = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_KERNEL)}
     backend = os.environ.get("MPLBACKEND", "")
     if backend and not backend.startswith("module://"):

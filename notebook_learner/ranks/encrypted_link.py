@@ -1,8 +1,8 @@
-"""How ranks speak where some are on other machines: whole messages, encrypted, over TCP.
+"""How ranks communicate if some are on other machines: whole messages, encrypted, over TCP.
 
-CurveZMQ: nobody is heard who has not the key that was handed over by ipyparallel, and nobody else can read
-along. Each end has a thread that carries messages, so that sending never waits. A machine that cannot be
-reached any more, and a process that was stopped, are told from silence.
+CurveZMQ encrypts the messages: only a process with the key that ipyparallel handed over can send or read
+them. Each end has a thread that carries messages, so that sending never waits. If a machine cannot be reached
+any more, or a process was stopped, the other end notices that its pings get no answer.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from zmq.utils.monitor import recv_monitor_message
 from .channel import Channel
 
 _SILENT = 5000
-"""Milliseconds after which a rank that does not even answer a ping is given up."""
+"""Milliseconds after which rank 0 gives up a rank that does not even answer a ping."""
 _SILENT_HEAD = 60_000
-"""The same of rank 0: a notebook's machine may be busy, or asleep for a moment."""
+"""The same for rank 0: a notebook's machine may be busy, or asleep for a moment."""
 _COME = 60.0
 """Seconds that a rank tries to reach rank 0."""
 _LINGER = 2000
-"""Milliseconds that a last message is still carried."""
+"""Milliseconds in which a last message can still be sent."""
 _HEARD = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -41,7 +41,7 @@ _HEARD = (
 
 
 class EncryptedDoor(NamedTuple):
-    """Where rank 0 expects one rank, and the keys by which they know each other."""
+    """The address where rank 0 expects one rank, and the keys with which they recognise each other."""
 
     url: str
     server: bytes
@@ -50,31 +50,31 @@ class EncryptedDoor(NamedTuple):
 
 
 class Link:
-    """One end of a connection; a Channel uses it as it uses one of multiprocessing."""
+    """One end of a connection; a Channel uses it like a Connection of multiprocessing."""
 
     def __init__(
         self, end: zmq.Socket[bytes], url: str | None = None, lost: Callable[[], None] | None = None
     ) -> None:
-        """A rank's end comes to an address, and `lost` is called once rank 0, which was there, is gone."""
+        """A rank's end connects to an address; `lost` is called if the connection to rank 0 is lost later."""
         self._end, self._tell_lost = end, lost
         self._come: deque[bytes] = deque()
         self._leaving: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._news = threading.Condition()
         self.up = self.over = False
         self._connections: set[int] = set()
-        """At a door: of the guest, and of strangers who have a moment to show their key."""
+        """On rank 0: the rank's connection, and connections that have a moment to prove their key."""
         self._closing = False
         self._is_guest = url is not None
         self._bell, self._rung = socket.socketpair()
         self._bell.setblocking(False)
         self._monitor = end.get_monitor_socket(_HEARD)
         if url is not None:
-            end.connect(url)  # heard from the beginning: it may be refused at once
+            end.connect(url)  # after the monitor is set up: the connection may be refused at once
         self._thread = threading.Thread(target=self._carry, name="notebook_learner link", daemon=True)
         self._thread.start()
 
     def send_bytes(self, message: bytes) -> None:
-        """Send, without waiting."""
+        """Queue a message for sending, without waiting."""
         if self.over:
             raise BrokenPipeError("the other end is gone")
         self._leaving.put(message)
@@ -89,27 +89,27 @@ class Link:
             return self._come.popleft()
 
     def poll(self, seconds: float) -> bool:
-        """Whether a message, or the end, is there within so many seconds."""
+        """Whether a message, or the end of the connection, arrives within so many seconds."""
         with self._news:
             return bool(self._news.wait_for(lambda: self._come or self.over, seconds))
 
     def close(self) -> None:
-        """Let go; what was sent is still carried for a moment."""
+        """Close the connection; messages that are queued can still be sent for a moment."""
         self._closing = True
         self._ring()
 
     def join(self) -> None:
-        """Wait until nothing is carried any more."""
+        """Wait until the thread that carries messages has ended."""
         self._thread.join()
 
     def wait_up(self, seconds: float) -> bool:
-        """Whether both ends have proved who they are, within so many seconds."""
+        """Whether both ends have proved their keys within so many seconds."""
         with self._news:
             self._news.wait_for(lambda: self.up or self.over, seconds)
             return self.up and not self.over
 
     def _ring(self) -> None:
-        with suppress(OSError):  # it rings already, or nobody is there any more
+        with suppress(OSError):  # it has a signal already, or the other side is closed
             self._bell.send(b"!")
 
     def _carry(self) -> None:
@@ -135,7 +135,7 @@ class Link:
         self._monitor.close()
         self._end.close(linger=_LINGER if self._closing else 0)
         if self._is_guest:
-            self._end.context.term()  # it has one of its own, and nothing else in it
+            self._end.context.term()  # this end has its own context, with nothing else in it
         self._bell.close()
         self._rung.close()
         if self._tell_lost is not None and self.up and not self._closing:
@@ -144,7 +144,7 @@ class Link:
     def _send_all(self) -> None:
         with suppress(queue.Empty):
             while True:
-                with suppress(zmq.Again):  # the other end is gone, which is heard in a moment
+                with suppress(zmq.Again):  # the other end is gone; the monitor reports that in a moment
                     self._end.send(self._leaving.get_nowait(), zmq.NOBLOCK, copy=False)
 
     def _take_all(self) -> None:
@@ -170,13 +170,13 @@ class Link:
                         case zmq.EVENT_DISCONNECTED if not self._is_guest:
                             self._connections.discard(told["value"])
                             self.over |= self.up and not self._connections
-                        case _:  # the only one failed, or was not let in; at a door it was a stranger
+                        case _:  # the only one failed or was refused; on rank 0 it was another process
                             self.over |= self._is_guest
                     self._news.notify_all()
 
 
 class Doors:
-    """Where ranks of other machines come to speak with this one: a door for each."""
+    """Listens for ranks on other machines: one address for each."""
 
     def __init__(self, address: str, ranks: int) -> None:
         self._context = zmq.Context()
@@ -197,25 +197,25 @@ class Doors:
         self._awaited = list(self._links)
 
     def door(self, rank: int) -> EncryptedDoor:
-        """Where this rank is to come."""
+        """The address and the keys for this rank."""
         return self._doors[rank - 1]
 
     def next(self, seconds: float) -> Channel | None:
-        """Whoever comes within so many seconds."""
+        """The next rank that connects within so many seconds, or None."""
         for link in self._awaited:
             if link.poll(seconds / len(self._awaited)):
                 self._awaited.remove(link)
-                return Channel(link)  # type: ignore[arg-type]  # it has the methods of a Connection that count
+                return Channel(link)  # type: ignore[arg-type]  # it has the methods that a Channel uses
         return None
 
     def close(self) -> None:
-        """Nobody is expected any more."""
+        """Stop listening."""
         for link in self._links:
             link.close()
         threading.Thread(target=self._shut, name="notebook_learner doors", daemon=True).start()
 
     def _shut(self) -> None:
-        """Here and now it would wait for the last messages."""
+        """Close the rest. It runs in a thread, because it waits for the last messages."""
         for link in self._links:
             link.join()
         self._guard.stop()
@@ -223,9 +223,9 @@ class Doors:
 
 
 def come_through(door: EncryptedDoor, lost: Callable[[], None]) -> Channel:
-    """Speak with rank 0 on another machine; `lost` is called once it cannot be reached any more."""
+    """Connect to rank 0 on another machine; `lost` is called once rank 0 cannot be reached any more."""
     end = _socket(zmq.Context(), _SILENT_HEAD)
-    end.reconnect_ivl = -1  # whoever lost rank 0 has nothing to come back to
+    end.reconnect_ivl = -1  # a rank that lost rank 0 does not reconnect
     end.curve_serverkey = door.server
     end.curve_publickey, end.curve_secretkey = door.public, door.secret
     link = Link(end, door.url, lost)
@@ -233,13 +233,13 @@ def come_through(door: EncryptedDoor, lost: Callable[[], None]) -> Channel:
         link.close()
         raise ConnectionError(
             f"{socket.gethostname()} cannot reach rank 0 at {door.url}; give devices(..., address=) "
-            "the address that leads there, and let the firewall pass it"
+            "an address that this machine can reach, and allow the connection in the firewall"
         )
-    return Channel(link)  # type: ignore[arg-type]  # it has the methods of a Connection that count
+    return Channel(link)  # type: ignore[arg-type]  # it has the methods that a Channel uses
 
 
 class _OnlyGuests:
-    """Whom the guard lets in."""
+    """Checks a connection's key for the authenticator."""
 
     def __init__(self, key: bytes) -> None:
         from zmq.utils import z85

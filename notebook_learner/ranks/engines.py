@@ -1,7 +1,7 @@
 """The processes of ranks 1 and up: ipyparallel engines, here those on this machine.
 
 ipyparallel starts and ends them, and makes each an IPython kernel of its own, so that `%px` reaches them
-while they train. Nothing is asked of its controller during a training.
+while they train. During a training the learner sends the controller no requests.
 """
 
 from __future__ import annotations
@@ -21,67 +21,70 @@ if TYPE_CHECKING:
     from .encrypted_link import Doors
 
 START = 180.0
-"""Seconds that engines may take to come: they import torch, on a machine that may be busy."""
+"""Seconds in which engines have to start: they import torch, on a machine that may be busy."""
 _BEAT = 250
-"""Milliseconds between two beats of the controller's heart: it takes a new engine in at its second one, and
-would be asleep for three seconds between them. An answer costs an engine some 0.1 ms."""
+"""Milliseconds between two heartbeats of the controller. It accepts a new engine at the engine's second
+heartbeat; the default between two is three seconds. An answer costs an engine some 0.1 ms."""
 CONTROLLER = (f"--HeartMonitor.period={_BEAT}", f"--HeartMonitor.max_heartmonitor_misses={30_000 // _BEAT}")
 ENGINE = (f"--IPEngine.max_heartbeat_misses={175_000 // (_BEAT + 500)}", "--IPEngine.timeout=60")
-"""Engine and controller give each other up after as many seconds as without these settings: a machine may be
-busy, or sleep. The second one: an engine that begins together with its controller would wait only five
-seconds until the controller takes it in."""
+"""With these settings, engine and controller still give each other up after the default number of seconds: a
+machine may be busy, or sleep. The timeout: an engine that starts together with its controller would wait only
+five seconds until the controller accepts it."""
 _RANK = "notebook_learner.worker.rank:begin"
-"""What an engine runs: above this room, and so named here and not imported."""
+"""The code that an engine runs. It is in a higher layer, so it is named here and not imported."""
 _SAME = 5.0
-"""Seconds by which two processes may tell another one's start differently: they reckon from when the machine
-was started, which a clock that is set right moves."""
+"""Seconds by which two processes may disagree about the start time of a third: they compute it from the boot
+time of the machine, which changes when the clock is corrected."""
 
 
 class Known(NamedTuple):
-    """A process, told from a later one that was given its number."""
+    """A process with its start time, which distinguishes it from a later process with the same number."""
 
     pid: int
     since: float
 
 
 class Engines:
-    """Ranks 1 and up as processes, and where they come to and sum: `OnThisMachine`, or `AttachedEngines`."""
+    """Ranks 1 and up as processes, and the addresses where they connect and sum.
+
+    A subclass is `OnThisMachine` or `AttachedEngines`.
+    """
 
     meeting: Meeting | Doors
     place: Rendezvous
     are_here = True
-    """Whether they can be seen, and ended, as processes of this machine."""
+    """Whether the engines are processes of this machine, which this process can see and end."""
 
     def __init__(self) -> None:
         self._client: Any = None
         self._begun: list[Any] = []
         self._helpers: list[Known] = []
-        """The controller and what it started: nobody could tell those from strangers once it is dead."""
+        """The controller and its child processes: once it is dead, they could not be recognised any more."""
 
     def invite(self, devices: list[torch.device], threads: int) -> None:
-        """Let every engine come to where this process expects it, as its rank."""
+        """Let every engine connect to this process, as its rank."""
         raise NotImplementedError
 
     def end(self, rank: int, pid: int) -> None:
-        """End one of them at once."""
+        """End one engine at once."""
         import psutil
 
         with suppress(psutil.Error):
             psutil.Process(pid).kill()
 
     def failure(self) -> str:
-        """Why one of them did not come, where it said so."""
+        """Why an engine did not start, if it reported a reason."""
         for each in self._begun:
             if each.ready() and not each.successful():
                 return repr(each.exception())
         return ""
 
     def are_watched(self) -> bool:
-        """Whether the controller lives: without it they end by themselves, some minutes later."""
+        """Whether the controller lives: without it the engines end some minutes later."""
         return bool(self._helpers) and is_alive(self._helpers[0].pid)
 
     def stop(self) -> None:
-        """End all of them, the controller and its helpers included."""
+        """End all engines, the controller and its helper processes."""
         client, self._client = self._client, None
         if client is not None:
             with suppress(Exception):
@@ -89,7 +92,7 @@ class Engines:
 
 
 class OnThisMachine(Engines):
-    """So many processes beside this one."""
+    """Engines on this machine: one process for each device but the first."""
 
     def __init__(self, devices: list[torch.device]) -> None:
         super().__init__()
@@ -106,7 +109,7 @@ class OnThisMachine(Engines):
             self._cluster.start_controller_sync()  # not start_cluster_sync, which sleeps for a second then
             self._cluster.start_engines_sync(n=len(devices), engine_args=list(ENGINE))
             self._client = self._cluster.connect_client_sync()
-            # No bar of its own in the cell: what a learner shows is the panel.
+            # No progress bar of ipyparallel in the cell: the learner shows its panel there.
             self._client.wait_for_engines(len(devices), timeout=START, interactive=False)
             self._helpers = family_of(pid_of(self._cluster))
         except BaseException:
@@ -114,8 +117,8 @@ class OnThisMachine(Engines):
             raise
 
     def invite(self, devices: list[torch.device], threads: int) -> None:
-        """Let every engine come to where this process expects it, as its rank."""
-        helpers = [tuple(each) for each in self._helpers]  # plain: it has yet to find our modules
+        """Let every engine connect to this process, as its rank."""
+        helpers = [tuple(each) for each in self._helpers]  # the engine cannot import our modules yet
         for index, device in enumerate(devices):
             door = tuple(self.meeting.door(index + 1))
             number = (device.index or 0) if device.type == "cuda" else None
@@ -126,14 +129,14 @@ class OnThisMachine(Engines):
             )
 
     def stop(self) -> None:
-        """End all of them, the controller and its helpers included."""
+        """End all engines, the controller and its helper processes."""
         super().stop()
         end_all_of(self._cluster, self._helpers)
         self.meeting.close()
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
+    """Whether a process with this number exists and has not ended."""
     import psutil
 
     try:
@@ -143,7 +146,7 @@ def is_alive(pid: int) -> bool:
 
 
 def family_of(pid: int | None) -> list[Known]:
-    """A process and all that it has started; nothing where it is gone."""
+    """A process and all its descendants; an empty list if it is gone."""
     import psutil
 
     try:
@@ -155,7 +158,7 @@ def family_of(pid: int | None) -> list[Known]:
 
 
 def end_all_of(cluster: Any, helpers: Iterable[Known]) -> None:
-    """End what a cluster has started on this machine, and take its file away."""
+    """End the processes that a cluster has started on this machine, and remove its file."""
     engines = [each for pid in engine_pids(cluster) for each in family_of(pid)]
     end_processes([*helpers, *family_of(pid_of(cluster))], at_once=engines)
     with suppress(Exception):
@@ -163,13 +166,14 @@ def end_all_of(cluster: Any, helpers: Iterable[Known]) -> None:
 
 
 def end_processes(known: Iterable[Known], at_once: Iterable[Known] = ()) -> None:
-    """End processes. Not by ipyparallel's own `stop`, which needs an event loop: the end of an interpreter
-    has none any more.
+    """End processes.
+
+    ipyparallel's own `stop` needs an event loop, and at the end of an interpreter there is no loop any more.
 
     Args:
-        known: they may put things right before.
-        at_once: they may not. An engine would take twelve seconds, to take leave of a controller that is
-            gone as well.
+        known: processes that may clean up before they end.
+        at_once: processes that may not. An engine would take twelve seconds to sign off from a controller
+            that is gone as well.
     """
     import psutil
 
@@ -187,7 +191,7 @@ def end_processes(known: Iterable[Known], at_once: Iterable[Known] = ()) -> None
 
 
 def _found(known: Iterable[Known]) -> list[Any]:
-    """Those of them that are there."""
+    """The processes among them that still exist."""
     import psutil
 
     found: list[psutil.Process] = []
@@ -200,26 +204,26 @@ def _found(known: Iterable[Known]) -> list[Any]:
 
 
 def pid_of(cluster: Any) -> int | None:
-    """Of the controller's process."""
+    """The process number of the controller."""
     pid = getattr(getattr(cluster, "controller", None), "pid", None)
     return pid if isinstance(pid, int) else None
 
 
 def engine_pids(cluster: Any) -> list[int]:
-    """Of the engines that were started on this machine."""
+    """The process numbers of the engines that were started on this machine."""
     sets = getattr(cluster, "engines", {}).values()
     launchers = [each for engine_set in sets for each in getattr(engine_set, "launchers", {}).values()]
     return [pid for pid in (getattr(each, "pid", None) for each in launchers) if isinstance(pid, int)]
 
 
 def _begin(path: list[str], number: int | None, entry: str, arguments: tuple[Any, ...]) -> int:
-    """In the engine: see the modules that the notebook sees, and follow."""
+    """Follow rank 0, in the engine, with the notebook's module path."""
     import os
     import sys
     from importlib import import_module
 
     if number is not None:
-        # It sees no other: whatever asks for all devices makes no context on the neighbours'.
+        # The engine sees no other device: code that asks for all devices makes no context on another rank's.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number] if visible else str(number)
     sys.path[:] = path

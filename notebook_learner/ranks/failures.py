@@ -1,4 +1,4 @@
-"""Why a rank failed: its answer, and the user's own exception made of it again."""
+"""Why a rank failed: its answer, and the user's own exception, built from it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .shipping import unpack
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The answer of a rank that could not do what it was told."""
+    """The answer of a rank that failed at a command."""
 
     error: bytes | None
-    """The exception, where it can be sent."""
+    """The exception, if it can be sent."""
     text: str
-    """Its traceback there."""
+    """Its traceback on that rank."""
     severed: bool
-    """Whether that is only a consequence: another rank did not answer."""
+    """Whether the failure is only a consequence of another rank that did not answer."""
     rows: Any = None
-    """What was measured before."""
+    """The measurements before the failure."""
 
 
 class Lost(Severed):
@@ -34,13 +34,13 @@ class Lost(Severed):
 
 
 def exception_of(member: Member, answer: Failed) -> BaseException:
-    """The user's own exception, with where it came from."""
-    told = f"raised on rank {member.rank} (host {member.host}, process {member.pid}), where it came about so:"
+    """The user's own exception, with a note that names the rank and holds its traceback."""
+    told = f"raised on rank {member.rank} (host {member.host}, process {member.pid}), with this traceback:"
     error: BaseException | None = None
     if answer.error is not None:
         try:
             error = unpack(answer.error)
-        except Exception:  # a class that this process does not know
+        except Exception:  # this process does not know its class
             error = None
     if error is None:
         error = StateError(f"rank {member.rank} failed")

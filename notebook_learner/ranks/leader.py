@@ -32,11 +32,11 @@ from .weight_parts import InParts
 from .whole_weights import Whole
 
 PATIENCE = 10.0
-"""Seconds that a rank is given to come to an end, where a person has broken the step off."""
+"""Seconds in which a rank has to finish after the user interrupted a step."""
 
 
 class Fleet:
-    """Ranks 1 and up of one learner, as rank 0 sees them. Nothing is started before the first move."""
+    """Ranks 1 and up of one learner, from rank 0's side. They start when the learner first moves."""
 
     def __init__(
         self,
@@ -55,38 +55,38 @@ class Fleet:
         self._lock = threading.RLock()
         self._reducer: Reducer = Reducer(None, 1.0)
         self._whole = Whole(self) if source.settings.in_parts else None
-        """Where the weights are in parts while the ranks train."""
+        """Collects the weights if they are in parts while the ranks train; else None."""
         self._sized = False
-        """Whether the batches were known when the ranks met."""
+        """Whether the batch size was known when the group was made."""
         self._stale = True
-        """Whether the others stand elsewhere than rank 0."""
+        """Whether the other ranks have a different state from rank 0."""
         self._own: list[Any] | None = None
-        """What is each rank's own, where rank 0 was put to a state that says so."""
+        """Each rank's own part of the state that rank 0 was set to, if that state has one."""
         self._waiting: list[Member] = []
-        """Who has not answered yet."""
+        """The ranks that have not answered yet."""
         self._rows: list[Rows] = []
         self._beside = self.world if cluster is None else 1
-        """Ranks on this machine, which share its cores."""
+        """How many ranks run on this machine and share its cores."""
         self._threads = torch.get_num_threads()
         self._entered = False
         self._changes: bytes | None = None
-        """What steps are taken with that are tried; None in a run."""
+        """The changes with which a trial takes its steps; None in a run."""
         self._agreed = 0
-        """The last training step that all were heard of."""
+        """The last training step that all ranks have reported."""
         self._clock = RankClock(self._reducer)
         self._rates: list[float | None] = [None] * self.world
-        """Steps a second of each, in the last block that was read."""
+        """Steps a second of each rank, in the last block that was read."""
 
     # A run -------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """A run begins: they are there, and have the state that rank 0 has."""
+        """Begin a run: start the other ranks, and give them rank 0's state."""
         if self.dead is not None:
             raise self.dead
         with self._lock:
             try:
                 self._heal()
-                self.whole()  # a run may have been broken off before it began
+                self.whole()  # a run may have been interrupted before it began
                 if self._whole is not None:
                     self._whole.require(self.replica.watch.breakpoints)
                 crew = self._crew()
@@ -104,14 +104,14 @@ class Fleet:
                 raise cause from error
 
     def leave(self) -> None:
-        """The run is over."""
+        """End the run."""
         self._changes = None
         self.whole(at_last=True)
         if not self._entered:
             return
         if self.devices[0].type == "cpu":
             torch.set_num_threads(self._threads)
-        with self._lock:  # whoever asks how they are waits
+        with self._lock:  # a thread that asks for the ranks' table waits
             self._entered = False
             if self.crew is not None:
                 self.crew.watch.end()
@@ -121,11 +121,11 @@ class Fleet:
         if self.dead is None and not self._broken:
             try:
                 self._ask("leave")
-            except (Severed, Lost) as error:  # told of by the next verb
+            except (Severed, Lost) as error:  # the next verb reports it
                 self.fault(error)
 
     def restart(self) -> None:
-        """Start all of them anew."""
+        """Start all other ranks again, in new processes."""
         with self._lock:
             self.shut()
             self.dead = None
@@ -134,11 +134,13 @@ class Fleet:
 
     @contextmanager
     def tour(self, task: Task, cursors: Callable[..., Cursor]) -> Iterator[RankTour]:
-        """Inside, the others go along through a set. Afterwards every rank stands as it did, to the bit: each
-        puts itself back, and one that could not is told later what was its own.
+        """Have the other ranks walk through a set too, while this context is open.
+
+        Afterwards every rank has its earlier state again, to the bit: each rank restores itself, and rank 0
+        later sends a rank that could not its own part.
 
         Raises:
-            Alone: they cannot, as none of them has whole weights.
+            Alone: the other ranks cannot, because they do not have whole weights.
         """
         if self._whole is not None:
             raise Alone('strategy("fsdp") leaves it all weights while the learner stands still')
@@ -154,17 +156,17 @@ class Fleet:
         finally:
             self.leave()
             self._rows = []
-            if stale:  # they were to be told where this rank stands, and still are
+            if stale:  # they still have to get this rank's state
                 self._stale, self._own = True, told
             elif self._stale and own:
                 self._own = [{"window": self.replica.parts["window"].capture()}, *own]
 
     def inspect(self, rank: int, batch: Any, tokenizer: Any) -> Any:
-        """What a step looks like on another rank: with its part of the batch, or one that is given."""
+        """Inspect a step on another rank: with its part of the batch, or with the given batch."""
         if self._whole is not None:
             raise StateError(
                 f'inspect(rank={rank}): with strategy("fsdp") rank 0 alone has all weights while the learner '
-                "stands still; give the batch that is asked about: inspect(batch)"
+                "stands still; give the batch that it should inspect: inspect(batch)"
             )
         with self._lock:
             self.enter()
@@ -179,22 +181,22 @@ class Fleet:
                 self.leave()
 
     def table(self) -> RankTable:
-        """How each of them is. They are asked where they do nothing else, and seen from outside if not."""
+        """The condition of each rank. Idle ranks are asked; the others are observed from outside."""
         with self._lock:  # a run that begins waits for it
             idle = not (self._entered or self._broken) and self.dead is None
             if self.crew is None or not idle or self.crew.dead():
                 return self.seen()
             try:
                 told = self._ask("memory")
-            except (Severed, Lost) as error:  # told of by the next verb
+            except (Severed, Lost) as error:  # the next verb reports it
                 self.fault(error)
                 return self.seen()
-            if self._stale:  # they are put where this rank stands before they take a step
+            if self._stale:  # they get this rank's state before they take a step
                 told = [{**each, "step": self._agreed} for each in told]
             return self._with(self.crew, told)
 
     def seen(self) -> RankTable:
-        """How each of them is, from outside: at any time, from any thread, without waiting for anybody."""
+        """The condition of each rank, from outside: at any time, from any thread, without waiting."""
         crew = self.crew
         if crew is None:
             return RankTable([of_this_process(self.replica)])
@@ -208,7 +210,7 @@ class Fleet:
         return RankTable([of_this_process(self.replica, own), *others])
 
     def shut(self) -> None:
-        """Nobody needs them any more."""
+        """Release the other ranks: the learner needs them no more."""
         crew, self.crew = self.crew, None
         spare = not self._waiting and self.dead is None
         self._reducer.sever()
@@ -218,15 +220,15 @@ class Fleet:
             release(crew, spare)
 
     def walk(self, changes: Changes) -> None:
-        """Until they leave, they take steps with these changes, as this rank does."""
+        """Have the other ranks take steps with these changes until `leave`, as this rank does."""
         self._changes = self.source.packed(changes)
-        if not self._stale:  # else they are told once they stand where this rank does
+        if not self._stale:  # else they get it after this rank's state
             self._ask("enter", self._changes)
 
     # In a run ----------------------------------------------------------------------------------------
 
     def open(self, place: Place, cursor: Cursor) -> None:
-        """The loop begins with a split, or goes on in it."""
+        """Report that the loop begins a split, or goes on in it."""
         self._current()
         start = None
         if place.done == 0 and cursor.walk.cuts:
@@ -236,19 +238,19 @@ class Fleet:
         self._answers()
 
     def hands(self, step: Any, cursor: Cursor, metrics: Any) -> Hands:
-        """What this rank takes its own steps with."""
+        """The functions with which this rank takes its own steps."""
         fetch = cursor.fetch_share if cursor.walk.cuts else self._feeding(cursor)
         return ranked(fetch, step, metrics, self._reducer, self.replica.loop.update.model)
 
     def steps(self, place: Place, count: int) -> None:
-        """They begin with so many steps, as this rank does now."""
+        """Have the other ranks begin so many steps, as this rank does now."""
         self._in_step()
         rates = None if self._changes is None else rates_of(self.replica.loop.update.optimizer)
         self._tell("steps", place, count, rates)
         self._clock = RankClock(self._reducer)
 
     def gather(self, steps: int) -> Sequence[Rows]:
-        """What they measured in the steps since the last time."""
+        """The other ranks' measurements in the steps since the last call."""
         own = self._clock.seconds()
         rows: list[Rows] = self._rows
         if self._waiting:
@@ -265,15 +267,15 @@ class Fleet:
         return rows
 
     def close(self, finals: Mapping[str, float]) -> None:
-        """The split is over, with these values."""
+        """Report that the split is over, with these values."""
         self._tell("close", dict(finals))
 
     def closed(self) -> None:
-        """They have closed it, too."""
+        """Wait until the other ranks have closed the split too."""
         self._answers()
 
     def _feeding(self, cursor: Cursor) -> Callable[[], Any]:
-        """Fetch for all ranks."""
+        """A function that fetches a batch for all ranks."""
         shares = [Share(rank, self.world, self.in_parts) for rank in range(self.world)]
         members = self._members()
 
@@ -293,7 +295,7 @@ class Fleet:
     # State -------------------------------------------------------------------------------------------
 
     def capture(self, parts: dict[str, Any]) -> None:
-        """Add to a captured state what they alone know."""
+        """Add to a captured state the parts that only the other ranks know."""
         own = self._own
         with self._lock:
             if self._whole is not None:
@@ -301,24 +303,24 @@ class Fleet:
             if self.crew is not None and self.dead is None and not self._stale and not self._broken:
                 own = [{"window": parts["window"]}, *self._ask("own")]
         if own is not None:
-            if self._whole is not None:  # it is rank 0's, wherever the state goes
+            if self._whole is not None:  # a whole state is on rank 0's device
                 own[1:] = [{**each, "window": nothing_of(parts["window"])} for each in own[1:]]
             parts["window"] = joined(parts["window"], own[1:])
             parts[OWN] = {"world": self.world, "each": own}
 
     @property
     def in_parts(self) -> bool:
-        """Whether each of them has but its part of the weights while they train."""
+        """Whether each rank has only its part of the weights while they train."""
         return self._whole is not None
 
     def whole(self, *, at_last: bool = False) -> None:
-        """Have all weights here, until the next step.
+        """Bring all weights to this rank, until the next step.
 
         Args:
-            at_last: a run is over. Where that cannot be, it is told of by the next verb.
+            at_last: the run is over. If the weights cannot be brought here, the next verb reports it.
 
         Raises:
-            StateError: not all parts are left.
+            StateError: a part of the weights is lost.
         """
         if self._whole is None:
             return
@@ -332,18 +334,18 @@ class Fleet:
                     raise cause from error
 
     def look(self) -> None:
-        """The same for somebody who looks at them in a run, unless the others are in steps."""
+        """Bring all weights here for a user who looks at them in a run, unless other ranks are in steps."""
         if not self._waiting:
             self.whole()
 
     def lay_down(self) -> None:
-        """A whole state is about to be put here: whatever it held is of no use."""
+        """Make room for a whole state that is about to be put here; the old values are of no use."""
         if self._whole is not None:
             self._whole.parts.make_whole()
             self._whole.lost = ""
 
     def put_back(self, state: State) -> None:
-        """Rank 0 stands at this state now."""
+        """Note that rank 0 was set to this state."""
         kept = state.parts.get(OWN)
         self._own = None
         if kept is not None and kept["world"] == self.world:
@@ -365,7 +367,7 @@ class Fleet:
         return [] if self.crew is None else self.crew.members
 
     def _tell(self, verb: str, *arguments: Any) -> None:
-        """Say it to all; the answers are for later."""
+        """Send a command to all other ranks; the answers are read later."""
         for member in self._members():
             member.send(verb, *arguments)
             self._waiting.append(member)
@@ -375,10 +377,10 @@ class Fleet:
         return self._answers()
 
     def _answers(self) -> list[Any]:
-        """What each has answered. The first that failed is raised, once all are heard."""
+        """The answer of each rank. After all have answered, the first failure is raised."""
         found: list[Any] = []
         while self._waiting:
-            member = self._waiting.pop(0)  # whatever comes of it, there is one answer
+            member = self._waiting.pop(0)  # success or failure, a rank answers once
             answer = member.answer()
             if isinstance(answer, Failed):
                 raise Lost(member, answer)
@@ -386,8 +388,8 @@ class Fleet:
         return found
 
     def _await(self) -> None:
-        """Until all have answered. Another rank may hang: here a person may break it off, and not where an
-        answer is half read."""
+        """Wait until all ranks have answered. Another rank may hang: the user can interrupt this wait, but
+        not the reading of an answer."""
         control = self.replica.loop.control
         control.interruptible = True
         try:
@@ -402,7 +404,7 @@ class Fleet:
         return self._reducer.group is None or bool(self._waiting)
 
     def _current(self) -> None:
-        """Before the loop goes on: they stand where rank 0 does, which may have gone back meanwhile."""
+        """Give the other ranks rank 0's state before the loop goes on: rank 0 may have gone back."""
         self._heal()
         if self._stale:
             self._synchronise()
@@ -410,19 +412,19 @@ class Fleet:
         self._in_step()
 
     def _in_step(self) -> None:
-        """They go on after a look, for which rank 0 had everything whole."""
+        """Divide the weights again after `look`, for which rank 0 had them whole."""
         if self._whole is not None and not self._whole.parts.divided:
             self._synchronise()
 
     def _heal(self) -> None:
-        """Whatever was broken off is over on all sides."""
+        """Clean up after an interrupted command, on all ranks."""
         if self._waiting:
             self.fault(Severed("broken off"))
         if self.dead is not None:
             raise self.dead
 
     def _synchronise(self) -> None:
-        """Have them stand where rank 0 stands. Rank 0 may have been changed by hand meanwhile."""
+        """Give the other ranks rank 0's state. The user may have changed rank 0 by hand meanwhile."""
         if self._reducer.group is None or (not self._sized and "train" in self.replica.loop.passes):
             self._meet()
         keeps = False
@@ -443,14 +445,14 @@ class Fleet:
             self._whole.parts.divide(self._reducer)
 
     def _differ(self, prints: Sequence[int]) -> bool:
-        """Whether a person has changed anything here meanwhile."""
+        """Whether the user has changed the state here meanwhile."""
         if self._whole is not None:
             return [self._whole.print(rank) for rank in range(1, self.world)] != prints
         mine = fingerprint(self.replica)
         return any(each != mine for each in prints)
 
     def _meet(self) -> None:
-        """Make a group to sum in."""
+        """Make a process group for the sums."""
         self._reducer.sever()
         loop, crew = self.replica.loop, self._crew()
         crew.generation += 1
@@ -466,7 +468,7 @@ class Fleet:
     # Failure -----------------------------------------------------------------------------------------
 
     def fault(self, error: BaseException) -> BaseException:
-        """This rank cannot go on: no other one waits for it any more. Gives what it all began with."""
+        """End the other ranks' wait for this rank, which cannot go on. Returns the first cause."""
         if isinstance(error, RankDied):
             return error
         failed = [(error.member, error.answer)] if isinstance(error, Lost) else []
@@ -494,7 +496,7 @@ class Fleet:
                 rows.append(answer)
         self._rows = [each for each in rows if each is not None]
         for member in () if self.crew is None else self.crew.members:
-            with suppress(Dead):  # who had answered before has not heard yet that it is over
+            with suppress(Dead):  # a rank that answered before does not know yet that it is over
                 member.send("break")
         if dead:
             self.dead = self._died(dead[0])
@@ -505,7 +507,7 @@ class Fleet:
         return error
 
     def _end_those_who_hang(self) -> None:
-        """A person breaks off a step in which the ranks wait for a sum. If it comes, all is well."""
+        """Kill the ranks if the sums of a step that the user interrupted do not arrive in time."""
         if self.crew is None or self._reducer.settles(PATIENCE):
             return
         ranks = ", ".join(str(each.rank) for each in self.crew.members)
@@ -527,7 +529,7 @@ class Fleet:
 
 
 class RankTour:
-    """Ranks 1 and up, each with its part of every batch."""
+    """Ranks 1 and up on a walk through a set, each with its part of every batch."""
 
     def __init__(self, fleet: Fleet, what: str, packed: bytes, cursor: Cursor, fed: bool) -> None:
         self.cursor = cursor
@@ -536,18 +538,18 @@ class RankTour:
         self._packed, self._fed = packed, fed
 
     def open(self, epoch: int) -> None:
-        """They stand before the first batch, with rank 0's buffers."""
+        """Put the other ranks before the first batch, with rank 0's buffers."""
         fleet = self._fleet
         fleet._tell("tour", self._packed, epoch, None if self._fed else self.cursor.start_on_host())
         buffers_of_rank_0(fleet.replica.loop, fleet._reducer)
         fleet._answers()
 
     def begin(self, count: int) -> None:
-        """They take so many batches."""
+        """Have the other ranks take so many batches."""
         self._fleet._tell("batches", count)
 
     def gather(self, count: int) -> Sequence[Any]:
-        """What they found in them."""
+        """The other ranks' results for these batches."""
         self._fleet._await()
         found = self._fleet._answers()
         taken = [each.steps if isinstance(each, Rows) else len(each) for each in found]
@@ -558,8 +560,8 @@ class RankTour:
         return found
 
     def fault(self, error: BaseException) -> BaseException:
-        """Nobody waits for this rank any more; gives what it all began with. Where all stand at a boundary
-        nothing is wrong with them."""
+        """End the other ranks' wait for this rank; return the first cause. If all ranks are at a boundary,
+        they are sound."""
         fleet = self._fleet
         cause = fleet.fault(error) if fleet._waiting or isinstance(error, Severed) else error
         if isinstance(cause, CannotBeCut) and self.cursor.walks_again:

@@ -1,4 +1,4 @@
-"""The processes of one fleet, and what is known of each: whether it lives, and how it ended."""
+"""The processes of one fleet: whether each lives, and how it ended."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .source_files import Files
 from .versions import versions
 
 _COME = 180.0
-"""Seconds that a rank may take from its start to its first word."""
+"""Seconds that a rank may take from its start to its first message."""
 STOPPED = 5.0
-"""Seconds that a process may be stopped (SIGSTOP) before it is given up: the others wait for it."""
+"""Seconds that a process may be stopped (SIGSTOP) before it is killed: the other ranks wait for it."""
 
 
 _AFAR = "died, or its machine cannot be reached any more,"
 
 
 class Dead(Severed):
-    """A process is not there any more."""
+    """A rank's process has ended."""
 
 
 class Member:
@@ -43,19 +43,19 @@ class Member:
         self.channel = channel
         self.rank, self.pid, self.host, self.device = rank, pid, host, device
         self.is_here = is_here
-        """Whether its process can be seen from this one."""
+        """Whether its process is on this machine, so that this process can see it."""
         self.gone = False
 
     def is_alive(self) -> bool:
-        """As far as is known here."""
+        """Whether the process lives, as far as this process knows."""
         return is_alive(self.pid) if self.is_here else not self.channel.is_over()
 
     def send(self, verb: str, *arguments: Any) -> None:
-        """Tell it something."""
+        """Send it a command."""
         self._send(pickle.dumps((verb, arguments), pickle.HIGHEST_PROTOCOL))
 
     def hand(self, part: Any) -> None:
-        """Give it its part of a batch."""
+        """Send it its part of a batch."""
         self._send(pack(("batch", (part,)), parts=True))
 
     def _send(self, message: bytes) -> None:
@@ -66,7 +66,7 @@ class Member:
             raise Dead(f"rank {self.rank} is gone") from error
 
     def answer(self) -> Any:
-        """Wait for what it has to say."""
+        """Wait for its answer."""
         try:
             return unpack(self.channel.receive_bytes())
         except Gone as error:
@@ -75,15 +75,15 @@ class Member:
 
 
 class Crew:
-    """All of them, from their start to their end."""
+    """The processes of ranks 1 and up, from their start to their end."""
 
     def __init__(self, devices: list[torch.device], threads: int, cluster: Attached | None) -> None:
         self.members: list[Member] = []
         self.generation = 0
-        """How often they have met to sum: each time at a place of its own."""
+        """How many process groups they have formed: each meets at a place of its own."""
         self.devices, self.cluster = list(devices), cluster
         self.files = Files()
-        """What they may have imported."""
+        """The source files that they may have imported."""
         self.watch = ProcessWatch(self)
         self.engines = _engines(devices, cluster)
         try:
@@ -94,17 +94,17 @@ class Crew:
             raise
 
     def dead(self) -> list[Member]:
-        """Who is not there any more."""
+        """The members whose processes have ended."""
         for member in self.members:
             member.gone = member.gone or not member.is_alive()
         return [member for member in self.members if member.gone]
 
     def is_whole(self) -> bool:
-        """Whether another learner may have it."""
+        """Whether another learner can use this crew."""
         return not self.dead() and self.engines.are_watched() and not self.files.changed()
 
     def close(self) -> None:
-        """End all of them."""
+        """End all processes."""
         self.watch.end()
         for member in self.members:
             with suppress(NotebookLearnerError):
@@ -118,7 +118,7 @@ class Crew:
         while len(self.members) < len(devices):
             channel = self.engines.meeting.next(1.0)
             if channel is not None:
-                with suppress(Gone):  # its engine says why, or the clock
+                with suppress(Gone):  # its engine says why, or the time runs out
                     self._add(channel, devices)
             elif failure := self.engines.failure():
                 raise StateError(f"the other ranks could not be started: {failure}")
@@ -154,22 +154,24 @@ def _engines(devices: list[torch.device], cluster: Attached | None) -> Engines:
 
 _spare: list[Crew] = []
 _at_work: list[Crew] = []
-"""Held here, too: the garbage collector, which may take a learner together with its step, would close the
-connections before anybody could end the processes."""
+"""The crews of living learners. Without this reference the garbage collector, which may collect a learner
+together with its step, would close the connections before the processes are ended."""
 _ending = False
 
 
 def crew_for(devices: list[torch.device], threads: int, cluster: Attached | None) -> Crew:
-    """Processes for these devices: those of a learner that is gone, or new ones. A cell that builds a learner
-    is run again and again, and engines take seconds to start."""
+    """Processes for these devices: those of a learner that is gone, or new ones.
+
+    A user runs a cell that builds a learner again and again, and engines take seconds to start.
+    """
     while _spare:
         crew = _spare.pop()
         if (crew.devices, crew.cluster) == (devices, cluster) and crew.is_whole():
             _at_work.append(crew)
             return crew
         crew.close()
-    # Here, and not where the first is released, which may be as the interpreter ends: hooks that come then
-    # are not called. It is registered after the learners' own, and so runs before it.
+    # Register the exit hook here, and not when the first crew is released: that may be while the interpreter
+    # ends, and a hook registered then is not called. This hook comes after the learners', so it runs first.
     atexit.unregister(_end)
     atexit.register(_end)
     crew = Crew(devices, threads, cluster)
@@ -178,7 +180,7 @@ def crew_for(devices: list[torch.device], threads: int, cluster: Attached | None
 
 
 def release(crew: Crew, whole: bool) -> None:
-    """Its learner needs it no more. One crew is kept for the next one, where nothing is wrong with it."""
+    """Take a crew that its learner needs no more. One sound crew is kept for the next learner."""
     _at_work.remove(crew)
     if not whole or _ending or not crew.is_whole():
         crew.close()
@@ -189,7 +191,7 @@ def release(crew: Crew, whole: bool) -> None:
 
 
 def release_spare() -> None:
-    """No learner to come needs one: its devices are another process's now."""
+    """End the spare crew: another process uses its devices now."""
     while _spare:
         _spare.pop().close()
 
@@ -201,10 +203,11 @@ def _end() -> None:
 
 
 class ProcessWatch:
-    """Looks at the processes twice a second while a run waits for them.
+    """Checks the processes twice a second while a run waits for them.
 
-    A dead one is noticed by its connections, at once. One that was stopped holds them open, and whoever waits
-    for its part of a sum would wait for ever: after a few seconds it is killed.
+    If a process dies, its connections close, and the other ranks notice at once. A stopped process keeps its
+    connections open, and a rank that waits for its part of a sum would wait for ever: so this thread kills it
+    after a few seconds.
     """
 
     def __init__(self, crew: Crew) -> None:
@@ -213,23 +216,23 @@ class ProcessWatch:
         self._reasons: dict[int, str] = {}
 
     def begin(self) -> None:
-        """A run begins."""
+        """Start watching, at the beginning of a run."""
         self._end = threading.Event()
         threading.Thread(
             target=self._look, args=(self._end,), name="notebook_learner watch", daemon=True
         ).start()
 
     def end(self) -> None:
-        """The run is over."""
+        """Stop watching, at the end of the run."""
         self._end.set()
 
     def give_up(self, member: Member, reason: str) -> None:
-        """End a process, and say why."""
+        """End a process, and keep the reason."""
         self._reasons[member.rank] = reason
         self._crew.engines.end(member.rank, member.pid)
 
     def reason(self, member: Member) -> str:
-        """How a process ended, as far as is known."""
+        """How a process ended, as far as this process knows."""
         if told := self._reasons.get(member.rank):
             return told
         return _how_it_ended(member.pid) if member.is_here else _AFAR
@@ -251,13 +254,14 @@ class ProcessWatch:
                         self.give_up(member, f"was stopped for {STOPPED:.0f} s, and killed then,")
 
     def _look_afar(self, member: Member) -> None:
-        """Its connection ends with the process, or in silence. Then it may be stopped, and holds up sums."""
+        """Give up a member on another machine if its connection has ended. If the connection timed out, the
+        process may only be stopped, but the sums wait for it."""
         if member.channel.is_over() and member.rank not in self._reasons:
             self.give_up(member, _AFAR)
 
 
 def _how_it_ended(pid: int) -> str:
-    """By its exit status, which only the process that started it is told."""
+    """How a process ended, from its exit status, which only its parent process gets."""
     import psutil
 
     try:

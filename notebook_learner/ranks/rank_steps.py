@@ -1,4 +1,4 @@
-"""How a rank takes the steps of a block, rank 0 and the others alike."""
+"""How a rank takes the steps of a block; rank 0 does it like the others."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from .reduction import Reducer
 from .weight_parts import InParts
 
 STEADY = Control()
-"""Nobody asks anything of it: inside a block no rank stops by itself."""
+"""A control that gets no requests: inside a block no rank stops alone."""
 
 
 class RankClock:
-    """How long this rank takes for a block of steps by itself. All ranks take as long as the slowest one: who
-    that is shows only without what they wait for each other."""
+    """Measures this rank's own time for a block of steps, without the time in which it waits for others.
+
+    With that time all ranks take as long as the slowest one, so the slowest rank would not show.
+    """
 
     def __init__(self, reducer: Reducer) -> None:
         self._reducer = reducer
         self._began = perf_counter() - reducer.waited
 
     def seconds(self) -> float:
-        """Since it was made."""
+        """This rank's own time since the clock was made."""
         return perf_counter() - self._reducer.waited - self._began
 
 
 def from_rank_0(fetch: Callable[[], Any], reducer: Reducer) -> Callable[[], Any]:
-    """A fetch that waits for rank 0: its time is no time of this rank's own."""
+    """A fetch that waits for rank 0: its time does not count as this rank's own."""
 
     def waited() -> Any:
         began = perf_counter()
@@ -52,7 +54,7 @@ def ranked(
     reducer: Reducer,
     model: nn.Module,
 ) -> Hands:
-    """What a rank takes steps with: its part of each batch, or none."""
+    """The functions with which a rank takes steps on its part of each batch, which may be empty."""
     buffers = list(model.buffers())
     train = step if isinstance(step, TrainingStep) else None
     divided = reducer if isinstance(reducer, InParts) else None
@@ -60,7 +62,7 @@ def ranked(
     def take(batch: Any, last: bool) -> Any:
         __tracebackhide__ = True
         if train is not None and buffers:
-            reducer.share(buffers)  # as torch's DistributedDataParallel: those of rank 0 hold
+            reducer.share(buffers)  # like torch's DistributedDataParallel: rank 0's are used
         if divided is not None:
             return in_parts(divided, batch, last)
         if batch is not EMPTY:
@@ -91,12 +93,12 @@ def ranked(
 
 
 def share_for(loop: Any, reducer: Reducer) -> None:
-    """Where a validation begins: the buffers of the model that validates are rank 0's."""
+    """At the beginning of a validation, give all ranks rank 0's buffers of the model that validates."""
     if loop.split == "valid":
         buffers_of_rank_0(loop, reducer)
 
 
 def buffers_of_rank_0(loop: Any, reducer: Reducer) -> None:
-    """The model that validates has them on all ranks."""
+    """Give the model that validates rank 0's buffers, on all ranks."""
     if buffers := list(loop.modes.validated.buffers()):
         reducer.share(buffers)

@@ -1,4 +1,4 @@
-"""`learner.devices`: which process trains on which device, and how it is."""
+"""`learner.devices`: which process trains on which device, and its condition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """One rank."""
+    """One rank of the table: its process, device, step, memory and speed."""
 
     rank: int
     host: str
@@ -21,18 +21,18 @@ class RankInfo:
     pid: int
     alive: bool
     step: int | None
-    """Finished training steps; while they train, those that all ranks were heard of."""
+    """Finished training steps; while the ranks train, the number that all ranks have reported."""
     memory: int | None
-    """Bytes of the process."""
+    """Bytes of memory that the process uses."""
     device_memory: int | None = None
     """Bytes of tensors on an accelerator."""
     rate: float | None = None
-    """Steps a second that it takes by itself, in the last block of steps: all take those of the slowest one,
-    and the others wait."""
+    """Steps a second that it could take alone, in the last block of steps. Together all ranks are as fast as
+    the slowest one, and the others wait."""
 
 
 class RankTable(Sequence[RankInfo]):
-    """All ranks, shown as a table."""
+    """All ranks of a learner, shown as a table."""
 
     def __init__(self, infos: Sequence[RankInfo]) -> None:
         self._infos = tuple(infos)
@@ -86,7 +86,7 @@ def of_this_process(replica: Replica, rate: float | None = None) -> RankInfo:
 
 
 def of_member(member: Member, alive: bool, told: Mapping[str, Any], rate: float | None) -> RankInfo:
-    """Another rank, with what it tells of itself; its memory is seen from here, too."""
+    """The entry of another rank, from its own answer; here its memory can also be measured from outside."""
     memory = told.get("host") or (_memory_of(member.pid) if alive and member.is_here else None)
     where = (member.rank, member.host, str(member.device), member.pid)
     return RankInfo(*where, alive, told.get("step"), memory, told.get("device"), rate if alive else None)

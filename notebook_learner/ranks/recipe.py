@@ -1,4 +1,4 @@
-"""What rank 0 sends the others to be built from, and what it sends anew where that has changed."""
+"""What rank 0 sends the other ranks to build their learners, and what it sends again after a change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .shipping import Names, names_of, pack, pack_by_value
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a follower makes its learner of."""
+    """What a follower builds its learner from."""
 
     settings: Settings
     model: Any
@@ -36,7 +36,7 @@ class Recipe:
 
 
 class RecipeSource:
-    """One learner as others are to be made like it."""
+    """Rank 0's learner as the source from which the other ranks build theirs."""
 
     def __init__(
         self, settings: Settings, replica: Replica, optimizer: Any, scheduler: Any, given: Supplier
@@ -47,15 +47,15 @@ class RecipeSource:
         self.scheduler = scheduler
         self.given = given
         self.learner: Callable[[], Any] = lambda: None
-        """The learner itself, for steps that mention it."""
+        """Returns the learner itself, for steps that refer to it."""
         self._sent: dict[str, Any] = {}
 
     def forget(self) -> None:
-        """Nobody knows anything any more: send all of it."""
+        """Forget what the other ranks know: the next `tell` sends everything."""
         self._sent = {}
 
     def tell(self, crew: Crew) -> bool:
-        """Send what they do not know yet; whether their layers run other code now."""
+        """Send what the other ranks do not know yet; return whether their layers run other code now."""
         crew.files.look()
         if "recipe" not in self._sent:
             for member in crew.members:
@@ -76,8 +76,8 @@ class RecipeSource:
         return {name: type(module) for name, module in self.replica.loop.update.model.named_modules()}
 
     def _send_classes(self, crew: Crew) -> bool:
-        """Of layers, where they are others; by value where they were defined anew, since their files were
-        imported long ago."""
+        """Send the classes of layers that have changed. Classes that were defined again are sent by value:
+        the other ranks have imported the old files."""
         known, now = self._sent["classes"], self._classes()
         fresh = {name: kind for name, kind in now.items() if known.get(name, kind) is not kind}
         if fresh:
@@ -108,7 +108,7 @@ class RecipeSource:
         self._sent[f"data {split}"] = (loader,)
 
     def packed(self, changes: Changes) -> bytes:
-        """What steps are tried with, by value, as a step is."""
+        """The changes of a trial, pickled by value like a step."""
         try:
             return pack(changes, self._names())
         except Exception as refused:
@@ -118,7 +118,7 @@ class RecipeSource:
             ) from refused
 
     def packed_to_look(self, batch: Any, tokenizer: Any) -> bytes:
-        """What another rank is to look at."""
+        """The batch and the tokenizer that another rank is to inspect, pickled."""
         try:
             return pack((batch, tokenizer), self._names())
         except Exception as refused:
@@ -127,11 +127,12 @@ class RecipeSource:
             ) from refused
 
     def packed_task(self, task: Task, cursors: Callable[..., Cursor]) -> tuple[bytes, Cursor, bool]:
-        """What is done with a set, as the others are told of it; how rank 0 walks it; whether it hands out
-        their parts. A loader whose order each rank can draw is walked by each, which loads only its part.
+        """The task on a set for the other ranks, rank 0's cursor, and whether rank 0 hands out their parts.
+
+        If each rank can draw the order of a loader, each rank walks the loader and loads only its part.
 
         Raises:
-            Alone: they cannot do it.
+            Alone: the other ranks cannot do the task.
         """
         whole, share = (cursors(task.loader, task.what, way) for way in ("whole", "share"))
         if task.metrics is None and not whole.walks_again:
@@ -141,7 +142,7 @@ class RecipeSource:
         metrics = None if task.metrics is None else [own_copy(each) for each in task.metrics]
         done = replace(task, loader=None, metrics=metrics)
         fed = self._packed_task(done, None)
-        if not share.walk.cuts or isinstance(share.loader, Sequence):  # a list is not sent to all as a whole
+        if not share.walk.cuts or isinstance(share.loader, Sequence):  # no list is sent whole to every rank
             return fed, whole, True
         passes = self.replica.loop.passes
         there = [split for split, given in self.given().items() if given is task.loader and split in passes]
@@ -149,7 +150,7 @@ class RecipeSource:
             return self._packed_task(done, there[0]), share, False
         try:
             return self._packed_task(replace(done, loader=task.loader), None), share, False
-        except Alone:  # it is only the loader that cannot be sent
+        except Alone:  # only the loader cannot be sent
             return fed, whole, True
 
     def _packed_task(self, task: Task, split: Split | None) -> bytes:
@@ -162,7 +163,7 @@ class RecipeSource:
         return names_of(self.replica.loop.update.model, learner=self.learner())[0]
 
     def _send_functions(self, crew: Crew) -> None:
-        """Steps are sent by value: what they read of the notebook is as it is now, at each run."""
+        """Send the steps by value, at each run: so they see the notebook's current values."""
         functions = {"train": self.settings.train_step, "valid": self.settings.valid_step}
         found = {split: each for split, each in functions.items() if each is not None}
         epochs = self.replica.loop.num_epochs
@@ -182,7 +183,7 @@ class RecipeSource:
     def _recipe(self, member: Member, world: int) -> bytes:
         settings = replace(
             self.settings.of_a_copy(),
-            directory="rank",  # nothing is ever written there
+            directory="rank",  # a rank never writes there
             metrics=[Registered(own_copy(r.metric), r.split, r.plotted) for r in self.settings.registered()],
             metrics_given=True,
             loggers=[QuietOutput()],
@@ -221,19 +222,19 @@ def _is_same(one: type, other: type) -> bool:
 
 
 class QuietOutput:
-    """A logger that keeps nothing: ranks other than 0 tell it alone."""
+    """A logger that keeps nothing, for ranks other than 0: only rank 0 writes logs."""
 
     def handle(self, event: Event) -> None:
-        """Take an event, and do nothing."""
+        """Ignore an event."""
 
 
 def told_later(model: Any, batch: Any) -> Any:
-    """In the place of a step that is sent by itself."""
-    raise ConfigurationError(["this rank was not told how to train yet"], "the training cannot begin")
+    """Stand in for a step, which rank 0 sends separately."""
+    raise ConfigurationError(["this rank has not received its step yet"], "the training cannot begin")
 
 
 def _as_seen(device: torch.device) -> torch.device:
-    """By the process that sees no other of its kind."""
+    """The device's name in the engine's process, which sees no other GPU."""
     return torch.device("cuda:0") if device.type == "cuda" else device
 
 

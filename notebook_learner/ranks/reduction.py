@@ -1,10 +1,10 @@
 """The sums that ranks make together: gradients, the weights behind them, and rank 0's buffers.
 
-Not torch's DistributedDataParallel. A step here may run its backward pass itself, may leave parameters out,
-and on some rank may have no sample; its weight is known only after the forward pass; and after an exception
-the next step has to be possible. So gradients are summed when a window closes, weighted, with one division
-for all ranks, by the same allreduce of torch.distributed. As there, buckets of gradients leave while the
-backward pass goes on.
+This is not torch's DistributedDataParallel. A step here may run its backward pass itself, may leave
+parameters out, and may have no sample on some rank. Its weight is known only after the forward pass. After an
+exception the next step has to be possible. So gradients are summed when a window closes: weighted, with one
+division for all ranks, by the same allreduce of torch.distributed. As in torch, buckets of gradients are sent
+while the backward pass goes on.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import Tensor, nn
 
 from ..errors import NotebookLearnerError, StepError
 
-dist: Any = import_module("torch.distributed")  # most of what is needed has no types
+dist: Any = import_module("torch.distributed")  # torch has no types for most of it
 
 _FIRST, _REST = 1 << 20, 25 << 20
-"""Bytes after which a bucket is full: the first one soon, so that the first sum begins early, as in torch."""
+"""Bytes of a full bucket. The first one is smaller, so that the first sum begins early, as in torch."""
 _ALONE = 1 << 20
-"""Bytes from which a gradient is summed where it lies: copying it into a bucket and back takes longer than a
-sum of its own begins."""
+"""Bytes from which a gradient is summed in place: to copy it into a bucket and back takes longer than to
+start a separate sum."""
 _LARGE = 1 << 16
-"""Numbers in a tensor from which on memory counts, which is read once less, and not the calls."""
+"""Numbers in a tensor from which reading memory costs more than calls, so that one read less is faster."""
 _PIECE = timedelta(seconds=0.5)
-"""How long a wait on the host lasts before Python is asked whether somebody wants to break it off."""
+"""How long a wait on the host lasts before Python checks whether the user has interrupted it."""
 
 
 class Severed(NotebookLearnerError):
@@ -43,17 +43,17 @@ class Reducer:
         self.group = group
         self.reference = reference
         self.waited = 0.0
-        """Seconds in which this rank stood still for others; on CUDA the device waits, and not the host."""
+        """Seconds in which this rank waited for others; on CUDA the device waits, and not the host."""
         self._buckets: list[_Bucket | _Alone] = []
         self._known: list[nn.Parameter] = []
         self._last = _GradientSum()
-        """The last one that was no bucket's."""
+        """The last sum that does not belong to a bucket."""
         self._next = 0
         self._total: Tensor | float = 0.0
 
     def settles(self, seconds: float) -> bool:
-        """Whether the sums that are on their way come within so many seconds. Until they do, or their ranks
-        are gone, nobody can let go of the group: that waits as well."""
+        """Whether the pending sums finish within so many seconds. Until they do, or their ranks are gone,
+        this rank cannot leave the group: leaving waits as well."""
         until = perf_counter() + seconds
         pending = [each.work for each in (*self._buckets, self._last) if each.work is not None]
         while not all(work.is_completed() for work in pending):
@@ -63,14 +63,14 @@ class Reducer:
         return True
 
     def sever(self) -> None:
-        """Let go of the group: whoever waits for this rank is told so by their connection."""
+        """Leave the group: ranks that wait for this rank notice that their connection ends."""
         for bucket in self._buckets:
             bucket.forget()
         self._last.work = None
         self._buckets, self._known, self.group = [], [], None
 
     def coming(self, parameters: list[nn.Parameter], total: Tensor | float) -> None:
-        """Send each bucket of gradients on its way as soon as it is full."""
+        """Send each bucket of gradients as soon as it is full."""
         self._arrange(parameters)
         self._total = total
         for bucket in self._buckets:
@@ -78,14 +78,14 @@ class Reducer:
         self._next = 0
 
     def add_up(self, parameters: list[nn.Parameter], total: Tensor | float, mean: bool) -> Tensor:
-        """Make each gradient the sum of all ranks', or their mean; the sum of their weights."""
+        """Make each gradient the sum or the mean over all ranks; return the sum of their weights."""
         if any(bucket.armed for bucket in self._buckets):
             self._arrange(parameters)
         else:
             self.coming(parameters, total)
         began = perf_counter()
         try:
-            while self._next < len(self._buckets):  # a parameter that had no part in the step
+            while self._next < len(self._buckets):  # a parameter that the step did not use
                 self._send_next()
             tail = self._along
             if tail is None:
@@ -102,25 +102,25 @@ class Reducer:
                 bucket.armed = False
         like = self._known[0]
         kind = torch.float64 if like.dtype == torch.float64 else torch.float32
-        weight = tail[0].to(kind, copy=True)  # it may lie beside gradients that are about to be divided
+        weight = tail[0].to(kind, copy=True)  # it may be in one tensor with gradients that are divided next
         self._take(tail, weight + (weight == 0) if mean else None)  # without a token there is no gradient
         return weight
 
     def made(self) -> None:
-        """A backward pass is over; its gradients are summed once their window closes."""
+        """Note that a backward pass is over; its gradients are summed once their window closes."""
 
     def moved(self) -> None:
-        """The optimizer has moved the weights."""
+        """Note that the optimizer has moved the weights."""
 
     def norm(self, norm: Tensor) -> Tensor:
-        """That of summed gradients, which all ranks have, is that of all."""
+        """Return the norm over all ranks: here this rank's own, since every rank has the summed gradients."""
         return norm
 
     def adopt(self) -> None:
-        """A step has made its gradients itself: they are weighted when they are summed."""
+        """Accept gradients that a step has made itself: they are weighted when they are summed."""
 
     def share(self, tensors: list[Tensor]) -> None:
-        """Make them what they are on rank 0."""
+        """Copy rank 0's values of these tensors to all ranks."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
@@ -144,8 +144,8 @@ class Reducer:
     # Buckets -----------------------------------------------------------------------------------------
 
     def _arrange(self, parameters: list[nn.Parameter]) -> None:
-        """Buckets in the order in which gradients are made, which is roughly the reverse one. Small ones wait
-        for the next small ones, and the last of them take the tail along."""
+        """Make buckets in the order in which gradients are made: roughly the reverse of the parameters'.
+        Small gradients wait for the next small ones, and the last bucket of them also carries the tail."""
         if [id(p) for p in parameters] == [id(p) for p in self._known]:
             return
         for bucket in self._buckets:
@@ -167,15 +167,15 @@ class Reducer:
 
     @property
     def _along(self) -> Tensor | None:
-        """Where the tail goes along with the last bucket: a sum of its own would take as long as that of a
-        small model's gradients. A half precision does not hold it."""
+        """The place for the tail in the last bucket, or None: a separate sum would take as long as that of a
+        small model's gradients. A half-precision bucket cannot hold it."""
         last = self._buckets[-1] if self._buckets else None
         if not isinstance(last, _Bucket) or last.flat.dtype not in (torch.float32, torch.float64):
             return None
         return last.more
 
     def _arrived(self) -> None:
-        """A bucket is full. They leave in the same order on all ranks."""
+        """Send the buckets that are full, in the same order on all ranks."""
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             self._send_next()
 
@@ -198,7 +198,8 @@ class Reducer:
         return torch.tensor([float(total), *there], dtype=torch.float64, device=where)
 
     def _take(self, tail: Tensor, divisor: Tensor | None) -> None:
-        """Where no rank has a gradient, there is none; that is read only where this one has none."""
+        """Take the sums. A parameter without a gradient on all ranks stays without one; the flags for that
+        are read only if this rank lacks a gradient."""
         flags: list[float] | None = None
         place = 1
         for bucket in self._buckets:
@@ -212,7 +213,7 @@ class Reducer:
 
 
 class _GradientSum:
-    """Something that is on its way to all ranks, if anything is."""
+    """A sum that may be pending on all ranks."""
 
     work: Any = None
 
@@ -220,7 +221,7 @@ class _GradientSum:
         self.work, self._on_host = work, tensor.device.type == "cpu"
 
     def wait(self) -> None:
-        """In pieces on the host: a wait in C++ hears no interrupt, and another rank may hang."""
+        """Wait in pieces on the host: a wait in C++ ignores an interrupt, and another rank may hang."""
         if self._on_host:
             while not self._has_come():
                 pass
@@ -234,17 +235,17 @@ class _GradientSum:
             self.work.wait(_PIECE)
         except RuntimeError:
             if self.work.is_completed():
-                self.work.wait()  # it has come meanwhile, or says why it cannot
+                self.work.wait()  # it has finished meanwhile, or raises the reason why not
             elif perf_counter() - began < _PIECE.total_seconds():
-                self.work = None  # it has failed; gloo's reduce_scatter never says that it is over
+                self.work = None  # it has failed; gloo's reduce_scatter never reports its end
                 raise
             else:
-                return False  # so much for this piece; the sum goes on
+                return False  # this piece of the wait is over; the sum goes on
         return True
 
 
 class _Together(_GradientSum):
-    """Some parameters whose gradients are summed in one go, as soon as all of them are made."""
+    """Parameters whose gradients are summed together, as soon as all of them are made."""
 
     def __init__(self, parameters: list[nn.Parameter], arrived: Any) -> None:
         self.parameters = parameters
@@ -269,8 +270,8 @@ class _Together(_GradientSum):
             return
         if id(parameter) in self._there:
             raise StepError(
-                "a parameter got its gradient in several pieces, the first of which is on its way to the "
-                "other devices; checkpoint(..., use_reentrant=False) makes one of them"
+                "a parameter got its gradient in several pieces, and the first one is already on its way to "
+                "the other devices; checkpoint(..., use_reentrant=False) makes one piece of them"
             )
         self._there.add(id(parameter))
         self.missing -= 1
@@ -279,7 +280,7 @@ class _Together(_GradientSum):
 
 
 class _Alone(_Together):
-    """A large one, summed where it lies."""
+    """A large gradient, summed in place."""
 
     _sum: Tensor | None = None
 
@@ -287,7 +288,7 @@ class _Alone(_Together):
         (parameter,) = self.parameters
         grad = _dense(parameter.grad)
         self._sum = torch.zeros_like(parameter) if grad is None else grad.detach()
-        self._sum = self._sum.contiguous()  # of another order it is summed in a copy
+        self._sum = self._sum.contiguous()  # in another memory layout it is summed in a copy
         self.missing = 0
         self.begin(group.allreduce([self._sum]), self._sum)
 
@@ -306,7 +307,7 @@ class _Alone(_Together):
 
 
 class _Bucket(_Together):
-    """Smaller ones, beside each other."""
+    """Smaller gradients, next to each other in one tensor."""
 
     def __init__(self, parameters: list[nn.Parameter], arrived: Any, more: int = 0) -> None:
         super().__init__(parameters, arrived)
@@ -328,7 +329,7 @@ class _Bucket(_Together):
         self.begin(group.allreduce([self.flat]), self.flat)
 
     def take(self, there: list[float] | None, divisor: Tensor | None) -> None:
-        """Put the sums where the optimizer looks; parameters that no rank has a gradient of stay without."""
+        """Put the sums into the gradients. A parameter without a gradient on all ranks stays without one."""
         if there is None:
             grads = [p.grad for p in self.parameters if p.grad is not None]
             if divisor is not None and self._large:
@@ -357,5 +358,5 @@ def _dense(grad: Tensor | None) -> Tensor | None:
 
 
 def _odd(tensor: Tensor) -> bool:
-    """Of a kind that not every backend sends; its bytes all do."""
+    """Whether not every backend can send this kind of tensor; all of them can send its bytes."""
     return tensor.dtype not in (torch.float32, torch.float64, torch.int64, torch.int32)

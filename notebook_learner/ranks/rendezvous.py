@@ -1,4 +1,4 @@
-"""Where ranks find each other to sum: by a file on one machine, by an address where there are several."""
+"""Where ranks meet to sum: through a file on one machine, through an address on several machines."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from typing import Any, NamedTuple
 
 import torch
 
-dist: Any = import_module("torch.distributed")  # most of what is needed has no types
+dist: Any = import_module("torch.distributed")  # torch has no types for most of it
 
 _PATIENCE = timedelta(days=30)
-"""Nobody acts on a clock here: a rank may stand in a debugger. Who died is found out otherwise."""
+"""The timeout of a sum. It is long because a rank may stop in a debugger; other code finds dead ranks."""
 _SILENT = 5
-"""Seconds after which a machine that does not even acknowledge is given up."""
+"""Seconds after which a rank gives up a machine that does not acknowledge its packets."""
 
 
 class ByFile(NamedTuple):
-    """In a folder that all of them see."""
+    """A meeting place in a folder that all ranks see."""
 
     folder: str
 
     def store(self, generation: int, world: int) -> Any:
-        """What they find each other by."""
+        """The torch store through which the ranks find each other."""
         return dist.FileStore(f"{self.folder}/{generation}", world)
 
     def own_address(self) -> str:
-        """The address of this process for the others."""
+        """The address of this process for the other ranks."""
         return "127.0.0.1"
 
 
 class ByAddress(NamedTuple):
-    """At a port of rank 0's machine. Who does not know the word finds nothing there."""
+    """A meeting place at a port of rank 0's machine. A process needs the secret word to find anything."""
 
     address: str
     port: int
     word: str
 
     def store(self, generation: int, world: int) -> Any:
-        """What they find each other by."""
+        """The torch store through which the ranks find each other."""
         store = dist.TCPStore(self.address, self.port, None, False, timedelta(minutes=1))
         return dist.PrefixStore(self.word, store)
 
     def own_address(self) -> str:
-        """The address of this process for the others."""
+        """The address of this process for the other ranks."""
         return own_address_towards(self.address)
 
 
@@ -55,11 +55,11 @@ Rendezvous = ByFile | ByAddress
 
 
 class OpenRendezvous:
-    """A port for `ByAddress`, for as long as this is kept."""
+    """An open port for `ByAddress`, for as long as this object lives."""
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listening = socket.create_server((address, 0), family=family)  # there, and on no other interface
+        listening = socket.create_server((address, 0), family=family)  # on this interface only
         port = listening.getsockname()[1]
         self._store = dist.TCPStore(
             address, port, None, True, wait_for_workers=False, master_listen_fd=listening.detach()
@@ -68,7 +68,7 @@ class OpenRendezvous:
 
 
 def process_group(device: torch.device, place: Rendezvous, generation: int, rank: int, world: int) -> Any:
-    """A group of its own, which no other code in the process can see: gloo on the CPU, NCCL on CUDA."""
+    """A separate group that no other code in the process can see: gloo on the CPU, NCCL on CUDA."""
     store = dist.PrefixStore(str(generation), place.store(generation, world))
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
@@ -86,7 +86,7 @@ def process_group(device: torch.device, place: Rendezvous, generation: int, rank
 
 
 def own_address_towards(address: str) -> str:
-    """By which this machine speaks with that one. Nothing is sent."""
+    """This machine's address on the route to that one. No packet is sent."""
     family, kind, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as asked:
         asked.connect(target)
@@ -101,8 +101,8 @@ def _open_sockets() -> set[int]:
 
 
 def _end_in_silence(number: int) -> None:
-    """Of a connection that sums go over: the other machine may be gone without a word, and whoever waits for
-    its part would wait for ever."""
+    """Have a connection for sums end when the other machine is silent: it may be gone without a sign, and
+    this rank would wait for its part for ever."""
     with socket.socket(fileno=number) as connection:
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -113,4 +113,4 @@ def _end_in_silence(number: int) -> None:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SILENT - 2)
         finally:
             with suppress(OSError):
-                connection.detach()  # it is torch's
+                connection.detach()  # torch owns it

@@ -1,9 +1,9 @@
-"""torch's `fully_shard` put onto a model for a run, and taken off again without a trace.
+"""Puts torch's `fully_shard` onto a model for a run, and removes it again without a trace.
 
-Torch means it for good, and for the default process group of a process. Here a model is divided while it
-trains and whole while it stands still, and ranks come and go. So every collective goes through an object of
-ours (`Collectives`), torch is given a group that cannot send anything, and what torch has left on modules is
-removed by name; `tests/fleet/test_wrapping.py` finds out where another torch leaves something else.
+Torch intends it for the rest of a process, and for its default process group. Here a model is divided while
+it trains and whole while it stands still, and ranks come and go. So every collective goes through an object
+of ours (`Collectives`), and torch gets a group that cannot send anything. What torch has left on modules is
+removed by name; `tests/fleet/test_wrapping.py` fails if another version of torch leaves something else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import StateError
 
-dist: Any = import_module("torch.distributed")  # most of what is needed has no types
+dist: Any = import_module("torch.distributed")  # torch has no types for most of it
 
 _BACKEND = "notebook_learner"
 _THEIRS = "torch.distributed.fsdp"
@@ -32,20 +32,20 @@ _TAKEN = (
 
 
 class Collectives(Protocol):
-    """What ranks do together, as torch asks for it."""
+    """The collective operations that torch asks for."""
 
     def gather(self, whole: Tensor, part: Tensor, unit: int) -> None:
-        """Put all ranks' parts beside each other."""
+        """Concatenate all ranks' parts."""
 
     def scatter(self, part: Tensor, whole: Tensor, unit: int) -> None:
         """Add all ranks' tensors up, and keep this rank's part of the sum."""
 
 
 def units_of(model: nn.Module) -> list[nn.Module]:
-    """The layers whose weights are brought together one after the other, innermost first, and the model.
+    """The layers whose weights are gathered one layer at a time, innermost first, and then the model.
 
-    Those are the members of a ModuleList or a Sequential that has several of one kind: the blocks of a
-    transformer, the stages of a network. What shares a weight with another layer stays with the model.
+    These layers are the members of a ModuleList or a Sequential that has several of one kind: the blocks of a
+    transformer, the stages of a network. A layer that shares a weight with another one stays with the model.
     """
     found: list[nn.Module] = []
     inside: set[nn.Module] = set()
@@ -61,7 +61,7 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _is_alone(layer: nn.Module, model: nn.Module) -> bool:
-    """Whether nothing else has its weights, nor it itself another place."""
+    """Whether the layer shares its weights with no other layer and has only one place in the model."""
     own = set(layer.modules())
     mine = {id(parameter) for parameter in layer.parameters()}
     places = [each for module in model.modules() for each in module._modules.values() if each is layer]
@@ -100,11 +100,11 @@ class Wrapped:
         self.parts: list[Tensor] = [parameter.detach()._local_tensor for parameter in self.divided]
 
     def rest(self) -> None:
-        """Free what a forward pass without a backward pass has left whole."""
+        """Free the gathered weights that a forward pass without a backward pass has left."""
         self._root.reshard()
 
     def take_off(self) -> None:
-        """The modules are what they were, with the parameters that they had."""
+        """Give the modules their earlier classes and parameters back."""
         known: Any = import_module("torch.distributed._composable_state")._module_state_mapping
         for module, kind, names in self._before:
             module.__class__ = kind
@@ -116,7 +116,7 @@ class Wrapped:
         for module, name, parameter in self._slots:
             if type(module).__setattr__ is nn.Module.__setattr__:
                 module._parameters[name] = parameter
-            else:  # a recurrent layer keeps a list of them
+            else:  # a recurrent layer keeps a list of its parameters
                 setattr(module, name, parameter)
 
 
@@ -134,13 +134,13 @@ def _remove_hooks(module: nn.Module) -> None:
 
 
 class _Voice:
-    """One unit's collectives, under the signatures of torch."""
+    """One unit's collectives, with the signatures that torch expects."""
 
     def __init__(self, collectives: Collectives, unit: int) -> None:
         self.collectives, self.unit = collectives, unit
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for them."""
+        """Allocate memory for a collective."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
@@ -167,13 +167,13 @@ def _speak_through(unit: Any, collectives: Collectives, number: int) -> None:
 
 @contextmanager
 def _group_of_torch(device: torch.device, rank: int, world: int) -> Iterator[Any]:
-    """A mesh of as many ranks, of a default group that is there no longer than it takes to say so."""
+    """A mesh of so many ranks, with a default group that exists only inside this context."""
     with _ONE_AT_A_TIME:
         if dist.is_initialized():
             raise StateError(_TAKEN)
         if _BACKEND.upper() not in vars(dist.Backend):
             dist.Backend.register_backend(_BACKEND, _silent, devices=["cpu", "cuda"])
-        hook = sys.excepthook  # torch puts one of its own there
+        hook = sys.excepthook  # torch replaces it
         dist.init_process_group(_BACKEND, store=dist.HashStore(), rank=rank, world_size=world)
         try:
             yield dist.device_mesh.init_device_mesh(device.type, (world,))
@@ -183,7 +183,7 @@ def _group_of_torch(device: torch.device, rank: int, world: int) -> Iterator[Any
 
 
 class _Silent(dist.ProcessGroup):  # type: ignore[misc]
-    """A group that knows how many there are, and can send nothing: whatever goes around ours fails."""
+    """A group that knows its size and cannot send: collectives that bypass `Collectives` fail."""
 
     group_name = ""
 

@@ -1,7 +1,7 @@
-"""Sending a user's objects to another process, classes and functions of notebook cells included.
+"""Sends a user's objects to another process, including classes and functions from notebook cells.
 
-What both sides have is sent by name: the model in training, its layers and parameters, and the learner. A
-step function that mentions one of them then means the one of its own process.
+An object that both sides have is sent by name: the model in training, its layers and parameters, and the
+learner. A step function that refers to one of them then uses the one of its own process.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 Names = Mapping[int, str]
-"""By the id of an object: what it is called on both sides."""
+"""The name of an object on both sides, by its id."""
 
 
 def names_of(model: nn.Module, **others: Any) -> tuple[Names, dict[str, Any]]:
-    """The names of what both sides have, and what they mean here."""
+    """The names of the objects that both sides have, and the objects for these names here."""
     meant: dict[str, Any] = {f"module {name}": module for name, module in model.named_modules()}
     meant |= {f"parameter {name}": parameter for name, parameter in model.named_parameters()}
     meant |= {f"the {name}": each for name, each in others.items()}
@@ -31,16 +31,16 @@ def names_of(model: nn.Module, **others: Any) -> tuple[Names, dict[str, Any]]:
 
 
 def pack(value: Any, names: Names | None = None, *, stays: bool = False, parts: bool = False) -> bytes:
-    """The value as bytes; tensors of accelerators travel by way of the host.
+    """Pickle a value; tensors of accelerators are copied to the host first.
 
     Args:
-        value: what is sent.
-        names: what is sent by name.
-        stays: tensors lie on the same device again at the other end, which has the same ones.
-        parts: a tensor that is a part of a larger one travels without the rest.
+        value: the value to send.
+        names: the objects to send by name.
+        stays: the other end puts tensors on the same device again; it has the same devices.
+        parts: a tensor that is a part of a larger one is sent without the rest.
 
     Raises:
-        Exception: whatever pickle raises for what cannot be sent.
+        Exception: any error of pickle, if the value cannot be sent.
     """
     buffer = io.BytesIO()
     _ObjectPacker(buffer, names or {}, stays, parts).dump(value)
@@ -48,7 +48,7 @@ def pack(value: Any, names: Names | None = None, *, stays: bool = False, parts: 
 
 
 def pack_by_value(value: Any, modules: Iterable[str]) -> bytes:
-    """The same, with what these modules define as it is here now, and not as the other side imports it."""
+    """Pickle a value together with these modules' definitions here; the other side imports older ones."""
     wanted = [sys.modules[name] for name in modules if name in sys.modules]
     wanted = [each for each in wanted if each.__name__ not in _cloudpickle.list_registry_pickle_by_value()]
     for module in wanted:
@@ -61,7 +61,7 @@ def pack_by_value(value: Any, modules: Iterable[str]) -> bytes:
 
 
 def unpack(data: bytes, meant: Mapping[str, Any] | None = None) -> Any:
-    """The value again, with this side's objects for what was sent by name."""
+    """Unpickle a value, with this side's objects for what was sent by name."""
     return _ObjectUnpacker(io.BytesIO(data), meant or {}).load()
 
 
@@ -99,8 +99,8 @@ def _is_a_part(tensor: Tensor) -> bool:
 
 
 def _is_odd_module(value: Any) -> bool:
-    """A module of a kind of its own, which cloudpickle cannot send. It takes `torch.classes` along with any
-    function that says `torch` and, of something else, `.classes`."""
+    """Whether this is a module of a special class, which cloudpickle cannot send. With any function that uses
+    `torch` and `.classes` of something else, cloudpickle also sends `torch.classes`."""
     if not isinstance(value, ModuleType) or type(value) is ModuleType:
         return False
     return sys.modules.get(value.__name__) is value
@@ -116,7 +116,7 @@ class _ObjectUnpacker(pickle.Unpickler):
 
 
 def _without_workers(loader: DataLoader[Any]) -> Any:
-    """One whose worker processes wait for the next epoch: they stay where they are."""
+    """Reduce a loader for pickle, without worker processes that wait for the next epoch: they stay here."""
     reduced: Any = loader.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     make, arguments, state, *rest = reduced
     return make, arguments, {**state, "_iterator": None}, *rest
@@ -133,14 +133,14 @@ def _rebuilt(
 
 
 class Having(Protocol):
-    """Who will have a learner."""
+    """An object that will have a learner."""
 
     learner: Any
-    """None until then."""
+    """The learner, or None until it is built."""
 
 
 class Here:
-    """In the place of a learner that a step mentions: this process's own, once there is one."""
+    """Stands in for the learner that a step refers to: this process's own, once it exists."""
 
     def __init__(self, owner: Having) -> None:
         self._owner = owner
@@ -152,7 +152,7 @@ class Here:
 
 
 def on_host(tree: Any) -> Any:
-    """A nested value with all of its tensors on the host."""
+    """A copy of a nested value with all of its tensors on the host."""
     if isinstance(tree, Tensor):
         return tree.detach().to("cpu")
     if isinstance(tree, Mapping):

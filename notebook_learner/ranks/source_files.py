@@ -1,4 +1,4 @@
-"""The files that a person's own code comes from, and whether they are still what the processes imported."""
+"""The files of the user's own code, and whether they have changed since the processes imported them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 class Files:
-    """Of the modules in use, as they were when they were seen first."""
+    """The source files of the imported modules, with their times when they were first seen."""
 
     def __init__(self) -> None:
         self._times: dict[str, int] = {}
 
     def look(self) -> None:
-        """See which there are by now."""
+        """Add the files of modules that were imported since the last call."""
         for file in _own_files():
             if file not in self._times:
                 self._times[file] = _time_of(file)
 
     def changed(self) -> bool:
-        """Whether one was edited since: a process that has imported it runs what it was."""
+        """Whether a file was edited since: a process that has imported it runs the old code."""
         return any(_time_of(file) != time for file, time in self._times.items())
 
 
 def _own_files() -> Iterator[str]:
-    """Those of no installed package: people edit their own."""
+    """The files that do not belong to an installed package: users edit their own files."""
     library = sysconfig.get_path("stdlib")
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
@@ -40,4 +40,4 @@ def _own_files() -> Iterator[str]:
 def _time_of(file: str) -> int:
     with suppress(OSError):
         return os.stat(file).st_mtime_ns
-    return 0  # it is gone, or lies in an archive
+    return 0  # it is gone, or is in an archive

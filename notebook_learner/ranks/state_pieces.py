@@ -1,6 +1,6 @@
-"""Captured states, cut into each rank's rows of every weight, and joined again.
+"""Cuts captured states into each rank's rows of every weight, and joins them again.
 
-A state that leaves the ranks is always whole: it looks as one device would have captured it.
+A state that leaves the ranks is always whole: it is the same as if one device had captured it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DIVIDED = ("model", "optimizer", "window")
 
 
 def piece_of(tensor: Tensor, rank: int, world: int) -> Tensor:
-    """This rank's rows, as torch's `fully_shard` deals them out: the last ranks may have fewer, or none.
+    """A rank's rows, distributed as by torch's `fully_shard`: the last ranks may have fewer rows, or no row.
 
     >>> [piece_of(torch.arange(5), rank, 4).tolist() for rank in range(4)]
     [[0, 1], [2, 3], [4], []]
@@ -27,16 +27,16 @@ def piece_of(tensor: Tensor, rank: int, world: int) -> Tensor:
 
 
 class Deal:
-    """Which tensors of a captured state are dealt out: by the names and the places of the weights."""
+    """Distributes a captured state's tensors to the ranks, by the names and the positions of the weights."""
 
     def __init__(self, names: Mapping[str, int], places: Sequence[int]) -> None:
         self.names = names
-        """Every name of a weight, and which one it is; tied weights have several."""
+        """The number of a weight, by its name; a tied weight has several names."""
         self.places = places
-        """The weights in the order of the optimizer."""
+        """The numbers of the weights in the optimizer's order."""
 
     def cut(self, parts: Mapping[str, Any], rank: int, world: int) -> dict[str, Any]:
-        """A rank's own of a whole state. The samples of an open window are counted on rank 0."""
+        """A rank's part of a whole state. Rank 0 counts the samples of an open window."""
         known: dict[int, Tensor] = {}
 
         def piece(tensor: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Deal:
         return {**parts, **told}
 
     def join(self, each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The whole state of what each rank has captured."""
+        """The whole state, joined from the part that each rank has captured."""
         known: dict[int, Tensor] = {}
 
         def whole(tensors: Sequence[Tensor]) -> Tensor:
@@ -70,7 +70,7 @@ class Deal:
         change: Callable[[Sequence[Tensor]], Tensor],
         each: Sequence[Mapping[str, Any]],
     ) -> dict[str, Any]:
-        """The divided parts with every dealt tensor replaced by what is made of the ranks' ones."""
+        """The divided parts, with each distributed tensor replaced by `change` of the ranks' pieces."""
         models = [one["model"] for one in each]
         tensors = {
             name: change([one["tensors"][name] for one in models]) if name in self.names else tensor
@@ -107,7 +107,8 @@ class Deal:
         shape: Size,
         change: Callable[[Sequence[Tensor]], Tensor],
     ) -> dict[str, Any]:
-        """What is as large as its weight is dealt out like it; a count of steps is everybody's."""
+        """Change the optimizer's tensors that are as large as their weight: they are distributed like it. All
+        ranks have the other values, like a count of steps."""
         values = {
             key: change([one["values"][key] for one in each])
             if isinstance(value, Tensor) and value.ndim and value.shape == shape

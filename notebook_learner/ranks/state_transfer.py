@@ -1,7 +1,7 @@
-"""What rank 0 tells the others of its state, and how they take it.
+"""What rank 0 sends the other ranks of its state, and how they take it.
 
-That is everything a step can change, but for what is each rank's own: its random stream, and its part of an
-open window.
+Rank 0 sends everything that a step can change. Two parts are each rank's own: its random stream, and its part
+of an open window.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SAME = ("scheduler", "loop", "scaler", "early_stopping")
 
 
 def own_of(replica: Replica) -> dict[str, Any]:
-    """What this rank alone knows, at this boundary."""
+    """This rank's own part of the state at this boundary, which no other rank knows."""
     streams = {
         name: replica.parts[name].capture()["stream"]
         for name in replica.parts
@@ -37,7 +37,7 @@ def own_of(replica: Replica) -> dict[str, Any]:
 
 
 def take_own(replica: Replica, own: Mapping[str, Any] | None, seed: int, window: Mapping[str, Any]) -> None:
-    """Be this rank again; or be it for the first time, with a stream of its own and nothing of the window."""
+    """Restore this rank's own part; or, if it has none, begin with a new stream and an empty window."""
     if own is None:
         replica.rng.restore(seeded_rng(seed).plain())
         replica.parts["window"].restore(nothing_of(window))
@@ -47,13 +47,13 @@ def take_own(replica: Replica, own: Mapping[str, Any] | None, seed: int, window:
 
 
 def seed_of(rng: Mapping[str, Any], rank: int) -> int:
-    """The seed of a rank's own stream, from rank 0's, of which nothing is drawn for it."""
+    """The seed of a rank's own stream, computed from rank 0's stream without drawing from it."""
     state: Tensor = rng["host"]["torch"]
     return mix(xxhash.xxh3_64_intdigest(state.numpy().tobytes()), rank)
 
 
 def joined(window: dict[str, Any], others: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """The open window of all ranks as one, for whoever goes on with it alone."""
+    """The open windows of all ranks joined to one, with which one rank can go on alone."""
     whole = dict(window)
     for other in others:
         theirs = other["window"]
@@ -75,7 +75,7 @@ def _summed(ours: list[Any] | None, theirs: list[Any] | None) -> list[Any] | Non
 
 
 def nothing_of(window: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's part of an open window that another rank has all of."""
+    """An empty part of an open window, for a rank when another rank has the whole window."""
     nothing = dict(window)
     if window["count"]:
         nothing["total"] = 0.0
@@ -88,7 +88,7 @@ def nothing_of(window: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def told_by(replica: Replica) -> dict[str, Any]:
-    """Rank 0's state for the others, in the order in which it is taken."""
+    """Rank 0's state for the other ranks, in the order in which they take it."""
     return {name: on_host(part.capture()) for name, part in replica.parts.items() if name != "rng"}
 
 
@@ -99,7 +99,7 @@ def take(
     seed: int,
     divided: bool = False,
 ) -> None:
-    """Stand where rank 0 stands. Where all is divided, so is the open window, which nobody has of his own."""
+    """Take rank 0's state. If the weights are divided, rank 0 sends each rank its part of the open window."""
     for name, part in replica.parts.items():
         if name in _EACH:
             continue
@@ -120,13 +120,13 @@ def take(
 
 
 Cut = Callable[[Tensor, int], Tensor]
-"""What of a tensor that belongs to the weight of this number a rank has."""
+"""Cuts a rank's part from a tensor that belongs to the weight with this number."""
 
 
 def fingerprint(replica: Replica, cut: Cut | None = None) -> int:
-    """A number that differs where the state that all ranks share does.
+    """A number that differs if the state that all ranks share differs.
 
-    Buffers are rank 0's, and told at every step; nothing else may differ. It reads every weight once.
+    Buffers are left out: rank 0 sends them at every step. Nothing else may differ. Each weight is read once.
     """
     hashed = xxhash.xxh3_64()
     update = replica.loop.update
@@ -142,7 +142,7 @@ def fingerprint(replica: Replica, cut: Cut | None = None) -> int:
 
 
 def _tensors(replica: Replica) -> Iterator[tuple[Tensor, int]]:
-    """Each with the number of the weight that it belongs to."""
+    """Each tensor with the number of the weight that it belongs to."""
     update = replica.loop.update
     numbers = {id(parameter): number for number, parameter in enumerate(update.parameters)}
     for each in (update.parameters, () if update.average is None else update.average.parameters()):
@@ -158,7 +158,7 @@ def _bytes_of(tensor: Tensor) -> Any:
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.device.type == "cpu":
         return flat.view(torch.uint8).numpy() if flat.numel() else b""
-    whole = flat.view(torch.uint8).to(torch.int64)  # on the device, where only its sum has to come from
+    whole = flat.view(torch.uint8).to(torch.int64)  # on the device: only the sum is copied from it
     places = torch.arange(1, len(whole) + 1, device=flat.device)
     return np.array([int(whole.sum()), int((whole * places).sum())]).tobytes()
 
@@ -179,5 +179,5 @@ def _add(hashed: Any, tree: Any) -> None:
 
 
 def _walks(replica: Replica, name: str) -> bool:
-    """Whether this rank walks a loader of its own; others are handed their part by rank 0."""
+    """Whether this rank walks its own loader; otherwise rank 0 sends its part."""
     return replica.loop.passes["train" if name.endswith("train") else "valid"].cursor.walk.cuts

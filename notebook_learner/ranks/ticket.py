@@ -1,7 +1,7 @@
-"""What goes over to the process: all that a learner was made of, and the process around it.
+"""What the detached process gets: everything that a learner was made from, and settings of this process.
 
-The state does not: it goes through a checkpoint in the run's directory, where it also is when a process is
-killed. Nothing of this is ever written to a disk, as it is a pickle; it travels through a pipe.
+The state goes another way: through a checkpoint in the run's directory, where it stays if a process is
+killed. A ticket is a pickle, so it is never written to a disk; it goes through a pipe.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ CANNOT = "this run cannot be handed over"
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the process is like before anything of the user's comes to it. Plain values: it cannot import
-    the user's modules yet."""
+    """The settings of the new process before it gets any of the user's objects. They are plain values,
+    because it cannot import the user's modules yet."""
 
     path: list[str]
     folder: str
     python_path: str | None
-    """The variable of that name, which was changed for the process to find this package."""
+    """The user's PYTHONPATH. The new process starts with another value, so that it finds this package."""
     ambient: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What the learner is made of."""
+    """The objects that the learner is made from."""
 
     settings: Settings
     model: Any
     optimizer: Any
     scheduler: Any
     data: Mapping[Any, Any]
-    """The data of each split, as it was given."""
+    """The data of each split, as the user gave it."""
     num_epochs: int
     conditions: list[tuple[str, Any, bool, bool]]
-    """Its breakpoints: name, condition, whether once, whether on."""
+    """Its breakpoints: the name, the condition, whether it stops only once, whether it is on."""
     measured: Record | None
-    """What was measured so far, where the directory's logs do not tell."""
+    """The measurements so far, if the directory's logs do not hold them."""
 
 
 def surroundings() -> Surroundings:
-    """Of this process."""
+    """The surroundings of this process."""
     return Surroundings(list(sys.path), os.getcwd(), os.environ.get("PYTHONPATH"), ambient())
 
 
 def packed(learner: Any) -> bytes:
-    """A learner as another process makes it again.
+    """Pickle a learner's ticket, from which another process builds the learner again.
 
-    In one piece: what the model, the steps and the loaders have in common they have in common there, too.
+    It is one pickle: objects that the model, the steps and the loaders share are shared there too.
 
     Raises:
         ConfigurationError: a part of it cannot be pickled.
@@ -76,7 +76,7 @@ def packed(learner: Any) -> bytes:
         _conditions(learner.breakpoints),
         replica.history.snapshot() if origin.settings.loggers else None,
     )
-    from .shipping import pack  # what it needs may not be installed; that was asked before
+    from .shipping import pack  # its requirements may be missing; a caller has checked that
 
     names = {id(learner): THE_LEARNER}
     try:
@@ -87,7 +87,7 @@ def packed(learner: Any) -> bytes:
 
 
 def _settings(settings: Settings) -> Settings:
-    """The same, but for what says how to begin, and for a display that belongs to this page."""
+    """The settings without those that say how to begin, and without a display that belongs to this page."""
     shown = settings.renderer if settings.renderer == "silent" else "plain"
     return replace(
         settings.of_a_copy(),
@@ -105,7 +105,7 @@ def _conditions(breakpoints: Breakpoints) -> list[tuple[str, Any, bool, bool]]:
 
 
 def _culprits(ticket: Ticket, pack: Callable[[Any], object]) -> list[str]:
-    """The parts that cannot be pickled by themselves."""
+    """The parts of a ticket that cannot be pickled."""
     settings = ticket.settings
     parts: dict[str, Any] = {
         f"the model ({type(ticket.model).__name__})": ticket.model,

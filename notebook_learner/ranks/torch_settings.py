@@ -1,4 +1,4 @@
-"""What of a process, and not of a learner, the bits of a training depend on: carried over to another one."""
+"""Settings of a process on which the bits of a training depend, to be set in another process too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _attribute(owner: Any, name: str) -> tuple[Getter, Setter]:
 
 
 def _flushes() -> bool:
-    """Whether the CPU takes denormal numbers for zero: torch sets that, and tells nobody."""
+    """Whether the CPU treats denormal numbers as zero: torch sets that, but no call of torch returns it."""
     return float(torch.tensor(5e-324, dtype=torch.float64, device="cpu") * 1) == 0.0
 
 
@@ -29,7 +29,7 @@ def _set_flushes(wanted: bool) -> None:
 
 
 def _set_device(device: str) -> None:
-    if device != "cpu":  # the default, which costs nothing where nobody sets it
+    if device != "cpu":  # the default costs nothing if it is never set
         torch.set_default_device(device)
 
 
@@ -39,7 +39,7 @@ def _set_deterministic(wanted: tuple[bool, bool]) -> None:
 
 
 def _set_interop(count: int) -> None:
-    with suppress(RuntimeError):  # it has begun to use them
+    with suppress(RuntimeError):  # torch already uses these threads
         torch.set_num_interop_threads(count)
 
 
@@ -85,20 +85,20 @@ _SETTINGS: dict[str, tuple[Getter, Setter]] = {
 
 
 def ambient() -> dict[str, Any]:
-    """All of it as it is here.
+    """All of these settings in this process.
 
     >>> ambient()["dtype"]
     torch.float32
     """
     found = {}
     for name, (get, _) in _SETTINGS.items():
-        with suppress(Exception):  # a torch that lacks it, or has it in two ways that contradict each other
+        with suppress(Exception):  # torch lacks it, or has it in two ways that contradict each other
             found[name] = get()
     return found
 
 
 def surround(known: dict[str, Any]) -> None:
-    """Make it so here, where it is not: what nobody has set is left alone."""
+    """Apply settings of another process here; a setting that already has its value is left alone."""
     for name, value in known.items():
         get, put = _SETTINGS[name]
         with suppress(Exception):

@@ -1,4 +1,4 @@
-"""What runs in a process, as far as ranks have to have it in common."""
+"""The versions in a process that all ranks have to have in common."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 
 
 def versions() -> tuple[str, str]:
-    """What ranks have to have in common to understand each other."""
+    """The versions that ranks need in common to understand each other's messages."""
     return ".".join(map(str, sys.version_info[:2])), torch.__version__.partition("+")[0]

@@ -1,9 +1,10 @@
 """A rank's part of a model, of its gradients and of its optimizer's state: `strategy("fsdp")`.
 
-While the ranks train, each holds some rows of every weight, and torch's `fully_shard` brings a layer together
-for as long as it computes. The optimizer moves plain parameters that share their memory with these rows, one
-for each weight; so whatever works weight by weight and number by number needs not know of it. While the
-learner stands still rank 0 has everything whole, in the parameters that a person knows.
+While the ranks train, each holds some rows of every weight, and torch's `fully_shard` gathers a whole layer
+for as long as the layer computes. The optimizer moves plain parameters that share their memory with these
+rows, one for each weight. So code that works weight by weight and number by number does not have to know
+about parts. While the learner stands still, rank 0 has everything whole, in the parameters that the user
+knows.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ _BY_HAND = (
     "learner.pause(), or inside `with learner.paused()`), when this process has them whole"
 )
 _APART = (
-    'the ranks came to different layers, or only some of them to a gradient; with strategy("fsdp") each '
-    'has to run the same layers in the same order, whatever its samples are; strategy("ddp") need not'
+    'the ranks ran different layers, or only some of them made a gradient; with strategy("fsdp") each '
+    'has to run the same layers in the same order, for any samples; strategy("ddp") does not need that'
 )
 _ADOPTED = (
     'train_step made its own gradients (TrainOutput), which strategy("fsdp") would sum without the samples '
     'behind them; return the item with its `.loss` instead, or use strategy("ddp")'
 )
 _OVER = -1
-"""What ranks agree on after the last layer of a step: none of them waits for one more."""
+"""The code on which ranks agree after the last layer of a step: no rank waits for another layer."""
 _OTHERS = (
     "the model has other parameters than when it was built, so they cannot be dealt out to the devices; "
     "build a learner for the changed model"
@@ -47,28 +48,28 @@ _OTHERS = (
 
 
 class InParts(Reducer):
-    """The sums of ranks that each hold a part: torch's collectives, and the weight of a window."""
+    """Sums for ranks that each hold a part of the model: torch's collectives, and the weight of a window."""
 
     def __init__(self, group: Any, reference: float) -> None:
         super().__init__(group, reference)
         self.parts: Parts | None = None
         self._stepping = False
-        """Whether all ranks are in a step: nobody else may ask for a weight."""
+        """Whether all ranks are in a step: only a step may use a weight."""
         self.begun = self.ended = 0
-        """Updates of the weights. Parts of ranks that differ in them do not belong together."""
+        """Counts of the weights' updates. If two ranks differ in them, their parts do not fit together."""
         self._path = 0
 
     def coming(self, parameters: list[nn.Parameter], total: Tensor | float) -> None:
-        """Torch sends gradients on their way by itself."""
+        """Do nothing: torch sends the gradients."""
 
     def made(self) -> None:
-        """A backward pass is over: this rank's part of its gradients goes to where the optimizer looks."""
+        """After a backward pass, give the optimizer's parameters this rank's part of the gradients."""
         if self.parts is not None and self.parts.divided:
             self._agree(_OVER, 0)
             self.parts.collect()
 
     def adopt(self) -> None:
-        """Torch has summed such gradients already, whatever their weights are.
+        """Refuse gradients that a step made itself: torch has already summed them without their weights.
 
         Raises:
             StepError: always.
@@ -76,11 +77,11 @@ class InParts(Reducer):
         raise StepError(_ADOPTED)
 
     def moved(self) -> None:
-        """The optimizer has moved this rank's part."""
+        """Note that the optimizer has moved this rank's part."""
         self.ended += 1
 
     def add_up(self, parameters: list[nn.Parameter], total: Tensor | float, mean: bool) -> Tensor:
-        """The sum of all ranks' weights. Gradients are summed already, and divided here."""
+        """Divide the gradients, which are already summed; return the sum of all ranks' weights."""
         like = parameters[0]
         tail = torch.zeros(2, dtype=torch.float64, device=like.device)
         tail[0], tail[1] = total, float(self._path)
@@ -89,21 +90,21 @@ class InParts(Reducer):
         agreed, self._path = tail[1] == float(self._path * world), 0
         self.begun += 1
         kind = torch.float64 if like.dtype == torch.float64 else torch.float32
-        weight = torch.where(agreed, tail[0], nan).to(kind)  # not to read it here, where it is on a device
+        weight = torch.where(agreed, tail[0], nan).to(kind)  # does not wait to read it from a device
         grads = [p.grad for p in parameters if p.grad is not None]
         if mean and grads:
             torch._foreach_div_(grads, weight + (weight == 0))
         return weight
 
     def norm(self, norm: Tensor) -> Tensor:
-        """That of all gradients, from that of this rank's."""
+        """The norm of all gradients, from the norm of this rank's part."""
         squared = norm.detach().to(torch.float64).square().reshape(1)
         self._sum(squared)
         return squared[0].sqrt().to(norm.dtype)
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """All ranks take a step."""
+        """A context in which all ranks take a step."""
         self._stepping = True
         try:
             yield
@@ -111,7 +112,7 @@ class InParts(Reducer):
             self._stepping = False
 
     def rest(self) -> None:
-        """After a forward pass without a backward pass."""
+        """Free gathered weights, after a forward pass without a backward pass."""
         assert self.parts is not None
         self._agree(_OVER, 0)
         self.parts.rest()
@@ -119,14 +120,14 @@ class InParts(Reducer):
     # What torch asks for -----------------------------------------------------------------------------
 
     def gather(self, whole: Tensor, part: Tensor, unit: int) -> None:
-        """Bring a unit's weights together."""
+        """Gather a unit's weights from all ranks."""
         if not self._stepping:
             raise StateError(_BY_HAND)
         self._agree(2 * unit, part.numel())
         self._do(lambda: self.group._allgather_base(whole, part), part)
 
     def scatter(self, part: Tensor, whole: Tensor, unit: int) -> None:
-        """Sum a unit's gradients."""
+        """Sum a unit's gradients over all ranks."""
         if not self._stepping:
             raise StateError(_BY_HAND)
         self._agree(2 * unit + 1, part.numel())
@@ -134,8 +135,9 @@ class InParts(Reducer):
         self._do(lambda: self.group._reduce_scatter_base(part, whole, options), part)
 
     def _agree(self, what: int, size: int) -> None:
-        """All ranks are about to do the same. On the host that is asked beforehand, as nobody would notice
-        that other weights came, or that nobody answers; on CUDA, which would have to wait, after the step."""
+        """Check that all ranks do the same operation. On the host the check comes before it: otherwise wrong
+        weights, or a missing answer, would not be noticed. On CUDA the check comes after the step, because it
+        would have to wait."""
         code = (what * 1_000_003 + size) % (1 << 31)
         self._path = (self._path * 31 + code) % (1 << 31)
         if not self._on_host:
@@ -156,7 +158,7 @@ class InParts(Reducer):
         began = perf_counter()
         try:
             if self.group is None:
-                raise Severed("the ranks have let go of each other")
+                raise Severed("this rank has left its group")
             self._last.begin(begin(), tensor)
             self._last.wait()
         except RuntimeError as error:
@@ -166,7 +168,7 @@ class InParts(Reducer):
 
 
 class Parts:
-    """One rank's, and the way between them and the whole."""
+    """One rank's parts of the weights, and the change between parts and whole weights."""
 
     def __init__(self, replica: Replica, rank: int, world: int) -> None:
         self.replica, self.rank, self.world = replica, rank, world
@@ -178,22 +180,22 @@ class Parts:
         self._names = {name: numbers[id(parameter)] for name, parameter in named if id(parameter) in numbers}
         self._numbers = numbers
         self._own: list[nn.Parameter] = []
-        """The parameters that the optimizer moves meanwhile, always the same ones."""
+        """The parameters that the optimizer moves while the weights are divided, always the same objects."""
         self._wrapped: Wrapped | None = None
 
     @property
     def divided(self) -> bool:
-        """Whether this rank has but its part now."""
+        """Whether this rank has only its part of the weights now."""
         return self._wrapped is not None
 
     @property
     def device(self) -> torch.device:
-        """Where they lie."""
+        """The device of the weights."""
         return self._whole[0].device
 
     @property
     def deal(self) -> Deal:
-        """How states are cut and joined."""
+        """Cuts and joins captured states."""
         groups = self._update.optimizer.param_groups
         known = {**self._numbers, **{id(own): number for number, own in enumerate(self._own)}}
         return Deal(self._names, [known[id(p)] for group in groups for p in group["params"]])
@@ -201,7 +203,7 @@ class Parts:
     # To and fro --------------------------------------------------------------------------------------
 
     def divide(self, reducer: InParts) -> None:
-        """Keep this rank's rows; the rest of the memory is given back."""
+        """Keep this rank's rows, and free the rest of the memory."""
         update, model = self._update, self._update.model
         if [id(p) for p in model.parameters()] != [id(p) for p in self._whole] or update._folded:
             raise StateError(_OTHERS)
@@ -216,13 +218,13 @@ class Parts:
             own.requires_grad_(whole.requires_grad)
             if grad is not None and update.count:
                 own.grad = piece_of(grad, self.rank, self.world)
-            # Whoever kept this parameter, and computes with it in a step, gets no number out of it.
+            # A user's code that kept this parameter and computes with it in a step gets NaN.
             whole.data = torch.full((), nan, dtype=whole.dtype, device=whole.device).expand(whole.shape)
         self._exchange(self._whole, self._own, wrapped.shapes)
         self._model_part.stand_ins = {name: self._own[number] for name, number in self._names.items()}
 
     def make_whole(self) -> None:
-        """Be as it was, with room for values that somebody has yet to put there."""
+        """Restore the whole parameters with memory of full size; the caller then puts values there."""
         if self._wrapped is None:
             return
         shapes = self._wrapped.shapes
@@ -242,8 +244,8 @@ class Parts:
         new: Sequence[nn.Parameter],
         shapes: Sequence[torch.Size] | None,
     ) -> None:
-        """Have the optimizer, and who follows it, work on the others; with shapes its state is cut like them,
-        without it is left out."""
+        """Replace the parameters of the optimizer, and of objects that follow it. With `shapes` the
+        optimizer's state is cut like the weights; without, it is dropped."""
         update, optimizer = self._update, self._update.optimizer
         to = {id(before): number for number, before in enumerate(old)}
         for group in optimizer.param_groups:
@@ -272,7 +274,7 @@ class Parts:
     # In a run ----------------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Take the gradients that a backward pass has left with torch's parameters."""
+        """Take the gradients that a backward pass has left in torch's parameters."""
         assert self._wrapped is not None
         for own, divided in zip(self._own, self._wrapped.divided, strict=True):
             if divided.grad is not None:
@@ -280,7 +282,7 @@ class Parts:
                 own.grad = grad if own.grad is None else own.grad + grad
 
     def rest(self) -> None:
-        """After a forward pass without a backward pass."""
+        """Free gathered weights, after a forward pass without a backward pass."""
         assert self._wrapped is not None
         self._wrapped.rest()
 
@@ -289,12 +291,12 @@ class Parts:
         return {name: on_host(self.replica.parts[name].capture()) for name in DIVIDED}
 
     def put(self, parts: dict[str, Any]) -> None:
-        """Stand whole at what was joined."""
+        """Make the weights whole, with the values of a joined state."""
         self.make_whole()
         for name in DIVIDED:
             self.replica.parts[name].restore({**parts[name], "extra": {}} if name == "model" else parts[name])
 
     def cut(self, tensor: Tensor, number: int, rank: int) -> Tensor:
-        """What of a weight, or of what the optimizer keeps of it, is another rank's."""
+        """Another rank's part of a weight, or of the optimizer's state for it."""
         same = tensor.ndim and tensor.shape == self._whole[number].shape
         return piece_of(tensor, rank, self.world) if same else tensor

@@ -1,4 +1,4 @@
-"""Rank 0's side of weights that are in parts: it brings them together, and finds out where that cannot be."""
+"""Rank 0's side of weights that are in parts: it joins them, and finds out if that is impossible."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .weight_parts import InParts, Parts
 
 
 class WeightHolders(Protocol):
-    """Who has the rest."""
+    """The ranks that hold the other parts."""
 
     replica: Replica
     world: int
@@ -25,20 +25,24 @@ class WeightHolders(Protocol):
     _reducer: Reducer
 
     def _ask(self, verb: str, *arguments: Any) -> list[Any]:
-        """What each of them answers."""
+        """The answer of each other rank."""
 
 
 class Whole:
-    """All weights, from rank 0's part and those of the others."""
+    """Joins all weights from rank 0's part and the parts of the other ranks."""
 
     def __init__(self, others: WeightHolders) -> None:
         self._others = others
         self.parts = Parts(others.replica, 0, others.world)
         self.lost = ""
-        """Why there are no weights here; nothing where there are."""
+        """Why the weights are lost; empty if they are not."""
 
     def require(self, breakpoints: Iterable[Breakpoint]) -> None:
-        """Raise where a run cannot begin."""
+        """Raise if a run cannot begin.
+
+        Raises:
+            StateError: the weights are lost, or a breakpoint needs whole weights.
+        """
         if self.lost:
             raise StateError(self.lost)
         wrong = [each.name for each in breakpoints if each.on and each.condition.needs_whole]
@@ -49,16 +53,16 @@ class Whole:
             )
 
     def bring(self) -> None:
-        """Have everything here.
+        """Bring all parts to rank 0.
 
         Raises:
-            StateError: the parts do not belong together.
+            StateError: the parts do not fit together.
         """
         if self.parts.divided:
             self.parts.put(self._joined("hand over", self.parts.captured()))
 
     def complete(self, captured: dict[str, Any]) -> None:
-        """Make whole what was captured of this rank's part."""
+        """Make a captured state whole, which has only this rank's part."""
         if self.lost:
             raise StateError(self.lost)
         if self.parts.divided:
@@ -75,7 +79,7 @@ class Whole:
         return self.parts.deal.join([mine, *(pieces for _, _, pieces in told)])
 
     def lose(self) -> None:
-        """Not all parts are left: stand at the last state that was whole."""
+        """Go back to the last whole state, because some parts are lost."""
         self.parts.make_whole()
         replica = self._others.replica
         try:
@@ -92,16 +96,16 @@ class Whole:
         instead = f"restore({kept[-1]!r})" if kept else "restore() a state that was captured or saved before"
         self.lost = (
             "the weights were in parts on several devices, not all parts are left, and no keyframe held "
-            f"them: this learner has none any more; {instead} puts weights back, and then restart() starts "
-            "the other ranks"
+            f"them: this learner has no weights any more; {instead} puts weights back, and then restart() "
+            "starts the other ranks"
         )
 
     # For the others ----------------------------------------------------------------------------------
 
     def cut(self, told: Mapping[str, Any], rank: int) -> dict[str, Any]:
-        """A rank's part of this rank's state."""
+        """Cut another rank's part from this rank's state."""
         return self.parts.deal.cut(told, rank, self._others.world)
 
     def print(self, rank: int) -> int:
-        """The fingerprint of a rank that has its part of what is here."""
+        """The fingerprint that another rank should have, with its part of this rank's state."""
         return fingerprint(self._others.replica, lambda tensor, number: self.parts.cut(tensor, number, rank))

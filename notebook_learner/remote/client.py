@@ -1,4 +1,4 @@
-"""The asking end: one request to the learner that trains in a directory."""
+"""The client: sends one request to the learner that trains in a directory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .protocol import line_of, read_answer
 from .socket_place import NAME, SocketFolder, UntrustedError, connected, supported, trusted_by
 
 PATIENCE = 10.0
-"""Seconds that an answer to a question may take, from the first byte asked to the last one heard. What acts
-may take as long as it likes, a step, an hour, until its answer begins."""
+"""Seconds that an answer to a question may take, from the first byte sent to the last byte received. For a
+command that acts there is no limit until its answer begins: it may take a step, or an hour."""
 _LONGEST_ANSWER = 1 << 20
 
 
@@ -44,17 +44,17 @@ def control(directory: str | os.PathLike[str], *words: str) -> Answer:
     (True, 2)
 
     Returns:
-        What came of it: printed, a line; true where it was done.
+        The run's answer. It prints as one line, and is true if the run carried out the command.
 
     Raises:
-        RemoteError: no run is alive there, or it belongs to somebody else.
+        RemoteError: no run is alive there, or it belongs to another user.
         ValueError: there is no such command.
     """
     return ask(directory, typed(words))
 
 
 def ask(directory: str | os.PathLike[str], command: Command) -> Answer:
-    """The same for a request that is made already."""
+    """Send a command that is already built, like `control`."""
     if not supported():
         raise RemoteError(
             "a run is steered from elsewhere over a Unix-domain socket, which Python does not have on this "
@@ -70,7 +70,7 @@ def ask(directory: str | os.PathLike[str], command: Command) -> Answer:
 
 
 def is_there(directory: str | os.PathLike[str]) -> bool:
-    """Whether a directory has the file that leads to a learner's socket, alive or not."""
+    """Whether a directory has the file that leads to a learner's socket, even if the learner has ended."""
     return os.path.lexists(os.path.join(directory, NAME))
 
 
@@ -91,8 +91,8 @@ def _connection(folder: SocketFolder, directory: str | os.PathLike[str]) -> sock
         return connected(folder, PATIENCE)
     except (FileNotFoundError, ConnectionRefusedError):
         raise RemoteError(
-            f"no run is alive in {where}: a learner can be steered from its first step until it is let go; "
-            "`notebook-learner show` tells what a run that is over has left"
+            f"no run is alive in {where}: a learner can be steered from its first step until it is deleted; "
+            "`notebook-learner show` shows the results of a run that is over"
         ) from None
     except UntrustedError as error:
         who = f"{NAME} in {where} leads to {error.filename!r}, where another user may listen"
@@ -108,7 +108,7 @@ def _connection(folder: SocketFolder, directory: str | os.PathLike[str]) -> sock
 def _require_trusted(
     connection: socket.socket, folder: SocketFolder, directory: str | os.PathLike[str]
 ) -> None:
-    """Refuse an answer of another user: where a directory is open to others, they may put a socket there."""
+    """Refuse to ask another user's process: others may put a socket into a directory that they can write."""
     peer = peer_of(connection)
     if peer is not None and peer.uid not in trusted_by(folder):
         where = repr(os.fspath(directory))
@@ -119,7 +119,7 @@ def _exchange(connection: socket.socket, command: Command, directory: str | os.P
     until = time.monotonic() + PATIENCE
     connection.settimeout(PATIENCE)
     data = b""
-    with suppress(BrokenPipeError):  # it hung up on us, and what it said before is still to be read
+    with suppress(BrokenPipeError):  # the run closed the connection; its answer can still be read
         connection.sendall(line_of(command))
     try:
         while b"\n" not in data and len(data) < _LONGEST_ANSWER:
@@ -143,12 +143,13 @@ def _exchange(connection: socket.socket, command: Command, directory: str | os.P
 
 def _not_permitted(directory: str | os.PathLike[str]) -> str:
     return (
-        f"not permitted: the run in {os.fspath(directory)!r} belongs to another user, who alone may steer it"
+        f"not permitted: the run in {os.fspath(directory)!r} belongs to another user; only that user may "
+        "steer it"
     )
 
 
 def _untrusted(why: str) -> str:
     return (
-        f"{why}: nothing was asked, since no answer would be the run's. Remove the file, and let nobody else "
-        "write there (chmod go-w)"
+        f"{why}: no request was sent, since the answer would not be the run's. Remove the file, and let no "
+        "other user write there (chmod go-w)"
     )

@@ -1,8 +1,9 @@
-"""The process that a run was handed over to, as the run's directory tells of it.
+"""The process that a run was handed over to, from a note in the run's directory.
 
-A run that goes on without its kernel is steered through its socket as any other. This note says more: that it
-was detached, who it is also before it listens (so that the directory is never free between the two
-processes), and afterwards how it ended. A number alone would not do: another process may have it by then.
+A run that goes on without its kernel is steered through its socket like any other. This note says more: that
+the run was detached. It names the process even before the process listens, so that the directory is never
+free between the two processes. Afterwards it says how the process ended. A process number alone is not
+enough: another process may have it later.
 """
 
 from __future__ import annotations
@@ -25,34 +26,34 @@ from ..store.run_folder import RunPath
 
 NOTE = "detached.json"
 LOG = "detached.log"
-"""What the process prints: its renderer's lines, what steps print, and the traceback of what went wrong."""
+"""The file of the process's output: its renderer's lines, output of steps, and the traceback of an error."""
 MODULE = "notebook_learner.worker"
-"""What such a process runs: a note that somebody wrote cannot have another one of the user's ended."""
+"""The module that such a process runs. It is checked, so that a forged note cannot end another process."""
 _DRAFT = f".{NOTE}.new"
 FILES = (NOTE, LOG, _DRAFT)
 _LONGEST = 1 << 16
 _SAME = 5.0
-"""Seconds by which two processes may tell another one's start differently: they reckon from when the machine
-was started, which a clock that is set right moves."""
+"""Seconds by which two processes may disagree about the start time of a third: they compute it from the boot
+time of the machine, which changes when the clock is corrected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """A process that trains without a kernel, or did."""
+    """A process that trains without a kernel, or that did."""
 
     pid: int
     since: float
-    """When it was started: with its number, nobody else."""
+    """When it was started: together, start time and number identify one process."""
     host: str
     ended: str = ""
-    """The status that it ended with; nothing while it lives, or where it was killed."""
+    """The status with which it ended; None while it lives, or if it was killed."""
     error: str = ""
-    """What failed, where something did."""
+    """What failed, if something did."""
     num_epochs: int = 0
-    """Up to which epoch it trained at its end: that may have been set from elsewhere."""
+    """Its number of epochs at its end, which another process may have changed."""
 
     def is_alive(self) -> bool:
-        """Whether it is there, as far as this machine can tell."""
+        """Whether the process lives, as far as this machine can see."""
         import psutil
 
         if self.host != socket.gethostname():
@@ -66,12 +67,12 @@ class Detached:
             return False
 
     def has_ended(self, directory: str | os.PathLike[str]) -> bool:
-        """Whether it has written down how it ended: then it writes nothing more there."""
+        """Whether the process has noted how it ended: after that it writes nothing more there."""
         noted = noted_in(directory)
         return noted is not None and (noted.pid, noted.since) == (self.pid, self.since) and noted.ended != ""
 
     def note_in(self, directory: str | os.PathLike[str]) -> None:
-        """Write it down for whoever comes to the directory."""
+        """Write the note into the directory, for other processes that use it."""
         note, data = _note(directory), json.dumps(asdict(self)).encode()
         draft = note.with_name(_DRAFT)
         files.unlink(draft)
@@ -79,22 +80,22 @@ class Detached:
         files.rename(draft, note)
 
     def ends(self, directory: str | os.PathLike[str], status: str, error: str, num_epochs: int) -> None:
-        """Write down how it ends."""
-        with suppress(OSError):  # the directory may be gone, the disk full; experiment.log tells it as well
+        """Note in the directory how the process ends."""
+        with suppress(OSError):  # the directory may be gone, the disk full; experiment.log has it too
             replace(self, ended=status, error=error[: _LONGEST // 8], num_epochs=num_epochs).note_in(
                 directory
             )
 
     def end(self, directory: str | os.PathLike[str], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Have it stop at the next step boundary, save exactly where it stands, and end; waits until it is
-        killed, or has noted its end in the directory.
+        """Stop the process at its next step boundary, have it save its exact state, and wait for its end.
 
-        By SIGTERM, and not through the run's socket: a signal comes to this very process, whoever listens
-        there, and also to one that was told `.remote_control(False)`.
+        The wait ends when the process is killed, or has noted its end in the directory. This uses SIGTERM and
+        not the run's socket: a signal reaches this very process, even if another one listens at the socket,
+        and even with `.remote_control(False)`.
 
         Args:
-            directory: of the run.
-            meanwhile: done ten times a second; what it raises ends the waiting.
+            directory: the run's directory.
+            meanwhile: called ten times a second; an exception from it ends the wait.
         """
         if self.is_alive():
             with suppress(ProcessLookupError):
@@ -105,14 +106,14 @@ class Detached:
 
 
 def _is_over(process: Any) -> bool:
-    """Whether nothing of it is left but its exit status. Of one that was killed the first thread is a zombie
-    while others are still ending, and till then its files and sockets are open."""
+    """Whether only the exit status of a process is left. After a kill the first thread is a zombie while
+    other threads are still ending; until they have ended, its files and sockets are open."""
     return bool(process.status() == "zombie" and process.num_threads() <= 1)
 
 
 def _may_be_one(process: Any) -> bool:
-    """Whether it runs what a detached run does. One that was killed gives up its memory, and with that its
-    command line, before its files and sockets: without a command line it is still there."""
+    """Whether a process runs the module of a detached run. A killed process loses its memory, and with it its
+    command line, before its files and sockets: so without a command line it still counts."""
     import psutil
 
     try:
@@ -123,14 +124,14 @@ def _may_be_one(process: Any) -> bool:
 
 
 def process_of(pid: int) -> Detached:
-    """A process of this machine that lives."""
+    """The note for a living process of this machine."""
     import psutil
 
     return Detached(pid, psutil.Process(pid).create_time(), socket.gethostname())
 
 
 def noted_in(directory: str | os.PathLike[str]) -> Detached | None:
-    """What the directory tells of a process that its run was handed over to, alive or not."""
+    """The directory's note about the process that goes on with its run, alive or not; None without a note."""
     try:
         with durable.opened(_note(directory)) as file:
             told = json.loads(file.read(0, min(file.size, _LONGEST)))
@@ -140,7 +141,7 @@ def noted_in(directory: str | os.PathLike[str]) -> Detached | None:
 
 
 def detached_in(directory: str | os.PathLike[str]) -> Detached | None:
-    """The other process that goes on with the run of a directory right now."""
+    """The other process that goes on with the run of a directory right now, or None."""
     found = noted_in(directory)
     if found is None or found.pid == os.getpid() or found.ended:
         return None
@@ -148,14 +149,14 @@ def detached_in(directory: str | os.PathLike[str]) -> Detached | None:
 
 
 def end_detached(directory: str | os.PathLike[str]) -> None:
-    """Have the process that the run of a directory was handed over to save where it stands, and end."""
+    """Have the process that goes on with the run of a directory save its exact state and end."""
     found = detached_in(Path(directory))
     if found is not None:
         found.end(directory)
 
 
 def forget_in(directory: str | os.PathLike[str]) -> None:
-    """It never began there."""
+    """Remove the note: the process never began there."""
     with suppress(OSError):
         files.unlink(_note(directory))
 
@@ -165,7 +166,7 @@ def _note(directory: str | os.PathLike[str]) -> RunPath:
 
 
 def _checked(told: Any) -> Detached | None:
-    """A note that is ours; the file may come from anywhere."""
+    """The note, if every value has the right type: the file may come from anywhere."""
     if not isinstance(told, dict):
         return None
     kinds = {"pid": int, "since": float, "host": str, "ended": str, "error": str, "num_epochs": int}

@@ -1,4 +1,4 @@
-"""Who listens in a directory: asked before another run begins there, where its file system knows no locks."""
+"""Finds the process that listens in a directory, before a run begins on a file system without locks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .peer import peer_of
 from .socket_place import SocketFolder, connected, is_ours, supported
 
 _PATIENCE = 1.0
-"""Seconds that a learner may take to accept: it need not answer."""
+"""Seconds in which a learner has to accept a connection: it does not have to answer."""
 
 
 def other_process_in(directory: Path) -> str:
-    """The process that listens in a directory, in words; nothing where there is none, or it is this one.
+    """The other process that listens in a directory, in words; empty if no other process does.
 
-    It says nothing of a run that was told `.remote_control(False)`, nor on a system without such sockets.
+    It cannot find a run with `.remote_control(False)`, or any run on a system without such sockets.
     """
     if not supported():
         return ""
@@ -30,7 +30,7 @@ def other_process_in(directory: Path) -> str:
         return "another process"
     except PermissionError:
         return "a process of another user"
-    except OSError:  # nobody listens, or never did; a link is not followed
+    except OSError:  # no process listens, or none ever did; a link is not followed
         return ""
     finally:
         folder.close()
@@ -42,7 +42,7 @@ def other_process_in(directory: Path) -> str:
 
 
 def clear_socket(directory: Path) -> None:
-    """Take away what a killed process left: it belongs to a run that is over."""
+    """Remove the socket's file that a killed process left: it belongs to a run that is over."""
     if not supported():
         return
     with suppress(OSError):

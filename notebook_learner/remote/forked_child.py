@@ -1,7 +1,7 @@
-"""What a forked child must not keep.
+"""Sockets and files that a forked child must not keep.
 
-A loader's worker process is a fork: it inherits every socket. While it holds the listening one, a client
-finds a run "alive" whose process was killed, and waits for an answer that nobody gives.
+A loader's worker process is a fork: it inherits every socket. While it holds the listening one, a client can
+connect to a run whose process was killed, and waits for an answer that never comes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ class Closable(Protocol):
 T = TypeVar("T", bound=Closable)
 
 _held: set[Closable] = set()
-"""Added to and taken from in one call each, so that a fork finds it whole without a lock."""
+"""Each change of this set is one call, so a fork finds it consistent without a lock."""
 
 
 def held(thing: T) -> T:
-    """The same, to be closed in every child that is forked meanwhile."""
+    """Return a thing, and close it in every child that is forked while it is held."""
     _held.add(thing)
     return thing
 
 
 def let_go(thing: Closable) -> None:
-    """Close it here."""
+    """Close a held thing in this process."""
     _held.discard(thing)
     thing.close()
 

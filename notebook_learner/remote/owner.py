@@ -1,9 +1,9 @@
-"""Which process has a run's directory: a lock on the directory itself, and a note that says whose it is.
+"""Which process has a run's directory: a lock on the directory itself, and a note that names the process.
 
 The lock is the kernel's (`flock`), on the directory's descriptor. It has no file that `git clean` or
-`rsync --delete` could take away, it is the same one through a bind mount, and it ends with the process. A
-child that is forked has the same descriptor for a moment, and gives it back before it does anything else. The
-note is for people alone: it names the process and its notebook, and says how its training stands.
+`rsync --delete` could remove. It is the same lock through a bind mount, and it ends with the process. A
+forked child has the same descriptor for a moment, and closes it before it does anything else. The note is
+only for people: it names the process and its notebook, and says how far its training is.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from .peer import Peer
 from .socket_place import NAME, SocketFolder
 
 NOTE = "user.notebook_learner.owner"
-"""An attribute of the directory, and no file: nobody lists, copies or deletes it, and it moves along."""
+"""The note's name: an attribute of the directory, not a file. So no tool lists, copies or deletes it, and it
+moves with the directory."""
 _LONGEST = 1000
-"""Characters of a notebook's path: ext4 keeps 4 KiB of such notes."""
+"""How many characters of a notebook's path are kept: ext4 has 4 KiB for such notes."""
 _SAME = 5.0
-"""Seconds by which two processes may tell another one's start differently."""
+"""Seconds by which two processes may disagree about the start time of a third."""
 
 Identity = tuple[int, int]
-"""What the file system knows a directory by, wherever it is moved: its device and inode."""
+"""A directory's identity in the file system, even after it was moved: its device and inode."""
 
 
 class DirectoryLock:
-    """One opening of a run's directory, which one process at a time has locked.
+    """An open descriptor of a run's directory, with a lock that one process at a time can have.
 
-    As long as it is open its inode is given to no other directory, so the identity can be trusted.
+    While it is open, no other directory gets its inode, so the identity can be trusted.
 
     >>> import tempfile
     >>> directory = tempfile.TemporaryDirectory()
@@ -56,13 +57,13 @@ class DirectoryLock:
         self.identity: Identity = self._folder.identity
         self.taken = False
         self.works = True
-        """False where the file system knows no locks, or the system has none."""
+        """False if the file system or the operating system has no locks."""
         self.why = ""
-        """What it said then."""
+        """The system's error in that case."""
 
     def take(self) -> bool:
-        """Take the directory for this process; False where another one has it. Where there are no locks it
-        is taken, too, and `works` says so."""
+        """Take the directory for this process; False if another process has it. Without locks the directory
+        is taken too, and `works` is False."""
         self.taken = self.taken or self._locked()
         return self.taken
 
@@ -79,57 +80,57 @@ class DirectoryLock:
 
     @property
     def descriptor(self) -> int:
-        """To be handed to another process, which has the lock then, too."""
+        """The descriptor. Another process that gets it has the lock too."""
         return self._folder.descriptor
 
     @property
     def deleted(self) -> bool:
-        """Whether the directory has no name any more."""
+        """Whether the directory was deleted."""
         return os.fstat(self._folder.descriptor).st_nlink == 0
 
     @property
     def where(self) -> str:
-        """Where the directory is now, as far as the system tells; nothing where it does not."""
+        """The directory's current path; empty if the system does not say it."""
         with suppress(OSError):
             return os.readlink(f"/proc/self/fd/{self._folder.descriptor}")
         return ""
 
     def free(self) -> None:
-        """Let others take it. Also for a child that still holds a copy: so it is not only closed."""
+        """Free the lock. To close the descriptor is not enough, because a child may still hold a copy."""
         if self.taken and self.works:
             import fcntl
 
-            with suppress(OSError):  # of a file system that knows no locks any more
+            with suppress(OSError):  # the file system has lost its locks
                 fcntl.flock(self._folder.descriptor, fcntl.LOCK_UN)
         self.taken = False
 
     def close(self) -> None:
-        """Let others take it, and give the descriptor back."""
+        """Free the lock, and close the descriptor."""
         if self._folder.is_open:
             self.free()
         let_go(self._folder)
 
     def leave(self) -> None:
-        """Give the descriptor back: the process that it was handed to has the lock alone from here on."""
+        """Close the descriptor but keep the lock: from now on only the process that got a copy has it."""
         self.taken = False
         let_go(self._folder)
 
     # The note ----------------------------------------------------------------------------------------
 
     def note(self, owner: Owner) -> None:
-        """Say whose it is, where the file system keeps such notes."""
+        """Write the owner's note, if the file system keeps such notes."""
         with suppress(OSError, AttributeError):
             os.setxattr(self._folder.descriptor, NOTE, json.dumps(asdict(owner)).encode())
 
     def forget(self) -> None:
-        """Nobody has it."""
+        """Remove the note: no process has the directory."""
         with suppress(OSError, AttributeError):
             os.removexattr(self._folder.descriptor, NOTE)
 
 
 @contextmanager
 def alone_in(directory: str | os.PathLike[str]) -> Iterator[bool]:
-    """Whether no training has a directory; none begins there meanwhile."""
+    """Whether no training has a directory; inside this context no training can begin there."""
     lock = DirectoryLock(directory)
     try:
         yield lock.take()
@@ -139,26 +140,26 @@ def alone_in(directory: str | os.PathLike[str]) -> Iterator[bool]:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that has a directory, as its note tells; any of it may be a stranger's words."""
+    """The process that has a directory, from its note; a stranger may have written any part of it."""
 
     pid: int
     since: float
-    """When it was started: with its number, nobody else."""
+    """When it was started: together, start time and number identify one process."""
     host: str
     notebook: str = ""
-    """Which notebook's kernel it is, where that is known."""
+    """The notebook whose kernel it is, if that is known."""
     status: str = ""
-    """How its training stands."""
+    """How far its training is."""
 
     def is_alive(self) -> bool:
-        """Whether it is there, and not about to end. Of one on another machine nobody knows better."""
+        """Whether the process lives and is not about to end. A process on another machine counts as alive."""
         import psutil
 
         if self.host != socket.gethostname():
             return True
         try:
             process = psutil.Process(self.pid)
-            # One that was killed gives up its memory, and with that its command line, before its files.
+            # A killed process loses its memory, and with it its command line, before its files.
             return abs(process.create_time() - self.since) < _SAME and bool(process.cmdline())
         except psutil.Error:
             return False
@@ -169,7 +170,7 @@ class Owner:
 
 
 def this_process(status: str = "") -> Owner:
-    """This one, as others are to know it."""
+    """The owner's note for this process."""
     return Owner(os.getpid(), _since(os.getpid()), socket.gethostname(), _notebook(), status)
 
 
@@ -181,7 +182,7 @@ def _since(pid: int) -> float:
 
 
 def owner_in(directory: str | os.PathLike[str]) -> Owner | None:
-    """The owner that a directory's note names, alive or not."""
+    """The owner in a directory's note, alive or not; None without a note."""
     try:
         told = json.loads(os.getxattr(directory, NOTE))
     except (OSError, AttributeError, ValueError, RecursionError):
@@ -190,13 +191,13 @@ def owner_in(directory: str | os.PathLike[str]) -> Owner | None:
 
 
 def other_owner_in(directory: str | os.PathLike[str]) -> Owner | None:
-    """Another process that has a directory right now, by its note."""
+    """Another process that has a directory right now, from its note, or None."""
     found = owner_in(directory)
     return found if found is not None and found.pid != os.getpid() and found.is_alive() else None
 
 
 def locker_of(identity: Identity) -> Owner | None:
-    """The process that has locked a directory, where nothing notes it; as Linux tells it."""
+    """The process that has locked a directory that has no note, from Linux's list of locks."""
     import psutil
 
     device, inode = identity
@@ -212,7 +213,7 @@ def locker_of(identity: Identity) -> Owner | None:
 
 
 def who_has(directory: str | os.PathLike[str], owner: Owner | None, detached: Detached | None) -> str:
-    """Why nobody else may begin in a directory, and what to do about it."""
+    """The message why no other run may begin in a directory, and what to do."""
     here = repr(os.fspath(directory))
     if detached is not None:
         return _goes_on_in(detached, directory, here)
@@ -227,13 +228,13 @@ def who_has(directory: str | os.PathLike[str], owner: Owner | None, detached: De
     else:
         end = f"End it: learner.stop() there{_from_a_shell(directory, owner)}"
     return (
-        f"{who} has the run in {here} open{where}{stands}. {end}; then do here again what you did. Or give "
+        f"{who} has the run in {here} open{where}{stands}. {end}; then repeat here what you did. Or give "
         "this learner another directory"
     )
 
 
 def _from_a_shell(directory: str | os.PathLike[str], owner: Owner | None) -> str:
-    """How to end it in a terminal; ctl needs the file that leads to the socket."""
+    """How to end the run from a terminal; ctl needs the file that leads to the socket."""
     if os.path.lexists(os.path.join(directory, NAME)):
         return f", or `notebook-learner ctl {os.fspath(directory)} stop`"
     if owner is not None and owner.host == socket.gethostname():
@@ -260,7 +261,7 @@ def _peer(owner: Owner) -> Peer:
 
 
 def _notebook() -> str:
-    """The notebook whose kernel this is, as its server told it; or as VS Code did."""
+    """The notebook whose kernel this is, if Jupyter's server or VS Code has set it."""
     if told := os.environ.get("JPY_SESSION_NAME", ""):
         return told[-_LONGEST:]
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
@@ -269,7 +270,7 @@ def _notebook() -> str:
 
 
 def _checked(told: Any) -> Owner | None:
-    """A note that is ours; the file may come from anywhere."""
+    """The note, if every value has the right type: the directory may come from anywhere."""
     if not isinstance(told, dict):
         return None
     kinds = {"pid": int, "since": float, "host": str, "notebook": str, "status": str}

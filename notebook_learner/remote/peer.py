@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix-domain socket, as the kernel tells it."""
+"""The process at the other end of a Unix-domain socket, from the operating system's kernel."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _XUCRED = struct.Struct("IIh2x16I")  # macOS, FreeBSD: version, user, number of 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process: its user, and its number where the system tells it (0 otherwise)."""
+    """A process: its user, and its number if the system reports it (0 otherwise)."""
 
     uid: int
     pid: int = 0
 
     @property
     def may_steer(self) -> bool:
-        """Whether it is the user who trains, or root, whom nobody can keep from it."""
+        """Whether its user is the one who trains, or root, which no check can keep out."""
         return self.uid in (os.geteuid(), 0)
 
     def __str__(self) -> str:
@@ -28,9 +28,9 @@ class Peer:
 
 
 def peer_of(connection: socket.socket) -> Peer | None:
-    """The process that connected (or, for who connected, that listens); None where no system call tells.
+    """The process at the other end of a connection; None if no system call reports it.
 
-    There the file's mode, which lets in its owner alone, is all that guards it.
+    Without such a call only the socket's mode protects it: only its owner can connect.
     """
     if sys.platform == "linux":
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -44,9 +44,9 @@ def peer_of(connection: socket.socket) -> Peer | None:
 
 
 def _name_of(uid: int) -> str:
-    import pwd  # Unix alone has it, as it has these sockets
+    import pwd  # only Unix has it, and these sockets
 
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:  # a container runs under numbers that no list has
+    except KeyError:  # in a container a user's number may have no name
         return f"user {uid}"

@@ -1,4 +1,4 @@
-"""What goes over the socket: one line of JSON each way."""
+"""The messages on the socket: one line of JSON in each direction."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from ..steering.command import Answer, Command, CommandError, checked
 
 LONGEST = 4096
-"""Bytes a command may have; the longest sensible one, a rate for each of a hundred groups, has 2000."""
+"""The largest command in bytes. The longest sensible one, a rate for each of a hundred groups, has 2000."""
 
 
 def line_of(said: Command | Answer) -> bytes:
-    """A command, or the answer to one, as it goes over the socket.
+    """Encode a command or an answer for the socket.
 
     >>> line_of(Command("step", {"n": 3}))
     b'{"cmd": "step", "args": {"n": 3}}\\n'
@@ -24,20 +24,20 @@ def line_of(said: Command | Answer) -> bytes:
 
 
 def read_command(line: bytes) -> Command:
-    """A command as it came over the socket.
+    """Decode a command from the socket.
 
     Raises:
-        CommandError: the line holds no command of the list.
+        CommandError: the line is not a command of the list.
     """
     content = _content(line)
     return checked(content.get("cmd"), content.get("args", {}))
 
 
 def read_answer(line: bytes) -> Answer:
-    """An answer as it came over the socket.
+    """Decode an answer from the socket.
 
     Raises:
-        CommandError: the line holds no answer.
+        CommandError: the line is not an answer.
     """
     content = _content(line)
     ok, text, facts = content.get("ok"), content.get("text"), content.get("facts")

@@ -1,7 +1,7 @@
-"""The listening end: one thread for a learner, one more for each request while it lasts.
+"""The server: one thread for a learner, and one more for each request while it lasts.
 
-A learner that nobody holds any more must go, and take its socket along: so all of this knows it by a weak
-reference only.
+A learner without references must be freed, together with its socket. So this module has only a weak reference
+to it.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from .protocol import LONGEST, line_of, read_command
 from .socket_place import OccupiedError, SocketDoor, SocketFolder, supported
 
 PATIENCE = 5.0
-"""Seconds that a connection may take to say what it wants, and to take the answer."""
+"""Seconds that a client may take to send its request, and to take the answer."""
 MOST_TALKS = 16
-"""Requests that are carried out at the same time."""
+"""How many requests run at the same time."""
 MOST_GUESTS = 128
-"""Connections that have yet to say what they want. The oldest gives way where more come within its time."""
+"""How many connections may not have sent a request yet. If more come, the oldest one is closed."""
 _serving: dict[tuple[int, int], RemoteControl] = {}
-"""By directory: in one process the learner that opened a run last is the one that is steered, since a cell
-that is run again leaves the learner of before behind it, alive as long as anything refers to it."""
+"""The servers of this process, by directory. The learner that opened a run last is steered: after a cell is
+run again, the earlier learner may still be alive, as long as anything refers to it."""
 
 
 class RemoteControl:
     """Lets other processes of the same user steer the learner that trains in a directory.
 
     Args:
-        directory: where `control.sock` is made, the file that says where the socket lies.
-        changed: called where a command changed what a step reads, while the learner stands still.
+        directory: the directory for `control.sock`, the file that says where the socket is.
+        changed: called if a command changed what a step reads while the learner stands still.
     """
 
     def __init__(self, directory: str | os.PathLike[str], changed: Callable[[], None] = lambda: None) -> None:
@@ -54,25 +54,25 @@ class RemoteControl:
         self._door: SocketDoor | None = None
         self._identity = (0, 0)
         self._talks: set[socket.socket] = set()
-        """Connections whose request is being carried out."""
+        """Connections whose request is running."""
         self._unheard: dict[socket.socket, None] = {}
-        """Connections that have yet to say what they want, the oldest first."""
+        """Connections that have not sent a request yet, the oldest first."""
         self._wakes: socket.socket | None = None
 
     def __call__(self, learner: Steered) -> str:
         """Serve this learner from now on, for as long as it lives.
 
         Returns:
-            What a person should know where that cannot be; training does not depend on it.
+            A message for the user if that is impossible, else empty. Training does not depend on it.
         """
-        if not supported():  # the client says so to whoever tries
+        if not supported():  # the client reports this to the user
             return ""
-        self._learner = weakref.ref(learner)  # before anybody can ask
+        self._learner = weakref.ref(learner)  # before a request can come
         if self._door is not None and self._door.stands:
             return ""
         try:
             self._open()
-        except (OSError, OccupiedError, RuntimeError) as error:  # the last where no thread is left
+        except (OSError, OccupiedError, RuntimeError) as error:  # the last if no thread is left
             self._learner = _nobody
             reason = getattr(error, "strerror", None) or str(error)
             here = repr(str(self.directory))
@@ -95,7 +95,7 @@ class RemoteControl:
             door = SocketDoor(folder)
             undo.callback(door.close)
             undo.callback(door.remove_file)
-            context = copy_context()  # what a step prints belongs below the cell that opened the run
+            context = copy_context()  # so a step prints below the cell that opened the run
             threading.Thread(
                 target=context.run,
                 args=(_serve, door, ear, self._talk_in_a_thread),
@@ -107,14 +107,14 @@ class RemoteControl:
         _serving[self._identity] = self
 
     def close(self) -> None:
-        """Take the socket away. From any thread, the serving one and the garbage collector's among them,
-        so nothing is waited for: the thread gives the descriptors back by itself."""
+        """Remove the socket. Any thread may call this, even the serving one or the garbage collector's. So it
+        does not wait: the serving thread closes the descriptors."""
         door, self._door = self._door, None
         if door is None:
             return
         if _serving.get(self._identity) is self:
             del _serving[self._identity]
-        self._learner, self._changed = _nobody, _nothing  # the thread may end later than the weights must go
+        self._learner, self._changed = _nobody, _nothing  # the thread may keep no weights until it ends
         door.remove_file()
         if self._wakes is not None:
             let_go(self._wakes)
@@ -135,11 +135,11 @@ class RemoteControl:
             self._forget(connection)
 
     def _hang_up_on_the_oldest(self) -> None:
-        """So that those who say nothing keep nobody out who knows what they want."""
+        """Close the oldest silent connection, so that silent ones keep no real request out."""
         for dawdler in tuple(self._unheard):
             if self._unheard.pop(dawdler, self) is self:
-                continue  # it has said what it wants meanwhile
-            with suppress(OSError):  # it has hung up already
+                continue  # it has sent its request meanwhile
+            with suppress(OSError):  # it is closed already
                 dawdler.shutdown(socket.SHUT_RDWR)
             return
 
@@ -158,7 +158,7 @@ class RemoteControl:
             self._forget(connection)
 
     def _answer(self, connection: socket.socket) -> tuple[Answer | None, Callable[[], None]]:
-        """What to say, and what is left to do once it is said."""
+        """The answer, and a function to call after it was sent."""
         peer = peer_of(connection)
         if peer is not None and not peer.may_steer:
             return Answer(
@@ -166,7 +166,7 @@ class RemoteControl:
             ), _nothing
         line = _line_from(connection)
         self._unheard.pop(connection, None)
-        if line is None:  # somebody only looked whether we are alive
+        if line is None:  # a process only checked whether this run is alive
             return None, _nothing
         if len(self._talks) >= MOST_TALKS:
             return Answer(False, f"{MOST_TALKS} requests are under way already; try again"), _nothing
@@ -177,20 +177,20 @@ class RemoteControl:
             return Answer(False, str(refused)), _nothing
         learner = self._learner()
         if learner is None:
-            return Answer(False, "the learner was let go just now"), _nothing
-        asker = str(peer or "somebody")
+            return Answer(False, "the learner was deleted just now"), _nothing
+        asker = str(peer or "another process")
         answer = Steering(learner, partial(_note, learner, asker), self._changed).carry_out(command)
         return answer, partial(self._note_question, command, asker)
 
     def _note_question(self, command: Command, asker: str) -> None:
-        """A question is answered first. A learner that was let go since then needs no note of it."""
+        """Log a question after its answer. If the learner is gone by then, no log entry is needed."""
         learner = self._learner()
         if learner is not None and command.cmd == "status":
             _note(learner, asker, str(command))
 
 
 def _note(learner: Steered, asker: str, text: str) -> None:
-    # The log keeps the line: a full disk must not keep a user from `stop`. A run that ends has no log.
+    # Errors are ignored: a full disk must not keep a user from `stop`, and a run that ends has no log.
     with suppress(LoggerError, BusyError):
         learner.tools.note(f"remote control by {asker}: {text}")
 
@@ -204,8 +204,8 @@ def _nothing() -> None:
 
 
 def _serve(door: SocketDoor, ear: socket.socket, talk: Callable[[socket.socket], None]) -> None:
-    """Take connections until the other end of `ear` is closed."""
-    with selectors.PollSelector() as poll:  # `select` knows no descriptor above 1023
+    """Accept connections until the other end of `ear` is closed."""
+    with selectors.PollSelector() as poll:  # `select` cannot take a descriptor above 1023
         poll.register(door.socket, selectors.EVENT_READ)
         poll.register(ear, selectors.EVENT_READ)
         while not any(key.fileobj is ear for key, _ in poll.select()):
@@ -219,7 +219,7 @@ def _serve(door: SocketDoor, ear: socket.socket, talk: Callable[[socket.socket],
 def _taken(door: SocketDoor) -> socket.socket | None:
     try:
         connection = held(door.socket.accept()[0])
-    except OSError:  # it hung up already, or this process has no descriptor left
+    except OSError:  # the client is gone, or this process has no descriptor left
         time.sleep(0.05)
         return None
     connection.settimeout(PATIENCE)
@@ -227,10 +227,10 @@ def _taken(door: SocketDoor) -> socket.socket | None:
 
 
 def _line_from(connection: socket.socket) -> bytes | None:
-    """The request, up to the end of its line; None where nothing came. All of it has to come in time."""
+    """The request, up to the end of its line; None if nothing came. All of it has to come in time."""
     data = b""
     until = time.monotonic() + PATIENCE
-    with suppress(OSError):  # it took too long, or hung up
+    with suppress(OSError):  # the client took too long, or closed the connection
         while b"\n" not in data and len(data) <= LONGEST:
             connection.settimeout(max(until - time.monotonic(), 0.001))
             more = connection.recv(LONGEST)
@@ -246,5 +246,5 @@ def _line_from(connection: socket.socket) -> bytes | None:
 
 
 def _reply(connection: socket.socket, answer: Answer) -> None:
-    with suppress(OSError):  # nobody waits for it any more
+    with suppress(OSError):  # the client does not wait any more
         connection.sendall(line_of(answer))

@@ -1,15 +1,17 @@
-"""The socket of a run: made for its owner alone, found from the run's directory, and taken away.
+"""Makes, finds and removes the socket of a run, which only the run's owner can use.
 
-Only the process that has the directory (`owner`) makes it. It lies in a folder of the user's own, which has
-the mode 0700, below the system's temporary one (/tmp/notebook_learner-1000); the run's directory holds a
-plain file, `control.sock`, that says where. So a directory can be copied while its run trains: a socket has
-no contents that `shutil.copytree` or a program that syncs could copy.
+Only the process that has the directory (`owner`) makes the socket. The socket is in the user's own folder
+below the system's temporary folder (/tmp/notebook_learner-1000, mode 0700). The run's directory holds a plain
+file, `control.sock`, that says where. So a directory can be copied while its run trains: a socket has no
+contents that `shutil.copytree` or a program that syncs could copy.
 
-The socket's name is what the file system knows the run's directory by. So a directory that was moved is still
-found, the file in a copy leads nowhere, and who writes that file can name no other socket of the reader's.
+The socket's name is the identity of the run's directory in the file system. So a socket is still found after
+its directory was moved, and the file in a copy leads nowhere. A person who forges that file can name no other
+socket of the reader.
 
-The socket's mode is 0600 before anybody can connect: on Linux from its first moment, as the mode that a
-socket has before `bind` is its file's (net/unix/af_unix.c, unix_bind_bsd); elsewhere before `listen`.
+The socket's mode is 0600 before any process can connect. On Linux it is so from the first moment: the mode of
+a socket before `bind` becomes its file's mode (net/unix/af_unix.c, unix_bind_bsd). Elsewhere it is set before
+`listen`.
 
 A socket's address may have 108 bytes (104 on macOS), a directory's path 4096. So on Linux the address is
 /proc/self/fd/<folder>/<name>.
@@ -34,22 +36,22 @@ from .forked_child import held, let_go
 NAME = "control.sock"
 OWNER_ONLY = 0o600
 WAITING = 16
-"""Connections that may wait to be taken."""
+"""How many connections may wait until the server accepts them."""
 _LONGEST_PATH = 100
 _LONGEST_NOTE = 1 << 13
 _FILES = "/proc/self/fd"
 
 
 class OccupiedError(Exception):
-    """The socket's place is taken, by what is not ours to remove."""
+    """Another file is in the socket's place, and this process may not remove it."""
 
 
 class UntrustedError(PermissionError):
-    """The file leads to a folder in which another user may put sockets."""
+    """The file leads to a folder into which another user may put sockets."""
 
 
 class SocketFolder:
-    """An open directory, wherever it is moved."""
+    """An open directory, which stays the same one when it is moved."""
 
     def __init__(
         self, path: str | os.PathLike[str], descriptor: int | None = None, *, follow: bool = True
@@ -66,12 +68,12 @@ class SocketFolder:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """The same for two that are the same directory."""
+        """The directory's identity: two descriptors of one directory have the same."""
         info = os.fstat(self.descriptor)
         return info.st_dev, info.st_ino
 
     def address_of(self, name: str) -> str:
-        """Where a socket in it is connected to."""
+        """The address of a socket in this directory."""
         if os.path.isdir(_FILES):
             return f"{_FILES}/{self.descriptor}/{name}"
         path = os.path.join(self.path, name)
@@ -81,22 +83,22 @@ class SocketFolder:
         return shortest
 
     def file(self, name: str = NAME) -> os.stat_result | None:
-        """What has this name there; a link is not followed."""
+        """The status of the file with this name, or None; a link is not followed."""
         with suppress(FileNotFoundError):
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
         return None
 
     def remove_file(self, name: str = NAME) -> None:
-        """Take it away; one that is not there, or a directory that has gone, is no mistake."""
+        """Remove a file; a missing file or directory is not an error."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.descriptor)
 
     def put_in_place(self, name: str, new: str) -> None:
-        """Give a file in it another name, in place of what has that."""
+        """Rename a file in this directory, and replace a file that has the new name."""
         os.rename(name, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
 
     def close(self) -> None:
-        """Give the descriptor back, once."""
+        """Close the descriptor; a second call does nothing."""
         if self.is_open:
             self.is_open = False
             os.close(self.descriptor)
@@ -106,7 +108,7 @@ class SocketDoor:
     """A listening socket, and the file in the run's directory that leads to it."""
 
     def __init__(self, folder: SocketFolder) -> None:
-        """Raises OccupiedError, or OSError where the file system takes no files or no sockets."""
+        """Raises OccupiedError, or OSError if the file system allows no files or no sockets."""
         self.folder = folder
         self._process = os.getpid()
         _require_room(folder)
@@ -124,7 +126,7 @@ class SocketDoor:
 
     @property
     def stands(self) -> bool:
-        """Whether the file and the socket are where they were made."""
+        """Whether the file and the socket are still where they were made."""
         return self._has_file and self._has_socket
 
     @property
@@ -136,8 +138,8 @@ class SocketDoor:
         return self._made is not None and _identity(self._sockets.file(self._name)) == self._made
 
     def remove_file(self) -> None:
-        """Nobody finds the way any more. What lies there and is another's stays."""
-        if os.getpid() != self._process:  # a child has inherited this object, but not the door
+        """Remove the file and the socket, but no file that another process made there."""
+        if os.getpid() != self._process:  # a child inherits this object, but must not remove the socket
             return
         with suppress(OSError):
             if self._has_file:
@@ -147,7 +149,7 @@ class SocketDoor:
                 self._sockets.remove_file(self._name)
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         for each in (self.socket, self._sockets, self.folder):
             let_go(each)
 
@@ -157,7 +159,7 @@ def connected(folder: SocketFolder, seconds: float | None = None) -> socket.sock
 
     Raises:
         UntrustedError: another user may have put the socket there.
-        OSError: nobody listens, or nobody may ask.
+        OSError: no process listens, or this user may not connect.
     """
     until = None if seconds is None else time.monotonic() + seconds
     with _place_of(folder) as (where, name), ExitStack() as undo:
@@ -166,9 +168,7 @@ def connected(folder: SocketFolder, seconds: float | None = None) -> socket.sock
         while True:
             try:
                 connection.connect(where.address_of(name))
-            except (
-                BlockingIOError
-            ):  # with a time limit, Linux does not wait for a place in the listener's row
+            except BlockingIOError:  # with a time limit, Linux does not wait for a place in the queue
                 if until is None or time.monotonic() > until:
                     raise
                 time.sleep(0.01)
@@ -178,7 +178,7 @@ def connected(folder: SocketFolder, seconds: float | None = None) -> socket.sock
 
 
 def trusted_by(folder: SocketFolder) -> set[int]:
-    """The users whose word counts for the run of a directory."""
+    """The users whose answers are trusted for the run of a directory."""
     trusted = {os.geteuid(), 0}
     if os.geteuid() == 0:  # root steers the runs of all users
         trusted.add(os.fstat(folder.descriptor).st_uid)
@@ -186,14 +186,14 @@ def trusted_by(folder: SocketFolder) -> set[int]:
 
 
 def is_ours(folder: SocketFolder) -> bool:
-    """Whether what lies there leads to a socket, or is one, as earlier releases made: of a process that was
-    killed, of a learner that is over and has let go of the directory, or of the run that was copied."""
+    """Whether the file there leads to a socket, or is a socket of an earlier release. It may be of a process
+    that was killed, of a learner that has ended, or of the run that was copied."""
     there = folder.file()
     return there is not None and (stat.S_ISSOCK(there.st_mode) or _noted(folder) is not None)
 
 
 def supported() -> bool:
-    """Whether this system has Unix-domain sockets, and Python knows them."""
+    """Whether this system and its Python have Unix-domain sockets."""
     family: Any = getattr(socket, "AF_UNIX", None)
     return family is not None and os.name == "posix"
 
@@ -211,7 +211,7 @@ def _name_for(folder: SocketFolder) -> str:
 
 
 def _own_folder() -> SocketFolder:
-    """Where the sockets of this user lie. Not XDG_RUNTIME_DIR: a run goes on when the user logs out."""
+    """The folder of this user's sockets. It is not XDG_RUNTIME_DIR: a run goes on when the user logs out."""
     path = os.path.join(tempfile.gettempdir(), f"notebook_learner-{os.geteuid()}")
     with suppress(FileExistsError):
         os.mkdir(path, 0o700)
@@ -233,9 +233,9 @@ def _lets_others_in(info: os.stat_result) -> bool:
 def _listening(folder: SocketFolder, name: str) -> socket.socket:
     listener, unready = _unix_socket(), f"{name}.new"
     try:
-        with suppress(OSError):  # Linux; elsewhere a socket has no mode, and the file's is put right below
+        with suppress(OSError):  # Linux; elsewhere a socket has no mode, and the file's mode is set below
             os.fchmod(listener.fileno(), OWNER_ONLY)
-        # Under a name of its own until it listens: who comes between would find that nobody does.
+        # Use a temporary name until it listens: a client that comes earlier would find no listener.
         folder.remove_file(unready)
         listener.bind(folder.address_of(unready))
         made = folder.file(unready)
@@ -253,7 +253,7 @@ def _listening(folder: SocketFolder, name: str) -> socket.socket:
 
 
 def _note(folder: SocketFolder, path: str) -> None:
-    """Say where the socket is; for others it is there at once, and whole."""
+    """Write the file that says where the socket is; other processes see it only complete."""
     draft = f".{NAME}.new"
     folder.remove_file(draft)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -266,7 +266,7 @@ def _note(folder: SocketFolder, path: str) -> None:
 
 
 def _noted(folder: SocketFolder) -> str | None:
-    """Where the file leads; None where it is none of ours. No link is followed, no pipe waited for."""
+    """The path in the file, or None if it is not this package's file. No link is followed, no pipe read."""
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(NAME, flags, dir_fd=folder.descriptor)
@@ -288,7 +288,7 @@ def _noted(folder: SocketFolder) -> str | None:
 
 @contextmanager
 def _place_of(folder: SocketFolder) -> Iterator[tuple[SocketFolder, str]]:
-    """The folder in which the socket lies, and its name there."""
+    """The folder that holds the socket, and the socket's name there."""
     there = folder.file()
     if there is not None and stat.S_ISSOCK(there.st_mode):  # of an earlier release
         yield folder, NAME
@@ -307,7 +307,7 @@ def _place_of(folder: SocketFolder) -> Iterator[tuple[SocketFolder, str]]:
 
 
 def _require_room(folder: SocketFolder) -> None:
-    """Raise where something lies there that is not ours to replace."""
+    """Raise if a file is in the place that this process may not replace."""
     there = folder.file()
     if there is None:
         return
