@@ -1,4 +1,4 @@
-"""What rules that look at a finished epoch go by: one metric's value of one split."""
+"""The value that a rule (early stopping, a scheduler) reads at an epoch's end: one metric of one split."""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ def test_a_command_that_cannot_be_is_refused_with_the_reason(cmd, args, reason):
         (["step", "-1"], "from 1 to 1000000"),
         (["restore"], "restore takes label, a name of 1 to 200 characters after it"),
         (["breakpoint", "NonFinite", "maybe"], "breakpoint takes on, on or off"),
-        (["set", "lr"], "'lr' is no name=value"),
-        (["set", "lr=fast"], "lr is a number that is not negative, and not 'fast'"),
+        (["set", "lr"], "'lr' is not a name=value pair"),
+        (["set", "lr=fast"], "lr must be a number of at least 0, not 'fast'"),
     ],
 )
 def test_a_wrong_line_says_what_would_be_right(typed_words, reason):
