@@ -20,7 +20,7 @@ def epoch_value(rule: str, source: Source, finals: Finals) -> float:
 
 
 def why_never_measured(rule: str, source: Source) -> str:
-    """What to say where a rule goes by a split that there is no loader for."""
+    """The message if a rule uses a split that has no loader."""
     split, metric = source
     return (
         f"{rule} goes by the {split} {metric}, but there is no {split} loader; give one, "

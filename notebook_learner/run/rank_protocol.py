@@ -149,7 +149,7 @@ class Ranks(Protocol):
         """The number of ranks, this one included."""
 
     def tour(self, task: Task, cursors: Callable[..., Cursor]) -> AbstractContextManager[Others]:
-        """Inside the block the ranks go through a set together; afterwards their state is unchanged, to the bit.
+        """Inside the block the ranks go through a set together; afterwards they are as before, to the bit.
 
         Raises:
             Alone: the other ranks cannot take part.

@@ -477,7 +477,7 @@ class Replica:
             self.saving.take_auto(state)
             self.saving.wait()
         except CheckpointError as error:
-            self.emit(Notice(f"went back to {state.position}, but could not save this state: {error}", "warning"))
+            self.emit(Notice(f"went back to {state.position}, but cannot save it: {error}", "warning"))
 
     # At a breakpoint ---------------------------------------------------------------------------------
 

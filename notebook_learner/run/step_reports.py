@@ -97,8 +97,8 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RunTakenBack:
-    """What `take_back` did: the process it took the run from, the learner's position, and `told`: what
-    happened to that process if it was not stopped by this call.
+    """What `take_back` did: the process it took the run from, the learner's position, and in `told` what
+    happened to that process, if this call did not stop it.
 
     >>> RunTakenBack(4242, Position(2, "train", 1, total=5))
     taken back from process 4242, now at epoch 2, train, step 1 of 5
