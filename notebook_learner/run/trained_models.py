@@ -44,7 +44,7 @@ class TrainedBefore:
             _models.pop(self._model, None)
 
     def told(self, steps: int) -> Sequence[Notice]:
-        """The warnings when this learner begins to train, given once, after `steps` earlier steps of its own."""
+        """The warnings as this learner begins to train, given once; `steps` is how many it took before."""
         asked, self._asked = self._asked, True
         found = _models.get(self._model)
         if asked or steps or found is None or not _equal(found.sample, _sample(self._model)):
