@@ -311,6 +311,6 @@ def test_where_the_way_back_is_lost_meanwhile_it_stops_at_the_next_boundary(tmp_
         timeline.keyframes.clear()
 
     watch.refresh = refreshed  # type: ignore[method-assign]
-    with pytest.raises(Paused, match="nothing kept to go back to"):
+    with pytest.raises(Paused, match="no kept state lies before it"):
         learner.fit()
     assert learner.position.iteration >= 37
