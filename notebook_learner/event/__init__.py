@@ -1,7 +1,7 @@
 """Frozen event values, and the sinks that listen to them.
 
-In come the facts of a training as the loop states them; out go values that loggers, renderers and policies
-read. A sink may keep events and never changes one: all listeners are given the same objects.
+The training loop sends frozen values; loggers, renderers and policies read them. A sink may keep an event but
+must not change it: all listeners get the same objects.
 """
 
 from .fanout import FanOut

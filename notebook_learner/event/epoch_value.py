@@ -1,4 +1,4 @@
-"""What rules that look at a finished epoch go by: one metric's value of one split."""
+"""The value that a rule (early stopping, a scheduler) reads at an epoch's end: one metric of one split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def epoch_value(rule: str, source: Source, finals: Finals) -> float:
 
 
 def why_never_measured(rule: str, source: Source) -> str:
-    """What to say where a rule goes by a split that there is no loader for."""
+    """The message if a rule uses a split that has no loader."""
     split, metric = source
     return (
         f"{rule} goes by the {split} {metric}, but there is no {split} loader; give one, "

@@ -1,4 +1,4 @@
-"""One event to everybody who listens."""
+"""Passes each event to every listener."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .values import Event, Notice
 class FanOut:
     """Passes every event to the recorders, then to the watchers.
 
-    Recorders (history, log files) must lose nothing: each gets every event, and a failing one stops the
-    run at this boundary with a `LoggerError`. It has then *taken* the event; do not emit it again.
-    Watchers (a panel, a terminal) only show: a failing one is reported once and let go.
+    Recorders (history, log files) must lose nothing. Each gets every event. If one fails, the run stops at
+    this boundary with a `LoggerError`. The recorder has then *taken* the event; do not emit it again.
+    Watchers (a panel, a terminal) only show. If one fails, that is reported once, and it is removed.
 
     Events come from one thread at a time; watchers may come and go from any.
 
@@ -33,29 +33,29 @@ class FanOut:
         self.recorders = tuple(recorders)
         self._watchers = tuple(watchers)
         self._later = tuple(later)
-        """Recorders that hear nothing until `open`."""
+        """Create it with recorders that get no event until `open`."""
         self._early: list[Event] = []
-        """What they have missed."""
+        """The events that the recorders have missed."""
         self._lock = threading.Lock()
 
     @property
     def watchers(self) -> tuple[Sink, ...]:
-        """Who watches now."""
+        """The current watchers."""
         return self._watchers
 
     def add(self, watcher: Sink) -> None:
-        """Let somebody watch from the next event on; once, however often it is added."""
+        """Send this watcher every event from the next one on. Adding it twice has no effect."""
         with self._lock:
             if not any(known is watcher for known in self._watchers):
                 self._watchers = (*self._watchers, watcher)
 
     def remove(self, watcher: Sink) -> None:
-        """Let a watcher go; one that is not there is no mistake."""
+        """Remove a watcher, if it is there."""
         with self._lock:
             self._watchers = tuple(known for known in self._watchers if known is not watcher)
 
     def open(self, event: Event) -> None:
-        """The run begins to be written down: with this event, then with what came before it."""
+        """Start recording: send the recorders this event, then all events before it."""
         later, self._later = self._later, ()
         early, self._early = self._early, []
         self.recorders = (*self.recorders, *later)
@@ -65,23 +65,23 @@ class FanOut:
             raise _logger_error(failures) from failures[0][1]
 
     def take_in(self, recorders: Sequence[Sink], events: Sequence[Event]) -> None:
-        """These hear of everything from here on, and first of what brings them here."""
+        """Add recorders: they get these past events first, then every new one."""
         self.recorders = (*self.recorders, *recorders)
         failures = [failure for each in events for failure in self._record(each, recorders)]
         if failures:
             raise _logger_error(failures) from failures[0][1]
 
     def let_go(self, recorders: Sequence[Sink]) -> None:
-        """These hear nothing more: what they write to is another run's now."""
+        """Remove recorders, because another run now owns the files they write to."""
         self.recorders = tuple(each for each in self.recorders if each not in recorders)
 
     def emit(self, event: Event) -> None:
-        """Give an event to everybody, then raise what stopped a recorder."""
+        """Give an event to every listener, then raise the error of a recorder that failed."""
         if self._later:
             self._early.append(event)
         failures = self._record(event)
         notices = self._show(event)
-        while notices:  # each round lets at least one watcher go, so this ends
+        while notices:  # each round removes at least one watcher, so this ends
             notice = notices.pop()
             failures += self._record(notice)
             notices += self._show(notice)
@@ -96,7 +96,7 @@ class FanOut:
                 recorder.handle(event)
             except Exception as error:
                 failures.append((recorder, error))
-            except BaseException as interrupt:  # a second ■: the others get the event all the same
+            except BaseException as interrupt:  # a second ■: the other recorders still get the event
                 urgent = interrupt
         if urgent is not None:
             raise urgent

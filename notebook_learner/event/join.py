@@ -1,4 +1,4 @@
-"""Many small metric blocks as one."""
+"""Joins many small metric blocks into one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def text_runs(block: MetricBlock, name: str) -> TextRuns:
 
 
 def joined(blocks: Sequence[MetricBlock]) -> list[MetricBlock]:
-    """The same rows in as few blocks as can be: neighbours with the same metrics become one."""
+    """The same rows in as few blocks as possible: neighbours with the same metrics become one block."""
     groups: list[list[MetricBlock]] = []
     before: object = None
     for block in blocks:
@@ -43,7 +43,7 @@ def _follows(block: MetricBlock, following: MetricBlock) -> bool:
 
 
 def shape_of(block: MetricBlock) -> tuple[dict[str, bool], frozenset[str]]:
-    """What two blocks have in common that can be one: their metrics, with or without weights."""
+    """What two blocks must have in common to become one: the same metrics, with or without weights."""
     weighted = {name: column.weights is not None for name, column in block.columns.items()}
     return weighted, frozenset(block.texts)
 
@@ -78,11 +78,11 @@ def _join_columns(group: Sequence[MetricBlock]) -> dict[str, Column]:
 
 
 def _concatenated(parts: list[Any], group: Sequence[MetricBlock]) -> list[Floats]:
-    """Each metric's rows, of those of the first block, metric by metric, those of the second, and so on."""
+    """Each metric's rows: all metrics of the first block, then all metrics of the second, and so on."""
     metrics = len(parts) // len(group)
     plain = all([part.dtype == np.float64 for part in parts[:metrics]])
     if parts and plain and all([block.count == 1 for block in group]):
-        # A breakpoint or a condition makes a block of each step: a third of the time of `concatenate`.
+        # With a breakpoint or a condition each step is a block. This takes a third of `concatenate`'s time.
         return [*np.ascontiguousarray(np.frombuffer(b"".join(parts)).reshape(len(group), metrics).T)]
     return [np.concatenate(parts[at::metrics]) for at in range(metrics)]
 
@@ -91,7 +91,7 @@ def _share(weights: Floats, shared: list[Floats]) -> Floats:
     for known in shared:
         if np.array_equal(known, weights):
             return known
-    shared.append(_frozen(weights.copy()))  # not the view, which would keep those of all metrics
+    shared.append(_frozen(weights.copy()))  # a copy: a view would keep the weights of all metrics
     return shared[-1]
 
 

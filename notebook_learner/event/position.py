@@ -1,4 +1,4 @@
-"""Where training stands: a value that belongs to the state, not a loop counter."""
+"""The position of training: a value that belongs to the state, not a loop counter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Position:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """What positions are ordered by."""
+        """The key that orders positions."""
         return (self.epoch, _ORDER[self.split], self.step)
 
     def __lt__(self, other: Position) -> bool:
@@ -46,7 +46,7 @@ class Position:
         return self.key >= other.key
 
     def at(self, step: int, iteration: int) -> Position:
-        """The same split of the same epoch, at another step."""
+        """The position at another step of the same split and epoch."""
         return replace(self, step=step, iteration=iteration)
 
     def __str__(self) -> str:

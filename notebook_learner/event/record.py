@@ -1,4 +1,4 @@
-"""Cutting and measuring what was recorded: the arithmetic of going back."""
+"""Cuts and compares what was recorded: the arithmetic of going back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ORDER = {"train": 0, "valid": 1}
 
 
 def cut(record: Record, epoch: int, split: Split, step: int) -> Record:
-    """What had been recorded when the run stood at this position, before the split was closed."""
+    """What had been recorded when the run was at this position, before the split was closed."""
     kept: list[SplitRecord] = []
     here = (epoch, _ORDER[split])
     for part in record:
@@ -69,7 +69,7 @@ def drift(one: MetricBlock, other: MetricBlock) -> tuple[float, int | None]:
 
 
 def steps_before(record: Record, count: int) -> Iterator[tuple[SplitRecord, int]]:
-    """Walk back over recorded passes: each with the step to stand at to have gone `count` back."""
+    """Walk back over the recorded passes: yield each pass with the step that lies `count` steps back."""
     left = count
     for part in reversed(record):
         if left <= part.steps:
@@ -84,7 +84,7 @@ def _part_of(runs: Runs, start: int, stop: int) -> Runs:
 
 
 def between(runs: Runs, start: int, stop: int) -> Iterator[Run]:
-    """The runs of rows start..stop, counted from 0."""
+    """The (rows, text) runs of rows start..stop, counted from 0."""
     begin = 0
     for length, text in runs:
         if begin >= stop:
@@ -96,7 +96,7 @@ def between(runs: Runs, start: int, stop: int) -> Iterator[Run]:
 
 
 def _text_at(block: MetricBlock, name: str, stop: int) -> str:
-    """The text of the row before `stop`: in a joined block it is not the last one's."""
+    """The text of the row before `stop`. In a joined block this is not always the block's last text."""
     runs = block.text_runs.get(name, ())
     return next((text for _, text in between(runs, stop - 1, stop)), block.texts[name])
 

@@ -1,4 +1,4 @@
-"""Where the run stood, by what it has recorded since."""
+"""Finds earlier positions of the run from what it recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .position import Position
 
 
 def steps_back(record: Record, n: int) -> Position:
-    """Where it stood n steps ago, of whichever split."""
+    """The position n steps ago, in training or validation."""
     walk = list(steps_before(record, n))
     if not walk:
         raise StateError(f"rewind({n}): no step was taken yet, so there is none to take back")
@@ -17,7 +17,7 @@ def steps_back(record: Record, n: int) -> Position:
 
 
 def after_training_step(record: Record, iteration: int) -> Position:
-    """Where it stood when it had taken so many training steps; at an epoch's end, that of the next one."""
+    """The position after this many training steps; at an epoch's end, the start of the next epoch."""
     left = iteration
     passes = [part for part in record if part.split == "train"]
     for part in passes:

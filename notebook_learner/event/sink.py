@@ -1,4 +1,4 @@
-"""Who listens: anything with one `handle(event)`, and the fan-out that reaches them all."""
+"""The interface of a listener: any object with a method `handle(event)`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .values import Event
 
 @runtime_checkable
 class Sink(Protocol):
-    """A listener. It is called on the training thread, so it returns quickly.
+    """A listener. The training thread calls it, so it must return quickly.
 
-    A sink takes what it knows and ignores the rest, so that new kinds of events break nobody:
+    A sink handles the events it knows and ignores all others, so a new kind of event breaks no sink:
 
     >>> from notebook_learner.event import SplitEnded
     >>> class Beep:
@@ -30,22 +30,22 @@ class Sink(Protocol):
 
 @runtime_checkable
 class Display(Sink, Protocol):
-    """A sink that is more than a listener: a page on which people see the learner, and steer it."""
+    """A sink that also shows a page, on which users see and control the learner."""
 
     def attach(self, learner: Any, /) -> None:
         """Show this learner."""
 
     def show(self) -> None:
-        """A cell begins to train: appear below it."""
+        """Appear below the cell that starts to train."""
 
     def blocking(self) -> AbstractContextManager[Callable[[], None]]:
-        """A cell trains, or waits, meanwhile, and keeps the process from hearing whoever steers. What it
-        gives lets them be heard; events do so too."""
+        """Wrap the time in which a cell trains or waits, so the process receives no messages from the page.
+        Calling the value it yields lets these messages in; every event does so too."""
         ...
 
     def bundle(self) -> dict[str, Any]:
-        """What a notebook shows where the learner is a cell's last line, by MIME type."""
+        """The MIME bundle that a notebook shows if the learner is the last line of a cell."""
         ...
 
     def freeze(self) -> None:
-        """Leave only what needs no running process."""
+        """Keep only what works without a running process."""

@@ -1,4 +1,4 @@
-"""What a text metric said over many steps, in a few flat arrays."""
+"""The values of a text metric over many steps, in a few flat arrays."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Run = tuple[int, str]
 
 
 class Texts(Sequence[Run]):
-    """(rows, text) runs, of which neighbours differ. A log of 100 MB in which no line is like another takes
-    200 MB as this, and 1.7 GB as a tuple of tuples.
+    """(rows, text) runs; neighbouring runs have different texts. A log of 100 MB whose lines all differ takes
+    200 MB in this form, and 1.7 GB as a tuple of tuples.
 
     >>> texts = Texts.of([(2, "0 GB"), (1, "0 GB"), (1, "1 GB")])
     >>> list(texts), texts[-1], len(texts)
@@ -23,25 +23,25 @@ class Texts(Sequence[Run]):
 
     def __init__(self) -> None:
         self._data = bytearray()
-        """The texts, one after the other, in UTF-8."""
+        """The texts in UTF-8, one after another."""
         self._ends = array("I")
         self._rows = array("I")
         self._last: bytes | None = None
 
     @classmethod
     def of(cls, runs: Iterable[Run]) -> Texts:
-        """These runs; neighbours of the same text become one."""
+        """Build it from runs; neighbours with the same text become one run."""
         made = cls()
         for rows, text in runs:
             made.add(rows, text)
         return made
 
     def add(self, rows: int, text: str) -> None:
-        """Some rows more; for whoever makes it."""
+        """Add rows of one text. Only the code that builds the object calls this."""
         self._add(rows, text.encode(errors="surrogatepass"))
 
     def add_lines(self, lines: Sequence[bytes]) -> None:
-        """Lines in UTF-8, a row each; for whoever makes it."""
+        """Add lines in UTF-8, one row each. Only the code that builds the object calls this."""
         start = 0
         for at, (line, following) in enumerate(pairwise(lines), 1):
             if line != following:

@@ -1,4 +1,4 @@
-"""What happened, as frozen values: the only thing that leaves the loop.
+"""Events: frozen values that say what happened. Nothing else leaves the loop.
 
 Events hold plain numbers, strings and NumPy arrays, never tensors or the learner: a sink can keep
 them, send them to another thread or write them down without holding device memory. Metric values
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """One registered metric of one split, told once when the run opens."""
+    """One registered metric of one split; sent once, when the run opens."""
 
     name: str
     split: Split
@@ -31,7 +31,7 @@ class MetricInfo:
     higher_is_better: bool | None = None
     kind: Literal["numeric", "text"] = "numeric"
     plotted: bool = True
-    """Registered through `*_numeric` (or `metrics`): shown as a curve and in the summary."""
+    """True if it was registered through `*_numeric` (or `metrics`). It then has a curve and a summary row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class RunOpened:
 
 @dataclass(frozen=True, slots=True)
 class MetricAdded:
-    """A step logged a value under a new name: a metric that nobody registered."""
+    """A step logged a value under a new name, for which no metric was registered."""
 
     info: MetricInfo
 
 
 @dataclass(frozen=True, slots=True)
 class SplitStarted:
-    """A pass over one loader begins. `total` is None where the loader does not know its length."""
+    """A pass over one loader begins. `total` is None if the loader does not know its length."""
 
     epoch: int
     split: Split
@@ -80,7 +80,7 @@ class MetricBlock:
     """Consecutive steps of one split with all their metric values.
 
     Row i belongs to step `first + i` (counted from 1) of the split in this epoch. `texts` holds the
-    latest text of each text metric; it stands for every row.
+    latest text of each text metric; it is valid for every row.
     """
 
     epoch: int
@@ -88,13 +88,13 @@ class MetricBlock:
     first: int
     count: int
     iteration: int
-    """The run's training steps up to and including the last row."""
+    """The number of training steps the run has taken, up to and including the last row."""
     columns: Mapping[str, Column]
     texts: Mapping[str, str]
     seconds: float
-    """Wall time these steps took: the rate, for whoever shows one. Never part of the state."""
+    """Wall time of these steps, from which displays compute the rate. Never part of the state."""
     text_runs: Mapping[str, Sequence[tuple[int, str]]] = field(default_factory=dict)
-    """Only where blocks with different texts were joined: (rows, text) runs that cover every row."""
+    """Set only if blocks with different texts were joined: (rows, text) runs that cover every row."""
 
     @property
     def last(self) -> int:
@@ -104,7 +104,7 @@ class MetricBlock:
 
 @dataclass(frozen=True, slots=True)
 class SplitEnded:
-    """A pass is over; `finals` are the epoch's values, from accumulated counts."""
+    """A pass has ended; `finals` are the epoch's values, from accumulated counts."""
 
     epoch: int
     split: Split
@@ -114,7 +114,7 @@ class SplitEnded:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnded:
-    """Training and validation of an epoch are over."""
+    """Training and validation of an epoch have ended."""
 
     epoch: int
     num_epochs: int
@@ -122,7 +122,7 @@ class EpochEnded:
 
 @dataclass(frozen=True, slots=True)
 class StatusChanged:
-    """The learner started, paused, failed, stopped or finished, and where it stands."""
+    """The learner started, paused, failed, stopped or finished, at this position."""
 
     status: Status
     epoch: int
@@ -134,8 +134,8 @@ class StatusChanged:
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """Something happened at a place that people look for later: a breakpoint hit, the step was edited, a
-    sibling run was forked off."""
+    """Something happened at a position that users look for later: a breakpoint hit, the step was edited, or
+    another run was forked."""
 
     kind: Literal["breakpoint", "edited", "forked"]
     epoch: int
@@ -146,30 +146,30 @@ class Marked:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """A checkpoint is on the disk. It is told at the next boundary, so training may be further on."""
+    """A checkpoint is on the disk. This is sent at the next boundary, so training may be further on."""
 
     label: str
-    """What it can be restored by: "3", "3-117"."""
+    """The label that `restore` takes: "3", "3-117"."""
     epoch: int
     split: Split
     step: int
     size: int
-    """Bytes, all files together."""
+    """Total size of its files in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something a person should know, in one line."""
+    """A message to the user, in one line."""
 
     text: str
     level: Level = "info"
     answers: bool = False
-    """It answers what was just asked for: a display shows it there, and not in a log alone."""
+    """True if it answers a request of the user: a display then shows it there, not only in a log."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitRecord:
-    """One pass as it happened: its blocks in order, and its final values once it ended."""
+    """One recorded pass: its blocks in order, and its final values after it ended."""
 
     epoch: int
     split: Split
@@ -178,20 +178,20 @@ class SplitRecord:
 
     @property
     def steps(self) -> int:
-        """How many steps the blocks cover."""
+        """The number of steps in the blocks."""
         return sum(block.count for block in self.blocks)
 
 
 Record = tuple[SplitRecord, ...]
-"""Everything measured so far, pass by pass. Immutable, so a captured state can hold one for free."""
+"""Everything measured so far, pass by pass. Immutable, so a captured state holds it without a copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """The run stands elsewhere: what was measured is now exactly `record`.
+    """The run went to another position: what was measured is now exactly `record`.
 
-    Sinks that keep values can cut instead of starting over: the first `kept_splits` passes are the
-    ones they already have, and so are the first `kept_steps` steps of the pass after them.
+    Sinks that keep values can cut instead of starting over. They already have the first `kept_splits`
+    passes, and the first `kept_steps` steps of the pass after them.
     """
 
     epoch: int
@@ -205,10 +205,10 @@ class Rewound:
 
 @dataclass(frozen=True, slots=True)
 class SetProgress:
-    """Other data than the training's is gone through, to evaluate or to predict, or steps are taken again on
-    the way back to an earlier place: how far it came.
+    """Progress of a pass outside of training: an evaluation, a prediction, or a replay to an earlier
+    position.
 
-    `over` comes once, also where it failed or was broken off.
+    `over` is sent once, also if the pass failed or was stopped early.
     """
 
     what: str
@@ -220,16 +220,16 @@ class SetProgress:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A set of its own was measured with the weights of this place. It replaces what was measured of the
-    set of that name before; going back in the training does not take it back."""
+    """A data set was evaluated with the weights of this position. This replaces an earlier evaluation of a
+    set of the same name. Going back in the training does not remove it."""
 
     name: str
     epoch: int
     split: Split
     step: int
     record: SplitRecord
-    """Its blocks, in order, and the values of the whole set. They are of the split "valid", which the set
-    was measured like, and `iteration` is that of the place."""
+    """Its blocks, in order, and the values of the whole set. Their split is "valid", because the set was
+    measured like validation data, and `iteration` is the one of the position."""
     metrics: tuple[MetricInfo, ...] = ()
 
 

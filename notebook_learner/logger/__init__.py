@@ -1,7 +1,7 @@
-"""Sinks that keep what happened: in files, in memory, in words.
+"""Sinks that keep events: in files, in memory, as lines of text.
 
-In come events; out go log files, a history, and lines of text. A logger drops nothing, and asks the run for
-nothing.
+They receive events and write log files, a history, and lines of text. A logger loses nothing and never
+calls the run.
 """
 
 from .application import ApplicationLogger

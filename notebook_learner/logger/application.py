@@ -1,4 +1,4 @@
-"""`experiment.log`: what happened to the run, one line an event, with time and level."""
+"""`experiment.log`: what happened to the run, one line per event, with time and level."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _SHORT: Mapping[Level, str] = {"info": "INFO", "warning": "WARN", "error": "ERRO
 
 
 class ApplicationLogger:
-    """Writes a line an event to a file of its own, or to a `logging.Logger`.
+    """Writes one line per event to a file, or to a `logging.Logger`.
 
         2026-11-21T05:47:00.123Z  INFO  epoch 1, train: started, 240 batches
 
-    The file is appended to, and belongs to this object alone: two runs in one process write two files.
-    Metric values are not its business; they have their own logs.
+    The file is appended to, and belongs to this object only: two runs in one process write two files.
+    Metric values are not written here; they have their own logs.
     """
 
     def __init__(self, target: str | os.PathLike[str] | logging.Logger) -> None:
@@ -57,12 +57,12 @@ class ApplicationLogger:
             self._file.write_out()
 
     def flush(self) -> None:
-        """Write the lines an earlier error kept back. Raises OSError while the cause is there."""
+        """Write the lines that an earlier error kept back. Raises OSError while the cause remains."""
         if self._file is not None:
             self._file.write_out()
 
     def close(self) -> None:
-        """Write what waits, and give the file back. A later event opens it again."""
+        """Write the waiting lines and close the file. A later event opens it again."""
         if self._file is not None:
             try:
                 self._file.write_out()
@@ -75,7 +75,7 @@ class ApplicationLogger:
 
 
 def describe(event: Event) -> tuple[Level, str] | None:
-    """An event in words, with its level; None for what nobody reads line by line.
+    """The text of an event and its level; None for events that get no line.
 
     >>> describe(SplitStarted(1, "train", 240, 10))
     ('info', 'epoch 1, train: started, 240 batches')

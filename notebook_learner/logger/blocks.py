@@ -1,4 +1,4 @@
-"""How far two runs agree, to the bit."""
+"""Compares the records of two runs, to the bit."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..event.values import Floats, MetricBlock, SplitRecord
 
 
 def last_step(record: SplitRecord) -> int:
-    """The last step the pass's blocks know."""
+    """The last step in the pass's blocks."""
     return record.blocks[-1].last if record.blocks else 0
 
 
 def same_pass(ours: SplitRecord, theirs: SplitRecord) -> bool:
-    """Whether two passes hold the same steps and end alike, NaN equal to NaN."""
+    """Whether two passes hold the same steps and the same final values; NaN equals NaN."""
     if ours is theirs:
         return True
     if (ours.epoch, ours.split) != (theirs.epoch, theirs.split) or not _same_finals(
@@ -29,7 +29,7 @@ def same_pass(ours: SplitRecord, theirs: SplitRecord) -> bool:
 
 
 def common_steps(ours: SplitRecord, theirs: SplitRecord) -> int:
-    """How many leading steps of a pass are the same in both, every metric and text of them."""
+    """How many leading steps of a pass are equal in both, in every metric and text."""
     if (ours.epoch, ours.split) != (theirs.epoch, theirs.split):
         return 0
     step, i, j = 0, 0, 0
@@ -51,12 +51,12 @@ def common_steps(ours: SplitRecord, theirs: SplitRecord) -> int:
 def _same_finals(ours: Mapping[str, float] | None, theirs: Mapping[str, float] | None) -> bool:
     if ours is None or theirs is None:
         return ours is theirs
-    # repr tells -0.0 from 0.0 and takes NaN for NaN, as the log file does.
+    # Like the log file, repr distinguishes -0.0 from 0.0 and treats NaN as equal to NaN.
     return {k: repr(float(v)) for k, v in ours.items()} == {k: repr(float(v)) for k, v in theirs.items()}
 
 
 def _equal_rows(ours: MetricBlock, theirs: MetricBlock, first: int, last: int) -> int:
-    """How many rows of the steps first..last agree, from the first on."""
+    """How many rows of the steps first..last are equal, from the first on."""
     if shape_of(ours) != shape_of(theirs):
         return 0
     rows = last - first + 1

@@ -1,4 +1,4 @@
-"""The pass that is running: blocks that come ten a second (or one a step), kept few and small."""
+"""The running pass: it gets ten blocks a second (or one per step), and joins them into few."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ LOOSE = 64
 
 
 class OpenPass:
-    """Grows by blocks; joins them as they pile up.
+    """Takes blocks, and joins them as their number grows.
 
-    Every 64 blocks become one, and a block joins the one before it while that is at most twice its
-    size. So a pass of n steps is O(log n) blocks however it came, each row is copied O(log n) times,
-    and a snapshot is a short tuple of references.
+    Every 64 blocks become one, and a block joins the one before it if that is at most twice its
+    size. So a pass of n steps is O(log n) blocks for any sequence of blocks, each row is copied O(log n)
+    times, and a snapshot is a short tuple of references.
     """
 
     def __init__(self, epoch: int, split: Split, blocks: tuple[MetricBlock, ...] = ()) -> None:
@@ -29,22 +29,22 @@ class OpenPass:
 
     @property
     def last(self) -> int:
-        """The last step it knows."""
+        """The last step in it."""
         return self.blocks[-1].last if self.blocks else 0
 
     def add(self, block: MetricBlock) -> None:
-        """Take the next steps."""
+        """Add the next steps."""
         self.blocks.append(block)
         self._loose += 1
         if self._loose >= LOOSE:
             self._tidy()
 
     def record(self, finals: Mapping[str, float] | None = None) -> SplitRecord:
-        """What was measured so far, immutable."""
+        """What was measured so far, as an immutable value."""
         return SplitRecord(self.epoch, self.split, tuple(self.blocks), finals)
 
     def ended(self, finals: Mapping[str, float] | None) -> SplitRecord:
-        """The whole pass, in one block where its metrics stayed the same."""
+        """The whole pass, in one block if its metrics stayed the same."""
         return SplitRecord(self.epoch, self.split, tuple(joined(self.blocks)), finals)
 
     def running(self, name: str) -> float | None:
@@ -68,7 +68,7 @@ class OpenPass:
 
 
 class _Sum:
-    """A running weighted mean that looks at every row once."""
+    """A running weighted mean that reads each row once."""
 
     def __init__(self) -> None:
         self.upto = 0

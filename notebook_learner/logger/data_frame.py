@@ -1,4 +1,4 @@
-"""A history as a pandas DataFrame. pandas is loaded here, and only here, when somebody asks."""
+"""A history as a pandas DataFrame. Only this module imports pandas, and only when the user calls it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..store.layout import TEST
 
 
 class FrameSteps(Protocol):
-    """What a table takes from a history."""
+    """The methods of a history that a table needs."""
 
     @property
     def evaluated(self) -> Mapping[str, object]:
@@ -23,23 +23,23 @@ class FrameSteps(Protocol):
         """The names of the metrics."""
 
     def steps(self, split: Split | str) -> Any:
-        """Where values belong."""
+        """The epoch and step of each value."""
 
     def iterations(self, split: Split | str) -> Any:
-        """How many training steps had been taken."""
+        """The number of training steps taken at each value."""
 
     def values(self, name: str, split: Split | str) -> Any:
-        """A value a step."""
+        """One value per step."""
 
     def weights(self, name: str, split: Split | str) -> Any:
-        """What stands behind each."""
+        """The weight of each value."""
 
 
 SPLITS: tuple[Split, ...] = ("train", "valid")
 
 
 def to_pandas(history: FrameSteps, form: Literal["wide", "long"]) -> Any:
-    """One row a step and one column a metric ("wide"), or one row a value ("long")."""
+    """One row per step and one column per metric ("wide"), or one row per value ("long")."""
     try:
         pandas: Any = importlib.import_module("pandas")
     except ImportError as error:

@@ -1,19 +1,19 @@
-"""Names and texts that come from outside, as a line of a log holds them.
+"""Makes names and texts from outside safe in a line of a log.
 
-A directory, a set, a metric or another machine may be called anything: `run;touch pwned`. A line with such a
-name in it may come to where a shell reads it, and a terminal shows it. Neither must do anything with it.
+A directory, a set, a metric or another machine may have any name: `run;touch pwned`. A user may paste a log
+line with such a name into a shell, and a terminal shows it. Neither must run anything from it.
 """
 
 from __future__ import annotations
 
 _ACTIVE = frozenset(";&|<>$`\\\"'#")
-"""What a shell does something with outside of quotes."""
+"""Characters that a shell acts on outside of quotes."""
 _QUOTE = "'\"'\"'"
-"""How a quote is written within quotes."""
+"""How to write a quote inside quotes."""
 
 
 def quoted(name: str) -> str:
-    """A name; in quotes, as a shell takes them, where a shell would do something with it.
+    """A name; in shell quotes if a shell would act on one of its characters.
 
     >>> quoted("runs/digits"), quoted("Top-K Accuracy @ TopK(5)")
     ('runs/digits', 'Top-K Accuracy @ TopK(5)')
@@ -28,7 +28,7 @@ def quoted(name: str) -> str:
 
 
 def unquoted(text: str) -> str:
-    """The name that `quoted` wrote.
+    """The name, from the text that `quoted` wrote.
 
     >>> unquoted(quoted("it's")), unquoted("clean")
     ("it's", 'clean')
@@ -38,10 +38,10 @@ def unquoted(text: str) -> str:
 
 
 def harmless(text: str, *, prose: bool = False) -> str:
-    r"""A sentence, with a backslash before what a shell would do something with; quotes in pairs stay.
+    r"""A sentence, with a backslash before each character that a shell would act on; paired quotes stay.
 
-    In `prose` names are in quotes already, as `repr` writes them, and a semicolon before a space is the
-    sentence's own.
+    In `prose` the names already have quotes, as `repr` writes them, and a semicolon before a space belongs
+    to the sentence.
 
     >>> print(harmless("'a;b' held a run, which is now in 'a;b-1'"))
     'a;b' held a run, which is now in 'a;b-1'
@@ -64,7 +64,7 @@ def harmless(text: str, *, prose: bool = False) -> str:
             written.append(inside if character == "'" else _escaped(inside, "$`\\"))
             written.append(character)
             place = end
-        elif own and "\\'" not in text:  # else a name that holds both kinds of quotes
+        elif own and "\\'" not in text:  # otherwise it is a name that holds both kinds of quotes
             written.append(character)
         else:
             written.append(_escaped(character, _ACTIVE))
@@ -73,7 +73,7 @@ def harmless(text: str, *, prose: bool = False) -> str:
 
 
 def visible(text: str) -> str:
-    r"""In one line, with an escape for what a terminal would act on, or show as nothing.
+    r"""A text in one line, with an escape for each character that a terminal would act on or not show.
 
     >>> print(visible("one\ntwo"), visible("\x1b[2J"))
     one two \x1b[2J
@@ -86,7 +86,7 @@ def visible(text: str) -> str:
 
 
 def _end_of_quotes(text: str, start: int) -> int:
-    """Where the quotes end that begin there; -1 where they do not, as in "the run's"."""
+    """The index where the quotes that start there end; -1 if they do not end, as in "the run's"."""
     if start and text[start - 1].isalnum():
         return -1
     return text.find(text[start], start + 1)

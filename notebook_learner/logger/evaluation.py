@@ -1,4 +1,4 @@
-"""The logs of a set that was evaluated: `test/<name>/Loss.log`, in Burn's lines, all of them or none."""
+"""The logs of an evaluated set: `test/<name>/Loss.log`, in Burn's lines; either all are written or none."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..store.run_folder import RunPath
 
 
 def write_evaluation(layout: RunLayout, event: Evaluated) -> None:
-    """Put the logs of an evaluation in the place of those of an earlier one of that name.
+    """Replace the logs of an earlier evaluation of the same name.
 
-    They are written next to them and on the disk before the earlier ones go: a full disk leaves those, and
-    a process that is killed while they change places leaves fewer logs, never some of each.
+    The new logs are on the disk before the earlier ones are deleted, so a full disk leaves the earlier ones.
+    A process that is killed during the replacement leaves fewer logs, never a mixture of both.
 
     >>> import tempfile
     >>> import numpy as np
@@ -35,7 +35,7 @@ def write_evaluation(layout: RunLayout, event: Evaluated) -> None:
     """
     folder = layout.test_dir(event.name)
     ready = folder.with_name(f".{folder.name}.tmp")
-    _remove_logs(ready)  # of a process that was killed
+    _remove_logs(ready)  # left by a process that was killed
     files.make_directory(ready)
     for name, text in _logs(event).items():
         data = text.encode(errors="backslashreplace")
@@ -51,7 +51,7 @@ def write_evaluation(layout: RunLayout, event: Evaluated) -> None:
 
 
 def delete_evaluations(layout: RunLayout, keep: Iterable[str]) -> None:
-    """Remove the logs of all sets but some; files that are no logs stay."""
+    """Remove the logs of all sets except those to keep; other files stay."""
     kept = set(keep)
     for name, folder in tuple(layout.tests()):
         if name not in kept:
@@ -59,14 +59,14 @@ def delete_evaluations(layout: RunLayout, keep: Iterable[str]) -> None:
 
 
 def evaluated_text(event: Evaluated, written: Callable[[str], str] = str) -> str:
-    """The set and its values, in a line: `clean: Loss 0.5, Accuracy 91.25`; names as `written` has them."""
+    """The set and its values in a line: `clean: Loss 0.5, Accuracy 91.25`; `written` formats the names."""
     finals = event.record.finals or {}
     values = ", ".join(f"{written(name)} {format_number(value)}" for name, value in finals.items())
     return f"{written(event.name)}: {values or 'no values'}"
 
 
 def _logs(event: Evaluated) -> dict[str, str]:
-    """The text of every metric's log; a metric that came late has blank lines before."""
+    """The text of every metric's log; a metric that appeared late has blank lines first."""
     logs: dict[str, _SetLog] = {}
     for block in event.record.blocks:
         for name, column in block.columns.items():
@@ -92,11 +92,11 @@ class _SetLog:
 
 
 def _remove_logs(folder: RunPath) -> None:
-    """The logs of one set, and its folder and the one of all sets where nothing else is left in them."""
+    """Remove the logs of one set, and its folder and the folder of all sets if they are empty then."""
     logs = log_files(folder)
     for log in logs:
         files.unlink(log)
     for empty in (folder, folder.parent):
         if not empty.is_dir() or files.names_in(empty):
-            return  # somebody's files, or other sets
+            return  # other files, or other sets
         files.remove_directory(empty)

@@ -1,4 +1,4 @@
-"""Burn's log files: `train/epoch-1/Loss.log`, one line a step. They are the truth for metrics."""
+"""Burn's log files: `train/epoch-1/Loss.log`, one line per step. They are the reference for metrics."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ _Pass = tuple[Split, int]
 
 
 class FileMetricLogger:
-    """Writes every metric's values below `directory`, a block at a time.
+    """Writes every metric's values below `directory`, one block at a time.
 
     A new run in the directory of an earlier one replaces its logs, as in Burn.
 
-    Line k of a log is step k, whatever was paused or rewound in between: after a `Rewound` the files
-    are byte for byte those of a run that went straight there. Nothing is buffered, so what was written
-    outlives a `kill -9`.
+    Line k of a log is step k, also after pauses and rewinds: after a `Rewound` the files are byte for byte
+    those of a run that was never rewound. Nothing is buffered, so a `kill -9` loses nothing that was written.
 
-    When the disk fails, the OSError is raised as it is, and what was not written waits in memory for
-    the next event or `flush()`. The event that raised has been taken: do not hand it in again.
+    When the disk fails, the OSError is raised unchanged, and the unwritten lines wait in memory for the
+    next event or `flush()`. The event that raised has been taken: do not pass it in again.
 
     >>> import tempfile
     >>> from notebook_learner.event import Column, MetricBlock, SplitEnded, SplitStarted
@@ -66,32 +65,32 @@ class FileMetricLogger:
         self._backlog: deque[Event] = deque()
         self._current: _Pass | None = None
         self._folder = self.layout.directory
-        """Of the current pass."""
+        """The open files of the current pass."""
         self._files: dict[str, LineAppender] = {}
         self._ended: list[tuple[_Pass, LineAppender]] = []
-        """Files of passes that are over, until the disk took their last lines."""
+        """Files of ended passes whose last lines are not on the disk yet."""
         self._directory_made = False
         self._half_rebuilt = False
         self._evaluated: set[str] = set()
-        """Sets that this run measured, before it began even: they are none of an earlier run's."""
+        """Sets that this run measured, even before its first pass: they do not belong to an earlier run."""
         self._fresh = True
-        """Nothing was handed in yet: a first pass that is the run's first begins a new run."""
+        """True until the first event: if that is the run's first pass, a new run begins."""
 
     def handle(self, event: Event, /) -> None:
-        """Take one event and write it down, after whatever still waits."""
+        """Take one event and write it, after everything that still waits."""
         if isinstance(event, MetricBlock | SplitStarted | SplitEnded | Rewound | Evaluated):
             self._backlog.append(event)
         self.flush()
 
     def flush(self) -> None:
-        """Write what an earlier error kept back. Raises OSError while the cause is there."""
+        """Write what an earlier error kept back. Raises OSError while the cause remains."""
         while self._backlog:
-            self._apply(self._backlog[0])  # a Rewound that fails on the way is taken again, whole
+            self._apply(self._backlog[0])  # a Rewound that fails is applied again from its start
             self._backlog.popleft()
         self._write_out()
 
     def close(self) -> None:
-        """Write what waits, and give the files back. A later event opens them again."""
+        """Write the waiting lines and close the files. A later event opens them again."""
         try:
             self.flush()
         finally:
@@ -99,7 +98,7 @@ class FileMetricLogger:
             _close(file for _, file in self._ended)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process it opens its files anew."""
+        """In another process it opens its files again."""
         return FileMetricLogger, (self.layout.directory,)
 
     def __repr__(self) -> str:
@@ -108,7 +107,7 @@ class FileMetricLogger:
     # ------------------------------------------------------------------------- taking (in memory)
 
     def _apply(self, event: Event) -> None:
-        if isinstance(event, Evaluated):  # it begins no run
+        if isinstance(event, Evaluated):  # an evaluation does not begin a run
             write_evaluation(self.layout, event)
             self._evaluated.add(event.name)
             return
@@ -117,7 +116,7 @@ class FileMetricLogger:
             self._take(event)
         elif isinstance(event, SplitStarted):
             if self._fresh and event.epoch == 1 and event.split == "train":
-                # Later epochs of an earlier run in this directory would pass for this one's.
+                # Logs of later epochs, left by an earlier run, would look like logs of this run.
                 self._delete_all_but(set())
                 delete_evaluations(self.layout, self._evaluated)
             self._begin((event.split, event.epoch))
@@ -133,7 +132,7 @@ class FileMetricLogger:
             self._begin(key)
 
     def _begin(self, key: _Pass) -> None:
-        """Start a pass over: its files are made, or emptied, by their first lines."""
+        """Start a pass from its beginning: the first lines create or empty its files."""
         if self._current != key:
             self._leave()
         else:
@@ -148,7 +147,7 @@ class FileMetricLogger:
         self._current, self._files = None, {}
 
     def _forget(self, unwanted: Callable[[_Pass], bool]) -> None:
-        """What waits for a pass that is taken back, or starts over, shall never be written."""
+        """Drop the waiting lines of a pass that is taken back or starts over: they must never be written."""
         _close(file for past, file in self._ended if unwanted(past))
         self._ended = [(past, file) for past, file in self._ended if not unwanted(past)]
 
@@ -165,7 +164,7 @@ class FileMetricLogger:
                 file.add(_text_rows(block, name, known), block.count - known)
 
     def _reach(self, name: str, block: MetricBlock, blank: str) -> tuple[LineAppender, int]:
-        """The metric's file, brought to the block's first row, and how many rows it knows already."""
+        """The metric's file, filled up to the block's first row, and how many rows it already has."""
         file = self._file(name, blank)
         file.fill(block.first - 1)
         return file, file.lines - (block.first - 1)
@@ -187,7 +186,7 @@ class FileMetricLogger:
     # ---------------------------------------------------------------------------- writing (on disk)
 
     def _write_out(self) -> None:
-        """Give every file its chance, then raise the first error."""
+        """Write each file once, then raise the first error."""
         failure: OSError | None = None
         for file in (*(file for _, file in self._ended), *self._files.values()):
             try:
@@ -201,7 +200,7 @@ class FileMetricLogger:
             raise failure
 
     def _write(self, file: LineAppender) -> None:
-        """Say it once when the run's directory has gone, rather than making it anew in silence."""
+        """Warn once if the run's directory is gone, instead of silently creating it again."""
         if self._directory_made and not (file.is_open or self.layout.directory.exists()):
             self._directory_made = False
             raise FileNotFoundError(
@@ -220,7 +219,7 @@ class FileMetricLogger:
     # ---------------------------------------------------------------------------------- going back
 
     def _rewind(self, event: Rewound) -> None:
-        """Make the directory what `record` says. Can be done again from any half-way point."""
+        """Make the directory match `record`. If it was interrupted, it can run again."""
         record, kept = event.record, {_key(past) for past in event.record[: event.kept_splits]}
         if self._current not in kept:
             self._leave()
@@ -240,8 +239,8 @@ class FileMetricLogger:
             _remove([folder for folder in folders if _delete_logs(folder)])
 
     def _rebuild(self, past: SplitRecord, keep: int) -> None:
-        """Open a pass again with its first `keep` lines as they are and the rest from the record."""
-        self._half_rebuilt = True  # until the end: a disk that fails in between has it done again
+        """Open a pass again: keep its first `keep` lines, and write the rest from the record."""
+        self._half_rebuilt = True  # set until the end, so that a failed disk repeats this
         self._begin(_key(past))
         names = _lines_upto(past, keep)
         kept = {name: (lines, blank) for name, (lines, blank) in names.items() if lines}
@@ -291,7 +290,7 @@ def _lines_upto(past: SplitRecord, step: int) -> dict[str, tuple[int, str]]:
 
 
 def _delete_logs(folder: RunPath, keep: Iterable[str] = ()) -> bool:
-    """Remove the pass's logs but `keep`; leave foreign files. Whether the folder is empty then."""
+    """Remove the pass's logs except `keep`; leave other files. Return whether the folder is empty then."""
     kept, names = set(keep), names_if_folder(folder)
     gone = [name for name in names if name.endswith(".log") and name not in kept]
     if gone:
@@ -300,7 +299,7 @@ def _delete_logs(folder: RunPath, keep: Iterable[str] = ()) -> bool:
 
 
 def _remove(passes: Sequence[RunPath]) -> None:
-    """Remove the empty folders of passes of one split, and the split's own where it is empty then."""
+    """Remove the empty folders of passes of one split, and the split's own folder if it is empty then."""
     for folder in (*passes, *(folder.parent for folder in passes[:1])):
-        with suppress(OSError):  # not empty: somebody's files, or other epochs
+        with suppress(OSError):  # not empty: other files, or other epochs
             files.remove_directory(folder)

@@ -1,4 +1,4 @@
-"""Everything measured so far, in memory: what policies decide from and users look at."""
+"""Everything measured so far, in memory. Policies read it to decide, and users read it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Best(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Something that happened at a place: paused, failed, stopped, rewound, breakpoint, edited or forked."""
+    """An event at a position: paused, failed, stopped, rewound, breakpoint, edited or forked."""
 
     kind: str
     epoch: int
@@ -70,7 +70,7 @@ class History:
     >>> history
     History(1 epoch, 2 training steps; train: Loss)
 
-    Arrays that come out are yours. Reading is safe while another thread trains.
+    You may change the returned arrays. Reading is safe while another thread trains.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class History:
         self._closed: list[SplitRecord] = []
         self._open: OpenPass | None = None
         self._latest = 0
-        """The highest epoch of which there is a pass."""
+        """The highest epoch that has a pass."""
         self._restored: Record | None = None
         self._marks: list[Mark] = []
         self._evaluated: dict[str, Evaluated] = {}
@@ -110,7 +110,7 @@ class History:
                 self._marks.append(Mark(event.kind, event.epoch, event.split, event.step, event.text))
 
     def _marked_by_breakpoint(self, event: StatusChanged) -> bool:
-        """Whether the pause is that of the breakpoint just marked."""
+        """Whether this pause belongs to the breakpoint that was just marked."""
         last = self._marks[-1] if self._marks else None
         return (
             last is not None
@@ -120,15 +120,15 @@ class History:
         )
 
     def snapshot(self) -> Record:
-        """All of it as an immutable value: a tuple of references, whatever the run's length."""
+        """Everything measured so far, immutable: a tuple of references, for a run of any length."""
         with self._lock:
             return (*self._closed, *(() if self._open is None else (self._open.record(),)))
 
     def restore(self, record: Record) -> tuple[int, int]:
-        """Put `record` in the place of what was measured.
+        """Replace what was measured with `record`.
 
-        Returns how much of it was there already, for the `Rewound` event: the leading passes that are
-        equal, and the leading steps of the pass after them.
+        Returns how much of it was already there, for the `Rewound` event: the number of leading passes that
+        are equal, and of leading steps in the pass after them.
         """
         with self._lock:
             kept = _kept(self.snapshot(), record)
@@ -142,9 +142,9 @@ class History:
             return kept
 
     def _start(self, epoch: int, split: Split) -> OpenPass:
-        """Open a pass. One of the same epoch and split is replaced: it starts over."""
+        """Open a pass. It replaces an earlier pass of the same epoch and split."""
         self._close(None)
-        if self._latest >= epoch:  # else none of so many passes is it
+        if self._latest >= epoch:  # otherwise no earlier pass can match
             self._closed = [past for past in self._closed if (past.epoch, past.split) != (epoch, split)]
         self._open = OpenPass(epoch, split)
         self._latest = max(self._latest, epoch)
@@ -177,7 +177,7 @@ class History:
             self._restored = None
 
     def _rewind(self, event: Rewound) -> None:
-        if self._restored is not event.record:  # a learner restores first; a plain sink is told only now
+        if self._restored is not event.record:  # a learner restored it already; a plain sink did not
             self.restore(event.record)
         self._marks.append(Mark("rewound", event.epoch, event.split, event.step, event.reason))
 
@@ -188,12 +188,12 @@ class History:
         return self._column(name, split, epoch, weights=False)
 
     def weights(self, name: str, split: Split | str, epoch: int | None = None) -> Floats:
-        """What stands behind each value (samples, tokens, ...); 1 for unweighted readings."""
+        """The weight of each value (samples, tokens, ...); 1 for unweighted readings."""
         return self._column(name, split, epoch, weights=True)
 
     def texts(self, name: str, split: Split, epoch: int | None = None) -> list[str]:
-        """A text metric's line at every step; empty at steps where it had none. Steps that were read
-        together, in a tenth of a second, share a line."""
+        """A text metric's line at every step; empty at steps without one. Steps that were read together,
+        within a tenth of a second, share a line."""
         info = self._infos.get((split, name))
         blocks = list(self._blocks(split, epoch))
         if (info is None or info.kind != "text") and not any(name in block.texts for block in blocks):
@@ -206,7 +206,7 @@ class History:
         return [text for block in runs for count, text in block for _ in range(count)]
 
     def steps(self, split: Split | str, epoch: int | None = None) -> NDArray[np.void]:
-        """Where the values belong: a structured array with the fields `epoch` and `step`."""
+        """The epoch and step of each value: a structured array with the fields `epoch` and `step`."""
         blocks = list(self._blocks(split, epoch))
         positions = np.empty(sum(block.count for block in blocks), STEPS)
         start = 0
@@ -230,7 +230,7 @@ class History:
         )
 
     def __getitem__(self, key: tuple[Split | str, str] | tuple[Split | str, str, int]) -> Floats:
-        """`history["train", "Loss"]`, or one epoch of it: `history["train", "Loss", 3]`."""
+        """A metric's values: `history["train", "Loss"]`, or of one epoch: `history["train", "Loss", 3]`."""
         if not isinstance(key, tuple) or len(key) not in (2, 3):
             raise KeyError(
                 f'history[{key!r}]: ask for history["train", "Loss"] or history["train", "Loss", 3]'
@@ -253,17 +253,17 @@ class History:
         return block.split, values
 
     def epoch_numbers(self, split: Split | str) -> NDArray[np.int64]:
-        """The epochs that have ended, one for each value of `epochs`."""
+        """The epochs that have ended: one number for each value of `epochs`."""
         return np.array([past.epoch for past in self._ended(split)], dtype=np.int64)
 
     def epochs(self, name: str, split: Split | str) -> Floats:
-        """A metric's value of every epoch that has ended; NaN where it had none."""
+        """A metric's value of every epoch that has ended; NaN if the epoch had none."""
         self._require(name, split)
         finals = [past.finals or {} for past in self._ended(split)]
         return np.array([values.get(name, np.nan) for values in finals], dtype=np.float64)
 
     def final(self, name: str, split: Split | str, epoch: int | None = None) -> float:
-        """A metric's value of one epoch; without a number, of the last one that has ended."""
+        """A metric's value of one epoch; without a number, of the last epoch that has ended."""
         self._require(name, split)
         for past in reversed(self._ended(split)):
             if epoch in (None, past.epoch) and past.finals is not None and name in past.finals:
@@ -274,9 +274,9 @@ class History:
         raise KeyError(f"epoch {epoch} has no final value of {name!r} in {split}; ended epochs: {ended}")
 
     def best(self, name: str, split: Split | str, mode: Literal["min", "max"] | None = None) -> Best | None:
-        """The best epoch of a metric, the first of equals. NaN never wins; None before there is any.
+        """The best epoch of a metric; the first of equal ones. NaN never wins; None before the first value.
 
-        Which way is better comes from the metric; `mode` overrides it.
+        The metric says whether higher or lower is better; `mode` overrides it.
         """
         with self._lock:
             values, numbers = self.epochs(name, split), self.epoch_numbers(split)
@@ -288,7 +288,7 @@ class History:
         return Best(int(numbers[at]), float(values[at]))
 
     def running(self, name: str, split: Split | str) -> float | None:
-        """A metric's weighted mean over the pass that is running; None while there is nothing to average."""
+        """A metric's weighted mean over the running pass; None before its first value."""
         with self._lock:
             self._require(name, split)
             if self._open is None or self._open.split != split:
@@ -299,14 +299,14 @@ class History:
 
     @property
     def evaluated(self) -> dict[str, Evaluated]:
-        """The sets that were evaluated, by name. "test/" and the name stand for a split:
+        """The evaluated sets, by name. Use "test/" and the name as a split:
         `history["test/clean", "Loss"]`."""
         with self._lock:
             return dict(self._evaluated)
 
     @property
     def infos(self) -> tuple[MetricInfo, ...]:
-        """What the run's opening told of its metrics: units, directions, kinds."""
+        """The metrics' units, directions and kinds, from the opening of the run."""
         return tuple(self._infos.values())
 
     def metrics(self, split: Split | str) -> tuple[str, ...]:
@@ -329,21 +329,21 @@ class History:
 
     @names_descriptors
     def to_pandas(self, form: Literal["wide", "long"] = "wide") -> Any:
-        """All steps as a pandas DataFrame: a column per metric ("wide"), or a row per value ("long").
+        """All steps as a pandas DataFrame: one column per metric ("wide"), or one row per value ("long").
 
-        The steps of a set that was evaluated have "test/" and its name as `split`; their epoch and iteration
-        are those of the weights.
+        The steps of an evaluated set have "test/" and its name as `split`; their epoch and iteration are
+        those of the weights.
         """
         from .data_frame import to_pandas
 
         return to_pandas(self, form)
 
     def __len__(self) -> int:
-        """How many training steps were measured."""
+        """The number of measured training steps."""
         return sum(block.count for block in self._blocks("train", None))
 
     def __bool__(self) -> bool:
-        return True  # an empty history is still one: `if learner.history` asks whether it is there
+        return True  # an empty history is true: `if learner.history` asks whether one exists
 
     def __repr__(self) -> str:
         record = self.snapshot()
@@ -355,7 +355,7 @@ class History:
     # -------------------------------------------------------------------------------- finding
 
     def _passes(self, split: Split | str) -> list[SplitRecord]:
-        """The passes over a split, or the one over a set that was evaluated."""
+        """The passes over a split, or the one pass over an evaluated set."""
         if split in SPLITS:
             return [past for past in self.snapshot() if past.split == split]
         known = self.evaluated

@@ -1,4 +1,4 @@
-"""Burn's in-memory logger: for tests, for sweeps, for a run that shall leave no file."""
+"""Burn's in-memory logger: for tests, for sweeps, and for runs that must not write files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class InMemoryMetricLogger:
         self.history.handle(event)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process it begins empty: there it hears of all that was measured, as any logger does."""
+        """In another process it starts empty: there it gets everything that was measured, like any logger."""
         return InMemoryMetricLogger, ()
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""What torch keeps for a whole thread: whether gradients are recorded, and autocast.
+"""Torch's settings for a whole thread: whether gradients are recorded, and autocast.
 
-`with torch.no_grad()` sets it on the way in and puts it back on the way out, in Python: a step that a
-second interrupt breaks off between the two leaves it set, and every later step would find no gradient,
-or the cached half-precision copies of weights that have since moved.
+`with torch.no_grad()` sets it at its start and restores it at its end, in Python. If a second interrupt
+breaks off a step between the two, it stays set. Then every later step would find no gradient, or would use
+the cached half-precision copies of weights that have changed since.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 
 @contextmanager
 def ambient_kept_on_error(device: str) -> Iterator[None]:
-    """Where an exception comes out, gradients and autocast stand as they did before. Costs 3 us.
+    """Restore gradient recording and autocast if an exception leaves the block. Costs 3 us.
 
     Args:
-        device: the kind that steps run on, as "cuda"; autocast is a matter of each kind.
+        device: the kind of device that steps run on, as "cuda"; each kind has its own autocast.
     """
     gradients = torch.is_grad_enabled()
     caches = torch.is_autocast_cache_enabled()
@@ -39,6 +39,6 @@ def ambient_kept_on_error(device: str) -> Iterator[None]:
 
 
 def _autocast_nesting() -> int:
-    """How many `with torch.autocast` this thread is in. Only the calls that change it tell."""
+    """How many `with torch.autocast` this thread is in. Only calls that change the number return it."""
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())

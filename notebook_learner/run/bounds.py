@@ -1,4 +1,4 @@
-"""How far a run goes: the only thing in which fit, step, replay and run_until differ."""
+"""Bounds: how far a run goes. This is the only difference between fit, step, replay and run_until."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FAR = 1 << 40
 
 
 class Until(Protocol):
-    """A bound, asked at every boundary."""
+    """A bound that the loop asks at every boundary."""
 
     def allowance(self, position: Position) -> int:
-        """How many steps may be taken before asking again; 0 means: stop here."""
+        """How many steps may be taken before the next call; 0 means: stop here."""
 
     def took(self, steps: int) -> None:
-        """So many steps were taken."""
+        """Count the steps that were taken."""
 
 
 class End:
@@ -33,8 +33,8 @@ class End:
 
 
 def counted(verb: str, n: Any, instead: str, what: str = "") -> int:
-    """How many steps somebody asked for, or epochs by an argument of that name: a whole number from 1,
-    NumPy's too.
+    """Check a number of steps that the user gave, or of epochs by an argument of that name: a whole number
+    from 1, also of NumPy.
 
     >>> counted("step", 3, "rewind(n) goes back")
     3
@@ -51,7 +51,7 @@ def counted(verb: str, n: Any, instead: str, what: str = "") -> int:
 
 
 class Steps:
-    """A number of steps, of whichever split comes.
+    """A number of steps, in training and validation.
 
     >>> bound = Steps(3)
     >>> bound.took(2)
@@ -70,7 +70,7 @@ class Steps:
 
 
 class Trained(End):
-    """A number of training steps of the whole run, validations on the way not counted.
+    """A number of training steps of the whole run; validation steps do not count.
 
     >>> Trained(10).allowance(Position(1, "train", 4, iteration=4))
     6
@@ -110,7 +110,7 @@ class EpochDone(At):
 
 
 class WhenTrue(End):
-    """A condition, asked after every step: it costs the block its length."""
+    """A condition, checked after every step, so each block has only one step."""
 
     def __init__(self, condition: Callable[[], bool]) -> None:
         self.condition = condition
@@ -124,7 +124,7 @@ class WhenTrue(End):
 
 
 def as_condition(condition: Callable[[Any], Any]) -> Callable[[Any], bool]:
-    """A function of the learner, as `run_until` asks it.
+    """The condition that `run_until` asks, from the user's function of the learner.
 
     >>> as_condition(lambda learner: 1)("a learner")
     True
@@ -139,7 +139,7 @@ def as_condition(condition: Callable[[Any], Any]) -> Callable[[Any], bool]:
         answer = condition(learner)
         try:
             return bool(answer)
-        except (RuntimeError, ValueError) as refused:  # an array of several
+        except (RuntimeError, ValueError) as refused:  # an array of several values
             raise StepError(
                 f"the condition of run_until() gave {a_kind(answer)} that is neither true nor false "
                 f"({refused}); make one of it, with .any() or .all()"
@@ -149,7 +149,7 @@ def as_condition(condition: Callable[[Any], Any]) -> Callable[[Any], bool]:
 
 
 def as_position(target: Any) -> Position:
-    """A position as people write it: a Position, an (epoch, step) in training, or an (epoch, split, step).
+    """A position as users write it: a Position, an (epoch, step) in training, or an (epoch, split, step).
 
     >>> print(as_position((3, 117)))
     epoch 3, train, step 117
@@ -162,7 +162,7 @@ def as_position(target: Any) -> Position:
         target = (target[0], "train", target[1])
     if not _is_place(target):
         raise ValueError(
-            f"{target!r:.100} is no position; give (epoch, step), counted from epoch 1 and step 0, or "
+            f"{target!r:.100} is not a position; give (epoch, step), counted from epoch 1 and step 0, or "
             "(epoch, 'train' or 'valid', step)"
         )
     return Position(*target)

@@ -1,4 +1,4 @@
-"""Breakpoints at work: what they measure in a block of steps, and at which step training has to stop."""
+"""Measures for the breakpoints in each block of steps, and decides at which step training stops."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Hit:
 
     breakpoint: Breakpoint
     position: Position
-    """The boundary to stand at: before the step that hit, or after it in validation."""
+    """The boundary to stop at: before the step that hit, or after it in validation."""
     text: str
-    """What was found."""
+    """What the breakpoint found."""
     before: bool = True
-    """Whether the step that hit is the next one."""
+    """Whether the step that hit is the next step."""
     moved: bool = True
-    """Whether the run has gone beyond the boundary since."""
+    """Whether the run has gone past that boundary."""
 
     @property
     def name(self) -> str:
-        """Of the breakpoint."""
+        """The name of the breakpoint."""
         return self.breakpoint.name
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Hit:
 
 
 class Reached(Exception):
-    """Leaves the loop where a breakpoint hit. Nobody but the replica sees it."""
+    """Leaves the loop at a breakpoint hit. Only the replica catches it."""
 
     def __init__(self, hit: Hit) -> None:
         super().__init__(str(hit))
@@ -52,7 +52,7 @@ class Reached(Exception):
 
 
 class Again(Exception):
-    """Leaves the loop where a block has to be taken again, with a full look at each of its steps."""
+    """Leaves the loop to take a block again, this time with a full look at each step."""
 
     def __init__(self, start: Position, last: int, doubted: Sequence[_Series]) -> None:
         super().__init__(str(start))
@@ -60,7 +60,7 @@ class Again(Exception):
         self.last = last
         """The last step of the block."""
         self.conditions = [each.condition for each in doubted]
-        """What saw something in it."""
+        """The series that noticed something in it."""
         self.names = ", ".join([each.breakpoint.name for each in doubted])
 
     def has_passed(self, block: MetricBlock) -> bool:
@@ -68,13 +68,13 @@ class Again(Exception):
         return (block.split, block.epoch) == ("train", self.start.epoch) and block.last >= self.last
 
     def passed_in_vain(self) -> str:
-        """What a person should know where no step of it hit."""
+        """The message to the user if no step of it hit."""
         steps = f"steps {self.start.step + 1} to {self.last} of epoch {self.start.epoch}"
         return (
-            f"{self.names}: not every value was finite in {steps}; taken again to see which, all were, and "
-            "the training goes on from there. "
-            "What made the difference is not part of the training's state: code or data that counts or "
-            "draws by itself, or the device. From here on this run looks at each step"
+            f"{self.names}: not every value was finite in {steps}. The run took these steps again to find "
+            "the value; this time all were finite, and the training goes on from there. "
+            "What made the difference is not part of the training's state: code or data with a counter or "
+            "random numbers of its own, or the device. From here on this run looks at each step"
         )
 
 
@@ -87,7 +87,7 @@ class _Series:
         self.steps: list[int] = []
         self.values: list[Tensor | float] = []
         self.hint: int | None = None
-        """Which of the steps that were only glanced at may have hit, where nobody can take them again."""
+        """The steps of quick looks that may have hit, but cannot be taken again."""
 
     def add(self, step: int, value: Tensor | float | None) -> None:
         if value is not None:
@@ -95,7 +95,7 @@ class _Series:
             self.values.append(value)
 
     def look_back(self, moment: Moment, open_window: bool) -> None:
-        """At the end of a block of glances: note the first step that may have hit."""
+        """At the end of a block with quick looks: note the first step that may have hit."""
         (glanced,) = to_host([self.values])
         wrong = np.flatnonzero(~np.isfinite(glanced))
         if len(wrong):
@@ -104,7 +104,7 @@ class _Series:
             self.hint = len(glanced) - 1
 
     def keep(self, block: MetricBlock) -> None:
-        """Only what belongs to the block: the update that closes a pass comes after its last one."""
+        """Keep only the values of the block: the update that closes a pass comes after its last block."""
         if block.split != "train" or (self.steps and not block.first <= self.steps[0] <= block.last):
             self.clear()
 
@@ -113,7 +113,7 @@ class _Series:
 
 
 class BreakpointWatch:
-    """Measures for the breakpoints that are on, and judges every block before anybody hears of it."""
+    """Measures for the breakpoints that are on, and judges each block before any listener gets it."""
 
     def __init__(self, loop: Loop, way_back: Callable[[Position], bool], warn: Callable[[str], None]) -> None:
         self.loop = loop
@@ -121,11 +121,11 @@ class BreakpointWatch:
         self.warn = warn
         self.breakpoints = Breakpoints()
         self.stood: tuple[int, int, int] | None = None
-        """Where the last hit left the run. Going on from there takes that step, whatever holds for it."""
+        """The position after the last hit. Going on from there takes that step, for all conditions."""
         self.late: Hit | None = None
-        """A hit that the training cannot go back to: it stops at the next boundary."""
+        """A hit that the training cannot go back to: the run stops at the next boundary."""
         self.careful = False
-        """Whether every step is looked at in full, for the rest of this run."""
+        """Whether every step gets a full look, for the rest of this run."""
         self._doubt: Again | None = None
         self._moment: Moment | None = None
         self._exempt: tuple[int, int, int] | None = None
@@ -138,7 +138,7 @@ class BreakpointWatch:
 
     @contextmanager
     def during(self) -> Iterator[None]:
-        """Watch while the loop runs. Without a breakpoint that is on, nothing of this is in its way."""
+        """Watch while the loop runs. If no breakpoint is on, this adds nothing to a step."""
         self._exempt = self.stood if self.stood == self.loop.position.key else None
         self.late = None
         self._seen_changes = -1  # the first boundary arms what is on
@@ -153,7 +153,7 @@ class BreakpointWatch:
             self._disarm()
 
     def refresh(self) -> None:
-        """At a boundary: somebody may have set, removed or switched a breakpoint."""
+        """At a boundary: arm again if a breakpoint was set, removed or switched."""
         if self._seen_changes == self.breakpoints.changes:
             return
         self._seen_changes = self.breakpoints.changes
@@ -163,12 +163,12 @@ class BreakpointWatch:
             self._arm()
 
     def take_again(self, doubt: Again) -> None:
-        """The run stands before a block that is to be looked at in full, and so are all that follow."""
+        """Prepare for a block that gets a full look, as do all blocks after it. The run stands before it."""
         self.forget_after(doubt.start)
         self.careful, self._doubt = True, doubt
 
     def forget_after(self, position: Position) -> None:
-        """The run stands elsewhere."""
+        """The run went to another position."""
         self.stood = self._doubt = None
         for each in self.breakpoints:
             if isinstance(each.condition, Measured):
@@ -226,7 +226,7 @@ class BreakpointWatch:
     # In a step ---------------------------------------------------------------------------------------
 
     def after_backward(self, batch: Any, output: Any) -> None:
-        """The step's own gradients are made."""
+        """The step's own gradients are ready."""
         moment, loop = self._moment, self.loop
         assert moment is not None
         moment.batch, moment.output = batch, output
@@ -238,7 +238,7 @@ class BreakpointWatch:
             self._ask(moment)
 
     def before_update(self) -> None:
-        """The gradients are what the optimizer is about to get."""
+        """The gradients are those that the optimizer will get."""
         moment = self._moment
         assert moment is not None
         for each in self._by_stage["update"]:
@@ -247,12 +247,12 @@ class BreakpointWatch:
             each.condition.prepare(moment)
 
     def after_step(self) -> None:
-        """The step is done, and the update applied where there was one."""
+        """The step is done, and its update is applied if it had one."""
         moment = self._moment
         assert moment is not None
         for each in self._by_stage["after"]:
             each.add(moment.step, each.measure(moment))
-        moment.batch = moment.output = None  # they need not live through the next step's peak
+        moment.batch = moment.output = None  # free them before the next step's peak memory
 
     def _ask(self, moment: Moment) -> None:
         if self._is_exempt(moment.step):
@@ -265,24 +265,24 @@ class BreakpointWatch:
     # At a boundary -----------------------------------------------------------------------------------
 
     def allowance(self, position: Position) -> int:
-        """How many steps may be taken before a planned stop. Raises Reached at that stop itself."""
+        """How many steps may be taken before a planned stop. Raises Reached at that stop."""
         if position.split != "train" or self.loop.finished:
             return FAR
         if position.step == position.total:
-            return 1  # the next training step is one of the next epoch
+            return 1  # the next training step belongs to the next epoch
         nearest = FAR
         for each in self._armed:
             if isinstance(each.condition, Planned):
                 left = each.condition.left(position.epoch, position.step, position.iteration)
                 if left == 0 and position.key != self._exempt:
                     raise Reached(replace(self._hit(each, position.step + 1, ""), moved=False))
-                # Where this very step is exempt, the one after it may be planned, too.
+                # If this step is exempt, the step after it may be planned too.
                 nearest = min(nearest, max(1, FAR if left is None else left))
         return nearest
 
     def judge(self, block: MetricBlock) -> None:
-        """A block is about to be told of. Raises Reached where a step of it hit and there is a way back, and
-        Again where that is not certain yet."""
+        """Check a block before the listeners get it. Raises Reached if one of its steps hit and the run can
+        go back, and Again if that is not certain yet."""
         if block.split == "train":
             self._require_certainty(block)
         hits = [*self._measured(block), *self._of_metrics(block)]
@@ -294,19 +294,19 @@ class BreakpointWatch:
         if self.way_back(hit.position):
             raise Reached(hit)
         step = hit.position.step + hit.before
-        lost = f"step {step}; noticed only after step {block.last}, with nothing kept to go back to before it"
+        lost = f"step {step}; noticed only after step {block.last}, and no kept state lies before it"
         self.late = replace(hit, text=f"{hit.text} ({lost})".lstrip())
 
     def _settle_doubt(self, in_vain: bool) -> None:
         doubt, moment, self._doubt = self._doubt, self._moment, None
         assert doubt is not None and moment is not None
         open_window = self.loop.update.count > 0
-        # Some weights are infinite on purpose.
+        # Some models have infinite weights on purpose.
         if in_vain and not any(each.traces(moment, open_window) for each in doubt.conditions):
             self.warn(doubt.passed_in_vain())
 
     def _judge_before(self, error: Exception) -> None:
-        """A step failed. Where an earlier one of the block hit, that is the cause, and the place to stop."""
+        """A step failed. If an earlier step of the block hit, stop there, because it is the cause."""
         loop = self.loop
         if loop.split != "train" or not any(each.values for each in self._series):
             return
@@ -318,7 +318,7 @@ class BreakpointWatch:
             raise Reached(min(hits, key=lambda each: each.position.key)) from error
 
     def _require_certainty(self, block: MetricBlock) -> None:
-        """Raise Again where a step that was only glanced at may have hit."""
+        """Raise Again if a step with only a quick look may have hit."""
         moment, here = self._moment, self.loop.position
         for each in self._series:
             each.keep(block)
@@ -347,7 +347,7 @@ class BreakpointWatch:
         return hits
 
     def _hinted(self, series: _Series) -> Hit | None:
-        """The hit of a series that was only glanced at, and that cannot be taken again."""
+        """The hit of a series that had only quick looks, and that cannot be taken again."""
         hint, steps = series.hint, series.steps
         series.clear()
         if hint is None or self._is_exempt(steps[hint]):

@@ -1,4 +1,4 @@
-"""The one narrow path back into the loop: requests, from any thread, taken at step boundaries."""
+"""The requests to the loop: from any thread, and answered only at step boundaries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Request = Literal["pause", "stop"]
 class Control:
     """Requests to the loop.
 
-    `wanted` is a plain attribute that the loop reads once a step (30 ns, no lock); everything else
-    happens at a boundary and may cost a lock.
+    `wanted` is a plain attribute that the loop reads once per step (30 ns, no lock). All other work happens
+    at a boundary and may take a lock.
 
     >>> control = Control()
     >>> control.request("pause")
@@ -25,7 +25,7 @@ class Control:
         self.interruptible = False
         """True while user code runs and a second interrupt may raise; False between steps."""
         self.changed = threading.Condition()
-        """Guards and announces requests and holds here, and in the driver who drives."""
+        """Guards requests and holds, here and in the driver, and announces their changes."""
         self._request: Request | None = None
         self._interrupted = False
         self._holds = 0
@@ -35,20 +35,20 @@ class Control:
     # From any thread -----------------------------------------------------------------------------
 
     def request(self, what: Request) -> None:
-        """Ask for a pause or a stop at the next boundary; stop outranks pause."""
+        """Ask for a pause or a stop at the next boundary; a stop replaces a pause."""
         with self.changed:
             if self._request != "stop":
                 self._request = what
             self._refresh()
 
     def hold(self) -> None:
-        """Ask the loop to wait at its next boundary until as many `release()` calls came."""
+        """Ask the loop to wait at its next boundary until each hold has had its `release()`."""
         with self.changed:
             self._holds += 1
             self._refresh()
 
     def release(self) -> None:
-        """Take one hold back."""
+        """End one hold."""
         with self.changed:
             self._holds -= 1
             self._held = self._held and self._holds > 0
@@ -56,7 +56,7 @@ class Control:
 
     @property
     def leaving(self) -> bool:
-        """Whether the loop was released and is about to go on: the next hold is for its next boundary."""
+        """Whether the loop was released and will go on now: the next hold is for its next boundary."""
         return self._waits and not self._holds
 
     @property
@@ -64,10 +64,10 @@ class Control:
         """Whether the loop stands at a boundary, and stays there until the holds are released."""
         return self._held
 
-    # From the signal handler: it may run while this very thread holds the lock, so it takes none ---
+    # From the signal handler: it may run while its own thread holds the lock, so it takes no lock -----
 
     def interrupt(self) -> bool:
-        """Note an interrupt; True when it is the second one and user code should be broken off."""
+        """Note an interrupt; True if it is the second one, which should break off user code."""
         again = self._interrupted and self.interruptible
         self._interrupted = True
         self.wanted = True
@@ -76,7 +76,7 @@ class Control:
     # From the loop, at a boundary -----------------------------------------------------------------
 
     def take(self) -> Request | None:
-        """Wait out any holds, then return the pending request, if there is one, and forget it."""
+        """Wait until all holds are released, then return and forget the pending request, if there is one."""
         if not self.wanted:
             return None
         with self.changed:
@@ -90,7 +90,7 @@ class Control:
             return request
 
     def take_at_once(self) -> Request | None:
-        """As `take`, but nobody is let hold: what runs beside the training stands where nobody may look."""
+        """Like `take`, but ignores holds: during a replay the learner has no state that a user may see."""
         if not self.wanted:
             return None
         with self.changed:
@@ -103,8 +103,8 @@ class Control:
             return request
 
     def take_interrupt(self) -> Request | None:
-        """As `take`, but only for interrupts: a replay passes boundaries at which the record is another
-        one's, and nobody may look there."""
+        """Like `take`, but only for interrupts: a replay passes boundaries at which the record does not
+        match, and no user may look there."""
         return "pause" if self._interrupted and self.forget_interrupts() else None
 
     # From the driver, when nothing runs -----------------------------------------------------------
@@ -115,14 +115,14 @@ class Control:
         return self._interrupted
 
     def forget_interrupts(self) -> bool:
-        """Whether an interrupt came too late for any boundary; the next run shall not hear of it."""
+        """Forget interrupts, so that the next run gets none; True if one came too late for any boundary."""
         with self.changed:
             late, self._interrupted = self._interrupted, False
             self._refresh()
             return late
 
     def forget_request(self) -> None:
-        """A run begins: what was asked of an earlier one that ended by itself is void."""
+        """A run begins: forget requests to an earlier run that ended without answering them."""
         with self.changed:
             self._request = None
             self._refresh()
@@ -139,14 +139,14 @@ class Control:
         while self._holds and not self._interrupted:
             self._held = True
             self.changed.notify_all()
-            # A bounded wait lets a signal handler's `interrupt()`, which cannot notify, be seen.
+            # The wait is bounded, so that a signal handler's `interrupt()`, which cannot notify, is seen.
             self.changed.wait(0.1)
         self._waits = False
-        # An interrupt ends the run here, without moving; whoever holds it still may go on looking.
+        # An interrupt ends the run here, at the same boundary. A thread that holds it may go on looking.
         self._held = self._holds > 0
 
     def _refresh(self) -> None:
         self.wanted = bool(self._request or self._holds)
-        if self._interrupted:  # read after the write: a signal may have come in between
+        if self._interrupted:  # read after the write: a signal may come between the two
             self.wanted = True
         self.changed.notify_all()

@@ -1,4 +1,4 @@
-"""Who turns the loop: this thread, or a background one; never two at once."""
+"""Decides which thread runs the loop: the calling thread or a background thread, and only one at a time."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ T = TypeVar("T")
 class Driver:
     """Runs work on the loop, one piece at a time.
 
-    Who drives, who holds the loop still and what is asked of it change under one lock, the control's,
-    so that each of them is decided by the others as they are.
+    One lock, the control's, guards which thread drives, which threads hold the loop, and the requests to
+    it. So each decision sees the others in a consistent state.
     """
 
     def __init__(self, control: Control) -> None:
         self.control = control
         self.saves_its_end = False
-        """Whether a pause is kept on the disk: then being told to end (SIGTERM) means pausing first."""
+        """Whether a pause is saved on disk. If so, SIGTERM pauses the training before the process ends."""
         self.process: int | None = None
-        """The process that its learner belongs to; None where a child may go on with it."""
+        """The process that the learner belongs to; None if a child may go on with it."""
         self._over = ""
-        """Why nobody drives any more."""
+        """Why the learner accepts no more work."""
         self._changed = control.changed
         self._thread: threading.Thread | None = None
         self._turn = _Turn(ended=True)
         self._holders: list[threading.Thread] = []
         self._claimants = 0
-        """Threads that wait for the holders to be gone, to drive."""
+        """Threads that want to drive and wait until the loop is released."""
 
     @property
     def own(self) -> bool:
-        """Whether its learner belongs to this process: a child that was forked has it only to look at."""
+        """Whether the learner belongs to this process. In a forked child it may only be read."""
         return self.process in (None, os.getpid())
 
     def require_own(self) -> None:
-        """Raise in a child that was forked. Nobody drives there, and what is asked would wait for ever."""
+        """Raise in a forked child. No thread drives there, so a request would wait for ever."""
         __tracebackhide__ = True
         if not self.own:
             raise BusyError(
@@ -59,30 +59,30 @@ class Driver:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody drives right now."""
+        """Whether a thread drives right now."""
         return self._thread is not None
 
     @property
     def inside(self) -> bool:
-        """Whether this very thread drives: a metric or a step is asking."""
+        """Whether this thread drives: a metric or a step calls."""
         return self._thread is threading.current_thread()
 
     @property
     def still(self) -> bool:
-        """Whether nothing moves: nobody drives, or the loop is held at a boundary."""
+        """True while no thread runs steps, or the loop is held at a step boundary."""
         return self._thread is None or self.control.held
 
     def belongs_to_this_thread(self) -> None:
-        """For good: a rank of a training on several devices does what it is told, and in one thread."""
+        """This thread drives for good, as on each rank of a training on several devices: rank 0 decides."""
         self._thread = threading.current_thread()
 
     def belongs_to_nobody(self) -> None:
-        """That is over: whoever ends it waits for nobody."""
+        """End `belongs_to_this_thread`. The caller that ends it waits for no other thread."""
         self._thread = None
 
     def ends(self, why: str) -> bool:
-        """Nobody drives from here on, and who asks is told why; False where somebody drives, or holds the
-        loop, right now."""
+        """Accept no more work, and answer later requests with `why`; False if a thread drives or holds the
+        loop right now."""
         with self._changed:
             if self._thread is not None or self._holders or self._claimants:
                 return False
@@ -96,11 +96,11 @@ class Driver:
         """Do the work in this thread; interrupts ask for a pause.
 
         Returns:
-            What the work gave, and whether an interrupt came too late for it.
+            The work's value, and whether an interrupt came too late for it.
         """
         __tracebackhide__ = True
         self.require_own()
-        # Around the claim: none may come between the two.
+        # Around the claim, so that no interrupt comes between the two.
         with _Interrupts(self.control) as interrupts, self._awaited():
             self._claim()
             try:
@@ -115,12 +115,12 @@ class Driver:
         work: Callable[[], Any],
         fail: Callable[[BaseException], None] = lambda error: None,
     ) -> bool:
-        """Prepare in this thread, then do the work in a background one; `wait()` gives what came of it.
+        """Prepare in this thread, then do the work in a background thread; `wait()` returns its result.
 
         Args:
-            prepare: what it raises is raised here.
-            work: what it raises is kept for `wait()`.
-            fail: told of the error where all was prepared and no thread could be had.
+            prepare: an exception of it is raised here.
+            work: an exception of it is kept for `wait()`.
+            fail: called with the error if the preparation succeeded but no thread could be started.
 
         Returns:
             Whether an interrupt came meanwhile.
@@ -137,26 +137,26 @@ class Driver:
                 raise
         if self._thread is not None:
             background.join_the_cell()
-        process_end.remind()  # the interrupts that came meanwhile are forgotten; a signal may be among them
-        # Not only a late one: the background thread may have heard it first, and paused.
+        process_end.remind()  # the interrupts so far were forgotten; one may have been a signal
+        # Also an early one: the background thread may have seen it first, and paused.
         return interrupts.seen
 
     def wait(self, meanwhile: Callable[[], None] = lambda: None) -> Callable[[], Any]:
-        """Wait for whoever drives now; then call what it returns for the value of the last background
-        work, or its exception. It is None where that work was done in somebody's own thread.
+        """Wait until the present work ends; then return a function that gives the value of the last
+        background work, or raises its exception. It gives None if the work was done in the user's own thread.
 
         Args:
-            meanwhile: done ten times a second.
+            meanwhile: called ten times a second.
         """
         self.require_own()
         turn = self._turn
         if self.inside:
             raise BusyError(
-                "wait() was called by the training itself (a step or a metric), whose end it awaits"
+                "wait() was called by the training (a step or a metric), so it would wait for its own end"
             )
         if self._holding and not turn.ended:
             raise BusyError(
-                "wait() was called inside `with learner.paused()`, which keeps the training from its end; "
+                "wait() was called inside `with learner.paused()`, which keeps the training from ending; "
                 "leave that block first"
             )
         while not turn.ended:
@@ -169,10 +169,10 @@ class Driver:
     # Ask ---------------------------------------------------------------------------------------------
 
     def ask(self, what: Request) -> bool:
-        """Pass a request on to whoever drives, and wait until they stand; False if nobody drives.
+        """Send a request to the thread that drives, and wait until it stops; False if no thread drives.
 
-        The driving thread itself, and one that holds the loop still, cannot wait: they get their
-        boundary when they are done.
+        The driving thread itself, and a thread that holds the loop, cannot wait: their request is answered
+        after they are done.
         """
         self.require_own()
         with self._changed:
@@ -185,7 +185,7 @@ class Driver:
             return True
 
     def leave(self, seconds: float) -> bool:
-        """The interpreter ends: pause whoever drives; whether they did so in time."""
+        """The interpreter ends: pause the thread that drives. Return whether it paused in time."""
         if not self.own:
             return False
         with self._changed:
@@ -195,7 +195,7 @@ class Driver:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """The loop stands at a boundary meanwhile, and nobody starts it. May be nested."""
+        """Hold the loop at a boundary and let no thread start it. Can be nested."""
         self.require_own()
         if self.inside:
             raise BusyError(
@@ -218,13 +218,13 @@ class Driver:
                 self.control.release()
 
     def _awaited(self) -> AbstractContextManager[None]:
-        """The end of the process waits for this, where a pause is kept."""
+        """Make the end of the process wait for this work, if a pause is saved."""
         return process_end.awaited(self.control.interrupt) if self.saves_its_end else nullcontext()
 
     # The claim ---------------------------------------------------------------------------------------
 
     def _require_not_over(self) -> None:
-        """Under the lock."""
+        """Check it; the caller holds the lock."""
         __tracebackhide__ = True
         if self._over:
             raise BusyError(self._over)
@@ -235,7 +235,7 @@ class Driver:
 
     @property
     def _others_first(self) -> bool:
-        """Whoever holds again and again leaves a step between: without it nothing else would move."""
+        """True if a thread that holds repeatedly must leave a step between. Otherwise no step would run."""
         return self.control.leaving or (self._thread is None and self._claimants > 0)
 
     def _claim(self) -> None:
@@ -254,7 +254,7 @@ class Driver:
             self.control.forget_request()
 
     def _wait_unheld(self) -> None:
-        """Others hold the loop for a moment; a thread that waited for itself would wait for ever."""
+        """Wait while other threads hold the loop. A thread that held it itself would wait for ever."""
         while self._thread is None and self._holders:
             if self._holding:
                 raise BusyError(
@@ -278,8 +278,8 @@ class Driver:
                 if begun is not None:
                     process_end.finish(begun)
 
-        # In the context of the cell that runs now, a kernel shows the thread's prints below that cell and
-        # not below the latest one (ipykernel 6.29 and 6.31 see to it themselves, older ones do not).
+        # With the context of the running cell, a kernel shows the thread's prints below that cell and not
+        # below the latest one (ipykernel 6.29 and 6.31 do this themselves, older ones do not).
         context = copy_context()
         self._thread = threading.Thread(target=context.run, args=(body,), name=BACKGROUND, daemon=True)
         background.begins(self.control)
@@ -303,8 +303,8 @@ class Driver:
             self._wait_for(lambda: turn.ended)
 
     def _wait_for(self, ready: Callable[[], bool]) -> None:
-        """Wait in pieces: on Windows, or where another thread got the signal, an interrupt is only heard
-        between two of them."""
+        """Wait in short pieces. On Windows, or if another thread got the signal, Python handles an interrupt
+        only between two waits."""
         while not ready():
             self._changed.wait(0.1)
 
@@ -321,7 +321,7 @@ def _who_drives(thread: threading.Thread) -> str:
 
 
 class _Turn:
-    """One time that somebody drives, and what came of it, to be had as often as anybody asks."""
+    """One piece of work and its result, which can be read any number of times."""
 
     def __init__(self, ended: bool = False) -> None:
         self.ended = ended
@@ -337,23 +337,23 @@ class _Turn:
             self._error, self._trace = error, error.__traceback__
 
     def result(self) -> Any:
-        """The value, or the exception with the traceback it came with."""
+        """The value, or the exception with its traceback."""
         if self._error is not None:
             raise self._error.with_traceback(self._trace)
         return self._value
 
 
 class _Interrupts:
-    """Ctrl-C and the kernel's interrupt button ask for a pause at the step boundary; a second one
-    while a step hangs raises KeyboardInterrupt there and then."""
+    """Makes Ctrl-C and the kernel's interrupt button ask for a pause at the step boundary. A second one
+    raises KeyboardInterrupt at once if a step hangs."""
 
     def __init__(self, control: Control) -> None:
         self.control = control
         self.late = False
-        """Afterwards: whether one came that no boundary was left to answer."""
+        """After the work: whether an interrupt came for which no boundary was left."""
         self.seen = False
-        """Whether one came at all."""
-        # Only the main thread gets signals, and only it may say what they do.
+        """Whether an interrupt came at all."""
+        # Only the main thread receives signals, and only it may set their handlers.
         self._mine = threading.current_thread() is threading.main_thread()
         self._before: Any = None
         self._breaking = Breaking()
@@ -368,14 +368,14 @@ class _Interrupts:
             return
         try:
             signal.signal(signal.SIGINT, self._before)
-        finally:  # the handler of before may raise as soon as it is back
+        finally:  # the restored handler may raise at once
             self.late = self.control.forget_interrupts()
 
     def _interrupted(self, signum: int, frame: FrameType | None) -> None:
         self.seen = True
-        # Where breaking off would do harm, the boundary that follows in a moment is soon enough.
+        # If raising here would do harm, the next boundary comes soon enough.
         if self.control.interrupt() and self._breaking.is_harmless(frame):
-            # One only, and said here: the loop says it on its way out of the block, which a third interrupt
-            # may break off in its turn, and then a fifth the way back to the step.
+            # Allow only one, and set this here. The loop sets it when it leaves the block, but a third
+            # interrupt may prevent that, and a fifth one may then stop the way back to the step.
             self.control.interruptible = False
             raise KeyboardInterrupt

@@ -64,7 +64,7 @@ class EarlyStopping:
         return self.observe(epoch_value(str(self), self.goes_by, finals))
 
     def again(self) -> None:
-        """Training goes on by the user's wish: wait the whole patience once more."""
+        """The user continues the training: wait for the whole patience again."""
         self.stopped = False
         self.waited = 0
 
@@ -80,11 +80,11 @@ class EarlyStopping:
         return f"early_stopping({self.metric!r})"
 
     def capture(self) -> dict[str, Any]:
-        """The memory of past epochs: part of the state."""
+        """The memory of past epochs, as a part of the state."""
         return {"best": self.best, "seen": self.seen, "waited": self.waited, "stopped": self.stopped}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Restore it."""
         self.best = state["best"]
         self.seen = state["seen"]
         self.waited = state["waited"]
@@ -92,7 +92,7 @@ class EarlyStopping:
 
 
 def why_ended(policies: Iterable[object], finals: Finals) -> str:
-    """Why training is over before its last epoch, in a few words."""
+    """Why training ended before its last epoch, in a few words."""
     for rule in policies:
         if isinstance(rule, EarlyStopping) and math.isnan(finals.get(rule.goes_by, 0.0)):
             return (

@@ -1,7 +1,7 @@
-"""What an error of torch's own means, for somebody who meets it for the first time: the shapes and types of
-what the step was given, and the line to write where that is known for sure.
+"""Explains an error of torch to a user who sees it for the first time: the shapes and types that the step
+got, and the line to write if that is certain.
 
-All of it is read from the traceback after the failure; no step costs anything for it.
+All of it is read from the traceback after the failure, so it costs a step nothing.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _WORDS = ("shape", "size", "dtype", "dimension", "same device")
 _NOT_THE_BATCH = ("loader", "reading", "end")
 _SHOWN = 4
-"""Parts of a batch that are told of."""
+"""How many parts of a batch are described."""
 
 
 def teach(error: BaseException, batch: Any, stage: str) -> None:
-    """Add to an exception of a step what it was given and what is likely to help.
+    """Add to an exception of a step what the step got, and what is likely to help.
 
-    Our own errors say so themselves, an interrupt is no mistake, and what the user's code raises by itself it
-    knows best.
+    It skips our own errors, which already say so, interrupts, which are not mistakes, and exceptions that the
+    user's code raises on purpose.
 
     Args:
         error: the exception, with its traceback.
-        batch: the one at hand, as the loader gave it.
-        stage: how far the step came; the loader's errors are about another batch.
+        batch: the current one, as the loader gave it.
+        stage: how far the step came; an error of the loader is about another batch.
     """
     if not isinstance(error, Exception) or isinstance(error, NotebookLearnerError):
         return
@@ -51,12 +51,12 @@ def teach(error: BaseException, batch: Any, stage: str) -> None:
         return
     others = [each for each in getattr(error, "__notes__", ()) if not str(each).startswith(_HEAD)]
     if note not in others:
-        # Python 3.10 shows no notes, but whoever formats the exception can.
+        # Python 3.10 shows no notes, but code that formats the exception can.
         setattr(error, "__notes__", [*others, note])  # noqa: B010  (3.10 has no such attribute to check)
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
-    """From where the exception was raised outwards."""
+    """The frames, from where the exception was raised outwards."""
     trace, found = error.__traceback__, []
     while trace is not None:
         found.append(trace.tb_frame)
@@ -65,7 +65,7 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def _is_torchs(error: Exception, frames: list[FrameType]) -> bool:
-    """Whether torch found something odd: in its own code, or called by the user's, where words tell."""
+    """Whether torch found the error: in its own code, or called by the user's, if the message shows it."""
     within = bool(frames) and frames[0].f_code.co_filename.startswith(_TORCH)
     of_one_sample = isinstance(error, IndexError) and bool(frames) and frames[0].f_code.co_name == "weight"
     return within or of_one_sample or any(word in str(error) for word in _WORDS)
@@ -105,7 +105,7 @@ def described(value: Any, depth: int = 2) -> str:
 
 
 def _of_loss(frames: list[FrameType]) -> tuple[str, Tensor, Tensor] | None:
-    """The loss that failed, with its two arguments: torch's by its own frame, another by that of `.loss`."""
+    """The loss that failed, with its two arguments, read from torch's own frame or from that of `.loss`."""
     for frame in frames:
         here = frame.f_locals
         if frame.f_code.co_filename == _FUNCTIONAL:
@@ -129,7 +129,7 @@ def _spaced(advice: str) -> str:
 
 
 def _advice(error: Exception, frames: list[FrameType]) -> str:
-    """The line to write, where there is only one; each of these is true by the shapes and types alone."""
+    """The line to write, if only one is right; the shapes and types alone prove each of these."""
     loss = _of_loss(frames)
     rules: list[Callable[[], str]] = [lambda: _of_layer(frames), lambda: _of_devices(error)]
     if loss is not None:
@@ -138,7 +138,7 @@ def _advice(error: Exception, frames: list[FrameType]) -> str:
 
 
 def _of_samples(batch: Any) -> str:
-    """A target without any dimension is that of one sample."""
+    """The advice for a target without any dimension, which belongs to one sample."""
     parts = batch if isinstance(batch, (tuple, list)) else ()
     if not any(isinstance(part, Tensor) and part.ndim == 0 for part in parts):
         return ""
@@ -180,20 +180,21 @@ def _of_classes(name: str, output: Tensor, targets: Tensor) -> str:
 
 
 def _of_range(output: Tensor, targets: Tensor) -> str:
-    """Class numbers beyond the output. Not on an accelerator, which a failed assertion leaves unusable."""
+    """The advice for class numbers beyond the output. Not on an accelerator: its failed assertion makes it
+    unusable."""
     if targets.device.type != "cpu" or output.ndim < 2 or not targets.numel():
         return ""
     low, high, count = int(targets.min()), int(targets.max()), output.shape[1]
     if low >= 0 and high < count:
         return ""
     return (
-        f"The targets run from {low} to {high}, and an output with {count} scores a sample knows the classes "
+        f"The targets run from {low} to {high}, but an output with {count} scores per sample has the classes "
         f"0 to {count - 1}: give the last layer an output for each class, or count the classes from 0"
     )
 
 
 def _of_layer(frames: list[FrameType]) -> str:
-    """What a layer was given that it cannot take."""
+    """The advice for a layer that got an input which it cannot take."""
     for frame in frames:
         layer, given = frame.f_locals.get("self"), frame.f_locals.get("input")
         if isinstance(layer, nn.Linear) and isinstance(given, Tensor) and frame.f_code.co_name == "forward":
@@ -222,8 +223,8 @@ def _of_devices(error: Exception) -> str:
     if "same device" not in str(error):
         return ""
     return (
-        "The learner moves every batch to the model's device by itself; what the step or the model makes "
-        "besides has to be made there: torch.zeros(..., device=x.device), or register_buffer in the model"
+        "The learner moves every batch to the model's device. Other tensors that the step or the model makes "
+        "must be made there: torch.zeros(..., device=x.device), or register_buffer in the model"
     )
 
 
@@ -232,7 +233,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def _of_schedule(error: Exception, frames: list[FrameType]) -> str:
-    """OneCycleLR refuses to be stepped more often than it was told: the only scheduler that counts."""
+    """The advice if OneCycleLR is stepped more often than it was set up for. Only this one counts steps."""
     owners = (frame.f_locals.get("self") for frame in frames)
     scheduler = next((owner for owner in owners if isinstance(owner, LRScheduler)), None)
     steps = getattr(scheduler, "total_steps", None)

@@ -1,4 +1,4 @@
-"""What an exception in a step leaves behind, and what the person is told about it."""
+"""What an exception in a step leaves behind, and what the user reads about it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOVED = {
     "end": "what the end of a split moves (the scheduler, for one) may have moved, and moves again",
 }
 
-# Where an exception passed through: the innermost that matches says what failed.
+# Where an exception passed through: the innermost match says what failed.
 _PLACES = {
     Cursor.fetch.__code__: "loader",
     MetricGroup.collect.__code__: "metrics",
@@ -46,18 +46,18 @@ _HAS_BATCH = ("step", "metrics")
 
 
 def stage_of(error: BaseException, stage: str) -> str:
-    """How far the loop came: the stage its step was in, or where outside of the step it failed.
+    """How far the loop came: the stage of its step, or the place outside of the step where it failed.
 
     Args:
         error: the exception, with its traceback.
-        stage: what the step object says, which holds only if the exception came from there.
+        stage: what the step object says; valid only if the exception came from there.
     """
     place = _place(error)
     return stage if place in (None, "step") else str(place)
 
 
 def what_moved(stage: str, walks_again: bool) -> str:
-    """What cannot be taken back without a keyframe, by how far the step came."""
+    """What cannot be undone without a keyframe, depending on how far the step came."""
     why = (
         "no keyframe fits the memory budget"
         if walks_again
@@ -82,21 +82,21 @@ def explain(error: BaseException, where: Position, more: str) -> None:
 
 
 def release_device_memory(error: BaseException, device: torch.device) -> None:
-    """Clear the frames of a traceback that hold tensors of an accelerator, and give the memory back.
+    """Clear the traceback's frames that hold tensors of an accelerator, and free the memory.
 
-    A stored traceback (IPython keeps the last one) would otherwise hold the failed step's activations
-    for as long as it lives. On the CPU frames stay whole, for `%debug`.
+    IPython keeps the last traceback. It would otherwise hold the failed step's activations. Frames on the CPU
+    stay unchanged, for `%debug`.
     """
     if device.type == "cpu":
         return
     for frame in _frames(error):
         seen = frame.f_locals
         if any(_on(value, device) for value in seen.values()):
-            with suppress(RuntimeError):  # a frame that still runs: the loop's own
+            with suppress(RuntimeError):  # a frame that still runs, which is the loop's own
                 frame.clear()
             if type(seen) is dict and frame.f_code.co_flags & CO_OPTIMIZED:
-                # Before Python 3.13 the frame keeps this copy of a function's variables, and so would they be
-                # kept. Of a cell it is the notebook's names themselves.
+                # Before Python 3.13 the frame keeps this copy of a function's variables, and with it the
+                # tensors. For a notebook cell it is the notebook's own variables.
                 seen.clear()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -113,11 +113,11 @@ def _place(error: BaseException) -> str | None:
 
 
 def _replace_note(error: BaseException, note: str) -> None:
-    """One note of ours, also on an exception object that is raised again and again."""
+    """Replace our earlier note; the exception object may be raised again and again."""
     others = [
         each for each in getattr(error, "__notes__", ()) if not str(each).startswith("The learner stands")
     ]
-    # Python 3.10 shows no notes, but whoever formats the exception can.
+    # Python 3.10 shows no notes, but code that formats the exception can.
     setattr(error, "__notes__", [*others, note])  # noqa: B010  (3.10 has no such attribute to check)
 
 
@@ -137,7 +137,7 @@ _FIELDS = ("loss", "output", "targets", "logits", "item")
 
 
 def _on(value: Any, device: torch.device, depth: int = _DEPTH) -> bool:
-    """Whether a local variable holds a tensor of the device, as deep as batches and outputs go."""
+    """Whether a local variable holds a tensor of the device, searched as deep as batches and outputs go."""
     if isinstance(value, Tensor):
         return value.device.type == device.type
     if not depth:
@@ -153,5 +153,5 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from islice(value.values(), _WIDTH)
     else:
         for name in _FIELDS:
-            with suppress(Exception):  # a stranger's property may do anything
+            with suppress(Exception):  # a property of the user's object may raise anything
                 yield getattr(value, name, None)

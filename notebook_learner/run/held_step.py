@@ -1,4 +1,4 @@
-"""Standing before an update: the step that a breakpoint stopped at, with its gradients and graph alive."""
+"""Holds a training step before its update, after a breakpoint: with its gradients and graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .step_undo import aside
 
 
 def hold(loop: Loop, parts: Mapping[str, Part], condition: Condition) -> str:
-    """Take the next training step up to its update, and leave for people to look at: the batch, the output
-    with its graph, the gradients. The state stays that of the boundary before the step.
+    """Take the next training step up to its update, and keep for the user: the batch, the output with its
+    graph, the gradients. The state stays that of the boundary before the step.
 
     Returns:
-        What the condition has to say of it.
+        The condition's text about the step.
     """
     train, update = loop.passes["train"], loop.update
     step = train.step
@@ -54,5 +54,5 @@ def _explained(
     with aside(loop, parts):
         try:
             return condition.explain(batch, run, loop.update.model)
-        except Exception as error:  # the user's own code runs there; the stop must not fail for it
-            return f"what it was could not be found out: {error!r}"
+        except Exception as error:  # the user's code runs there; its error must not break the stop
+            return f"the cause could not be found: {error!r}"

@@ -1,9 +1,9 @@
-"""Where a step that hangs may be broken off: an exception out of nowhere must leave no lock behind.
+"""Decides where an interrupt may break off a step that hangs: the exception must not leave a lock taken.
 
-Python runs a signal's handler between any two calls, so a KeyboardInterrupt may come right after a lock was
-taken and before the `try` that would give it back. `logging` takes a lock around every fork, and the queues
-of a DataLoader take one for every batch; either of them left behind makes some thread, or the end of the
-loader's workers, wait for ever.
+Python runs a signal's handler between any two calls. So a KeyboardInterrupt may come right after a lock was
+taken and before the `try` that would release it. `logging` takes a lock around every fork, and the queues
+of a DataLoader take one for every batch. If such a lock stays taken, a thread, or the end of the loader's
+workers, waits for ever.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _LOCKING = (
     "torch.utils.data.dataloader",
     "notebook_learner.data",
 )
-"""Modules (and those below them) that take locks, or write down halves of what belongs together: an iterator
-that is not noted down yet would keep its worker processes."""
+"""Modules (and those below them) that take locks, or that write data in two parts: an iterator that is
+not noted yet would keep its worker processes."""
 _WAITING = {
     "threading": {"wait", "join", "_wait_for_tstate_lock"},
     "multiprocessing.connection": {"_poll", "_recv", "wait"},
     "multiprocessing.popen_fork": {"poll"},
 }
-"""Their functions that wait for something else, where nearly all of a hanging step's time goes by; they
-put things right when they are left."""
+"""Their functions that wait for something else, where a hanging step spends nearly all its time. They
+clean up when an exception leaves them."""
 _ENDING = {"__del__", "_shutdown_workers"}
-"""Functions that clean up: an exception there is lost, and so is the rest of the cleaning."""
+"""Functions that clean up: an exception there is lost, and the rest of the cleaning is skipped."""
 _CALLED_BACK = {"weakref": None, "_weakrefset": None, "importlib._bootstrap": {"cb"}}
-"""Modules whose functions (or these of them) are called as something goes away: from there, too, an exception
-is lost."""
+"""Modules whose functions (or these of them) run when an object is deleted: an exception there is lost
+too."""
 
 
 class Breaking:
-    """Tells at which interrupt to break off.
+    """Decides at which interrupt to break off.
 
     >>> import sys
     >>> Breaking().is_harmless(sys._getframe())
@@ -49,16 +49,16 @@ class Breaking:
         self._last: tuple[FrameType | None, int] = (None, 0)
 
     def is_harmless(self, frame: FrameType | None) -> bool:
-        """Whether an exception may be raised in this frame. Where it may not, but where the same frame has
-        stood still since it was last asked about, it waits for a lock and does not hold it: it may."""
+        """Whether an exception may be raised in this frame. If not, but the same frame was seen at the last
+        interrupt, it waits for a lock and does not hold it: then it may."""
         at = (frame, frame.f_lasti if frame is not None else 0)
         stuck, self._last = at == self._last, at
         return stuck or not (_is_blocked() or _may_hold_a_lock(frame) or _cleans_up(frame))
 
 
 def _is_blocked() -> bool:
-    """Whether this thread keeps interrupts away for now: it starts processes, and they inherit that.
-    Another thread may have been given the signal instead."""
+    """Whether this thread blocks interrupts: it starts processes, which inherit the block. Another thread
+    may have received the signal instead."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         return False
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -74,7 +74,7 @@ def _may_hold_a_lock(frame: FrameType | None) -> bool:
 
 
 def _cleans_up(frame: FrameType | None) -> bool:
-    collecting = {_code(callback) for callback in gc.callbacks}  # what these raise is lost as well
+    collecting = {_code(callback) for callback in gc.callbacks}  # exceptions in these are lost too
     while frame is not None:
         if frame.f_code.co_name in _ENDING or frame.f_code in collecting or _is_called_back(frame):
             return True
@@ -83,7 +83,7 @@ def _cleans_up(frame: FrameType | None) -> bool:
 
 
 def _code(callback: Callable[..., object]) -> CodeType | None:
-    """Of a function, of a method, or of an object that can be called."""
+    """The code of a function, of a method, or of a callable object."""
     function = callback if hasattr(callback, "__code__") else type(callback).__call__
     return getattr(function, "__code__", None)
 

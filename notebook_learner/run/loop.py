@@ -2,10 +2,10 @@
 
     train steps -> close the split -> valid steps -> close the split -> end of epoch -> next epoch
 
-Everything that drives training (fit, step, the panel, replay) calls `run` with another bound. Between
-two steps the loop stands at a boundary, and any boundary is a place to stop, capture or go on from.
-Steps are taken in blocks of about a tenth of a second: inside one there is no clock, no lock, no event
-and no device read; after it metric values leave as one event.
+All methods that train (fit, step, the panel, replay) call `run` with another bound. Between two steps the
+loop stands at a boundary. At any boundary it can stop, capture its state or go on. It takes steps in blocks
+of about a tenth of a second. Inside a block there is no clock, no lock, no event and no device read; after
+it the metric values are sent as one event.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Finals = Mapping[tuple[Split, str], float]
 
 @dataclass
 class Pass:
-    """What it takes to go through one split."""
+    """What the loop needs to go through one split."""
 
     cursor: Cursor
     step: TrainingStep | ValidationStep
@@ -48,41 +48,41 @@ class Pass:
 
 
 class Policy(Protocol):
-    """Asked at the end of every epoch; True means that training is finished."""
+    """A rule that the loop asks at the end of every epoch; True means that training is finished."""
 
     def after_epoch(self, epoch: int, finals: Finals) -> bool:
         """Look at the epoch's values."""
 
     def again(self) -> None:
-        """A person wants more epochs all the same."""
+        """The user wants more epochs although training was finished."""
 
 
 class Boundary(Protocol):
-    """Told at every boundary between blocks; may shorten the next block to be told in time."""
+    """An object that is called at every boundary between blocks. It may shorten the next block."""
 
     def reached(self, position: Position) -> None:
         """The loop stands here now."""
 
     def allowance(self, position: Position) -> int:
-        """The most steps the next block may take."""
+        """The most steps that the next block may take."""
 
 
 class Watcher(Protocol):
-    """Looks at every block before anybody is told of it, and may end the run there by an exception."""
+    """Checks every block before the listeners get it, and may end the run there by an exception."""
 
     late: Any
-    """What it found too late to go back to; the run ends at the next boundary."""
+    """What it found too late to go back; the run ends at the next boundary."""
 
     def allowance(self, position: Position) -> int:
-        """How many steps may be taken until it wants to be asked again."""
+        """How many steps may be taken before the next call."""
 
     def judge(self, block: MetricBlock) -> None:
         """A block was measured."""
 
 
 class BlockPace:
-    """How many steps make a tenth of a second. A count, so that no step reads a clock; it may only
-    double, so that a sudden slow-down costs one late block."""
+    """Finds how many steps take a tenth of a second. It is a count, so no step reads a clock. It may at
+    most double, so a sudden slow-down makes only one block late."""
 
     TARGET = 0.1
     MOST = 4096
@@ -91,11 +91,11 @@ class BlockPace:
         self.steps = 1
         self.rate = 0.0
         self.data_wait = 0.0
-        """The percentage of the last block's time that went by in fetches that are counted."""
+        """The percentage of the last block's time that the counted fetches took."""
         self._waited = 0.0
 
     def counting(self, fetch: Callable[[], Any]) -> Callable[[], Any]:
-        """A fetch whose time is counted; by two looks at the clock, some 0.1 us."""
+        """A fetch whose time is counted: it reads the clock twice, about 0.1 us."""
 
         def counted() -> Any:
             began = perf_counter()
@@ -115,7 +115,7 @@ class BlockPace:
 
 
 class Loop:
-    """Where training stands, and how it moves."""
+    """The position of training, and the methods that move it."""
 
     def __init__(
         self,
@@ -142,31 +142,31 @@ class Loop:
         self.before: TrainedBefore | None = None
         """What is known of earlier trainings of the model."""
         self.counts_waits = False
-        """Whether somebody asks how long steps wait for their batches."""
+        """Whether a metric asks how long steps wait for their batches."""
         self.ranks: Ranks | None = None
-        """The other ranks, where there are any and this is rank 0."""
+        """The other ranks, if there are any and this is rank 0."""
         self.epoch = 1
         self.split: Split = "train"
         self.done = 0
-        """Finished steps of this split in this epoch. Adding one to it is what commits a step."""
+        """Finished steps of this split in this epoch. Adding one to it commits a step."""
         self.trained = 0
-        """Finished training steps before this split began, in the whole run."""
+        """Finished training steps of the whole run before this split began."""
         self.ended = False
-        """A policy finished training before its last epoch."""
+        """True if a policy finished training before its last epoch."""
         self.finals: dict[tuple[Split, str], float] = {}
         self.batch: Any = None
         """The batch of the last step, as the loader gave it."""
         self.output: Any = None
         self.pace = BlockPace()
         self.breakable = True
-        """False while a replay puts things right: then a second interrupt raises in no step."""
+        """False while a replay restores the state: then a second interrupt does not raise in a step."""
         self.passing = False
-        """True while it passes places where nobody is to hold it still and look."""
+        """True during a replay, in which no user may hold the loop and look."""
         self.quiet = False
-        """True while a step is only looked at: nothing of it counts."""
+        """True while a step is only inspected: it does not count."""
         self._open = False
         self._read = 0
-        """Steps of this split whose values were handed on."""
+        """Steps of this split whose values were sent."""
 
     # Where it stands ---------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class Loop:
 
     @property
     def place(self) -> Place:
-        """The same, as ranks tell each other."""
+        """The position in the form that ranks send to each other."""
         return Place(self.epoch, self.split, self.done)
 
     @property
@@ -202,7 +202,7 @@ class Loop:
     # The verb ----------------------------------------------------------------------------------------
 
     def run(self, until: Until) -> Why:
-        """Move until the bound, a request, or the end; say which it was."""
+        """Train until the bound, a request or the end, and return which of these it was."""
         __tracebackhide__ = True
         while True:
             position = self.position
@@ -232,7 +232,7 @@ class Loop:
         return min(allowed, self.pace.steps)
 
     def _block(self, budget: int) -> tuple[int, bool]:
-        """Take up to `budget` steps, then hand their metric values on."""
+        """Take up to `budget` steps, then send their metric values."""
         __tracebackhide__ = True
         before = self.done
         started = perf_counter()
@@ -251,7 +251,7 @@ class Loop:
         return taken, ended
 
     def _steps(self, budget: int, hands: Hands | None = None) -> bool:
-        """The hot path; True when the split has no further batch."""
+        """Take the steps (the hot path); True when the split has no further batch."""
         __tracebackhide__ = True
         fetch, step, collect, control = hands or self._hands()
         total = self.current.cursor.total
@@ -260,7 +260,7 @@ class Loop:
             if batch is END:
                 return True
             self.batch = batch
-            self.output = None  # the last step's output need not live through the next one's peak
+            self.output = None  # free the last output before the next step's peak memory
             output = step(batch, self.done + 1 == total)
             collect(output)
             self.output = output
@@ -301,9 +301,9 @@ class Loop:
             self.ranks.closed()
 
     def finish_split(self, finals: Mapping[str, float]) -> None:
-        """Leave the split, with these values of its epoch."""
+        """Leave the split, with these final values of its epoch."""
         if self.split == "train" and self.update.count:
-            self.update.apply()  # the last, short window counts as the smaller batch it is
+            self.update.apply()  # the last window may be shorter, and counts as a smaller batch
         self.finals.update({(self.split, name): value for name, value in finals.items()})
         self.current.cursor.drop()
         self.emit(SplitEnded(self.epoch, self.split, self.done, dict(finals)))
@@ -325,7 +325,7 @@ class Loop:
         self._open = False
 
     def flush(self, seconds: float = 0.0, watch: Watcher | None = None) -> None:
-        """Read the block's values from the device and hand them on, unless the watch ends the run here."""
+        """Read the block's values from the device and send them, unless the watch ends the run here."""
         first, self._read = self._read + 1, self.done
         count = self.done - first + 1
         if not count:
@@ -338,14 +338,14 @@ class Loop:
         self.emit(block)
 
     def skip_validation(self) -> None:
-        """Leave a validation as if it were over, for somebody who will come back."""
+        """End a validation early, when the user will come back to it."""
         self.current.cursor.drop()
         self._go_to("train", self.epoch + 1)
 
     # Between runs ------------------------------------------------------------------------------------
 
     def train_more(self, epochs: int) -> None:
-        """Set the last epoch so that this many more are completed, the running one included."""
+        """Set the last epoch so that this many more epochs are completed, including the running one."""
         self.num_epochs = self.epoch - 1 + epochs
         if self.ended:
             self.ended = False
@@ -353,15 +353,15 @@ class Loop:
                 policy.again()
 
     def look_around(self) -> None:
-        """Before a run: what people may have changed while the loop stood still."""
-        if self.split in self.passes:  # a set may be measured before there is anything to train on
+        """Before a run: read what the user may have changed while the loop stood still."""
+        if self.split in self.passes:  # a set may be evaluated before there is training data
             self.current.cursor.drop_if_broken(self.done)
         self._open = False
         for each in self.passes.values():
             each.step.look_again()
 
     def rest(self) -> None:
-        """After a run: what the next one should know."""
+        """After a run: note what the next one needs."""
         self.modes.remember()
         if self.before is not None:
             self.before.remember(self.iteration)
@@ -369,7 +369,7 @@ class Loop:
     # State -------------------------------------------------------------------------------------------
 
     def capture(self) -> dict[str, Any]:
-        """Position and the values of splits that are over; the rest are parts of their own."""
+        """The position and the values of ended splits; all else is in other parts of the state."""
         return {
             "epoch": self.epoch,
             "split": self.split,
@@ -389,7 +389,7 @@ class Loop:
 
 
 class LoopContext:
-    """Answers metrics' questions about the step in hand."""
+    """Gives metrics the values of the current step."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop

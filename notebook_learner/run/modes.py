@@ -1,4 +1,4 @@
-"""Train and eval mode, module by module: `model.train()` alone would thaw what a user froze."""
+"""Sets train and eval mode module by module: `model.train()` alone would unfreeze what the user froze."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..event import Split
 
 
 class Modes:
-    """Switches models between splits, remembering which of their modules train.
+    """Switches models between splits, and remembers which of their modules train.
 
-    A model that is in eval mode when training starts is set to train as a whole; after that, modules
-    whose mode was changed by hand (a frozen BatchNorm) keep it through validation and back.
+    A model in eval mode at the start of training is set to train as a whole. After that, modules whose
+    mode the user changed (a frozen BatchNorm) keep it through validation and back.
     """
 
     def __init__(self, model: nn.Module, validated: nn.Module) -> None:
@@ -34,7 +34,7 @@ class Modes:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Whatever is entered inside, every module comes out in the mode that it had."""
+        """Restore the mode of every module at the end of the block, after any calls of `enter` inside."""
         remembered = self._training
         modes = {
             module: module.training for root in (self.model, self.validated) for module in root.modules()
@@ -62,9 +62,9 @@ class Modes:
 
 
 def switch(model: nn.Module, *, training: bool) -> None:
-    """`model.train()` or `model.eval()`, whatever else methods of these names may mean in a model: one that
-    trains it (`train(data)`, `train(epochs=10)`) is not called. What a model does to its modes in a `train`
-    of torch's form, `train(mode=True)`, it does.
+    """Call `model.train()` or `model.eval()`, but only if the method means the mode. A method of the user
+    that trains the model (`train(data)`, `train(epochs=10)`) is not called. A `train(mode=True)` like
+    torch's is called, so a model can change its modes there.
 
     >>> class Own(nn.Module):
     ...     def train(self, data):
@@ -107,5 +107,5 @@ def _required(method: object) -> bool:
 def _parameters(method: object) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(method).parameters.values())  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # one in C tells nothing
+    except (TypeError, ValueError):  # a function in C has no signature
         return []

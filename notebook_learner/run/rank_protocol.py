@@ -1,7 +1,8 @@
-"""The other ranks of a training, as the loop and the replica of rank 0 see them.
+"""The interface to the other ranks of a training, for the loop and the replica of rank 0.
 
-With one device there are none, and nothing here is asked. With several, this process is rank 0: it decides
-(how far, when to stop, what is kept), and the others do the same steps on their shares of each batch.
+With one device there are no other ranks, and nothing here is used. With several, this process is rank 0. It
+decides how far to train, when to stop and what to keep. The others do the same steps on their part of each
+batch.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from ..state.state import State
 from .control import Control
 
 OWN = "ranks"
-"""The name of the part of a state that holds what is each rank's own."""
+"""The name of the part of a state that holds each rank's own values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the loop stands."""
+    """The position of the loop."""
 
     epoch: int
     split: Split
@@ -33,7 +34,7 @@ class Place:
 
 
 class Hands(NamedTuple):
-    """What the steps of a block are taken with."""
+    """What a block's steps use."""
 
     fetch: Callable[[], Any]
     step: Callable[[Any, bool], Any]
@@ -42,129 +43,129 @@ class Hands(NamedTuple):
 
 
 Supplier = Callable[[], Mapping[Split, Any]]
-"""The data of each split, as it was given."""
+"""The data of each split, as the user gave it."""
 
 
 class Alone(Exception):
-    """Rank 0 goes through a set by itself; the text says why."""
+    """Rank 0 goes through a set without the others; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is done with each batch of a set."""
+    """The work for each batch of a set."""
 
     what: str
-    """For people: "evaluate test"."""
+    """The name that users see: "evaluate test"."""
     loader: Any
     metrics: Sequence[AnyMetric] | None = None
-    """What measures; None where outputs are asked for."""
+    """The metrics; None if the task returns outputs."""
     forward: Any = None
-    """`fn(model, batch)` that gives an output, where somebody said how."""
+    """The user's step `fn(model, batch)` that gives an output, or None."""
     function: Any = None
-    """`fn(output, batch)`, whose value is kept in place of the output."""
+    """The user's `fn(output, batch)`, whose value is kept instead of the output."""
 
 
 class Others(Protocol):
-    """Ranks 1 and up on the way through a set. Each takes its part of every batch, as rank 0 does."""
+    """Ranks 1 and up on their way through a set. Each takes its part of every batch, like rank 0."""
 
     @property
     def cursor(self) -> Cursor:
-        """The way of rank 0."""
+        """The cursor of rank 0."""
 
     def open(self, epoch: int) -> None:
         """Rank 0 stands before the first batch."""
 
     def fetch(self) -> Any:
-        """Rank 0's part of the next batch; EMPTY where it has none; or END."""
+        """Rank 0's part of the next batch; EMPTY if it has no part; or END."""
 
     def begin(self, count: int) -> None:
-        """They begin with so many batches, as this rank does now."""
+        """Start this many batches on the other ranks, as this rank does now."""
 
     def gather(self, count: int) -> Sequence[Any]:
-        """What each of them found in the batches since the last time, of which there were so many."""
+        """The results of each rank for the last `count` batches."""
 
     def fault(self, error: BaseException) -> BaseException:
-        """This rank goes no further: no other one waits for it. Gives what it all began with."""
+        """This rank stops, and no other rank waits for it. Return the error that started it all."""
 
 
 class Ranks(Protocol):
-    """Ranks 1 and up. Every verb leaves them where rank 0 stands, or says who failed."""
+    """Ranks 1 and up. After every method they stand where rank 0 does, or it raises which one failed."""
 
     def enter(self) -> None:
-        """A run begins: they are there, and have the state that rank 0 has."""
+        """A run begins: the ranks run, and have the state of rank 0."""
 
     def leave(self) -> None:
-        """The run is over."""
+        """The run has ended."""
 
     def walk(self, changes: Any) -> None:
-        """Until they leave, they take steps with these changes, as this rank does."""
+        """Let the ranks take steps with these changes, as this rank does, until `leave`."""
 
     def open(self, place: Place, cursor: Cursor) -> None:
-        """The loop begins with a split, or goes on in it."""
+        """The loop begins a split, or goes on in it."""
 
     def hands(self, step: Any, cursor: Cursor, metrics: MetricGroup) -> Hands:
-        """What this rank takes its own steps with."""
+        """What this rank uses for its own steps."""
 
     def steps(self, place: Place, count: int) -> None:
-        """They begin with so many steps, as this rank does now."""
+        """Start this many steps on the other ranks, as this rank does now."""
 
     def gather(self, steps: int) -> Sequence[Rows]:
-        """What they measured in the steps since the last time."""
+        """What the other ranks measured since the last call."""
 
     def close(self, finals: Mapping[str, float]) -> None:
-        """The split is over, with these values."""
+        """The split has ended, with these values."""
 
     def closed(self) -> None:
-        """They have closed it, too."""
+        """The other ranks have closed the split, too."""
 
     def fault(self, error: BaseException) -> BaseException:
-        """This rank cannot go on: no other one waits for it any more. Gives what it all began with."""
+        """This rank cannot go on, and no other rank waits for it. Return the error that started it all."""
 
     def capture(self, parts: dict[str, Any]) -> None:
-        """Add to a captured state what they alone know."""
+        """Add to a captured state the parts that only the other ranks know."""
 
     @property
     def in_parts(self) -> bool:
-        """Whether each of them has but its part of the weights while they train."""
+        """Whether each rank holds only its part of the weights while it trains."""
 
     def whole(self) -> None:
-        """Have all weights here, until the next step.
+        """Bring all weights to this rank, until the next step.
 
         Raises:
-            StateError: not all parts are left.
+            StateError: some parts are lost.
         """
 
     def look(self) -> None:
-        """The same for somebody who looks at them in a run, unless the others are in steps."""
+        """Like `whole`, for a user who looks at the weights during a run, unless the others run steps."""
 
     def lay_down(self) -> None:
-        """A whole state is about to be put here: whatever rank 0 held is of no use."""
+        """A whole state will be put here: rank 0's present values are not needed any more."""
 
     def put_back(self, state: State) -> None:
-        """Rank 0 stands at this state now."""
+        """Rank 0 now stands at this state."""
 
     @property
     def world(self) -> int:
-        """How many there are, this one included."""
+        """The number of ranks, this one included."""
 
     def tour(self, task: Task, cursors: Callable[..., Cursor]) -> AbstractContextManager[Others]:
-        """Inside, they go along through a set; afterwards they stand as they did, to the bit.
+        """Inside the block the ranks go through a set together; afterwards they are as before, to the bit.
 
         Raises:
-            Alone: they cannot.
+            Alone: the other ranks cannot take part.
         """
 
     def inspect(self, rank: int, batch: Any, tokenizer: Any) -> Any:
-        """What a step looks like on one of them."""
+        """What a step looks like on one of the ranks."""
 
     def restart(self) -> None:
-        """Start all of them anew, where rank 0 stands."""
+        """Start all ranks again, at the position of rank 0."""
 
     def table(self) -> Any:
-        """How each of them is, asked where they do nothing else."""
+        """The status of each rank; asked while the ranks do nothing else."""
 
     def seen(self) -> Any:
-        """How each of them is, from outside."""
+        """The status of each rank, as seen from outside."""
 
     def shut(self) -> None:
-        """Nobody needs them any more."""
+        """End the ranks: they are not needed any more."""

@@ -1,7 +1,7 @@
-"""Steps that are taken again, in silence, on the way back to an earlier place.
+"""Takes steps again, in silence, to go back to an earlier position.
 
-On the way keyframes are kept, so that going back a little further does not take all of it again: at 1, 2, 4,
-8, ... steps before the end, and nowhere further apart than a sixteenth of the way.
+The replay keeps keyframes on its way, so that going back a little further does not need the whole way again:
+at 1, 2, 4, 8, ... steps before the end, and at most a sixteenth of the way apart.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from ..event.position import Position
 from .bounds import FAR
 
 PATIENCE = 0.5
-"""Seconds until a person is told how far it came."""
+"""Seconds until the user sees the first progress."""
 _AGAIN = 0.1
-"""Seconds until they are told again."""
+"""Seconds between later reports of progress."""
 _PARTS = 16
 
 
 class Replay:
-    """Stands in for sinks and boundary while steps are taken again: shows nothing, compares.
+    """Takes the place of sinks and boundary during a replay: it shows nothing and compares the values.
 
     Args:
-        known: what was measured when the steps were taken first.
-        start: where the way begins.
-        target: where it ends.
-        room: how many keyframes there is room for.
-        keep: keeps a keyframe of where the run stands.
-        tell: shows people how far it came.
-        rate: how many steps a second took before; 0 where that is not known.
+        known: what was measured when the steps were taken for the first time.
+        start: the position where the replay begins.
+        target: the position where it ends.
+        room: how many keyframes fit into memory.
+        keep: keeps a keyframe of the present position.
+        tell: shows the user the progress.
+        rate: how many steps a second took before; 0 if that is not known.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Replay:
         self.steps = 0
         self.gap = 0.0
         self.differs_at: Position | None = None
-        """After which step the first other value was measured."""
+        """The step after which the first different value was measured."""
         self._target = target
         self._length = max(0, steps_until(known, target) - steps_until(known, start))
         self._stops = stops(self._length, room)
@@ -58,14 +58,14 @@ class Replay:
         self._next = perf_counter() + (0.0 if self._length > PATIENCE * rate > 0 else PATIENCE)
 
     def emit(self, event: Event) -> None:
-        """Take what a replayed block measured."""
+        """Compare what a replayed block measured."""
         if isinstance(event, MetricBlock):
             self.steps += event.count
             self.blocks.append(event)
             self._compare(event)
 
     def reached(self, position: Position) -> None:
-        """The loop stands at a boundary between blocks."""
+        """The loop stands at a boundary between two blocks."""
         left = self._length - self.steps
         if self._stops and left <= self._stops[-1]:
             while self._stops and left <= self._stops[-1]:
@@ -82,7 +82,7 @@ class Replay:
         return max(1, self._length - self.steps - self._stops[-1]) if self._stops else FAR
 
     def end(self) -> None:
-        """The way is over, or was broken off: nothing of it is shown any more."""
+        """The replay has ended, or was stopped early: remove its progress from the displays."""
         if self._told:
             self._tell(self._progress(over=True))
 
@@ -91,7 +91,7 @@ class Replay:
         return SetProgress(what, self.steps, self._length, over, unit="step")
 
     def verdict(self, target: Position, reached: Position) -> str:
-        """What a person should know about the way back; nothing if it was exact."""
+        """The message to the user about the replay; empty if it was exact."""
         if reached.key != target.key:
             return f"interrupted on the way back to {target}"
         return f"{self.steps} steps were taken again and drifted by {self.gap:.3g}" if self.gap else ""
@@ -119,8 +119,8 @@ class Replay:
 
 
 def stops(length: int, room: int) -> list[int]:
-    """How many steps before the end of a way keyframes are kept, the nearest first; no more than there is
-    room for.
+    """How many steps before the end of a replay keyframes are kept, nearest first, and at most `room` of
+    them.
 
     >>> stops(100, room=64)
     [1, 2, 4, 8, 15, 22, 29, 36, 43, 50, 57, 64, 71, 78, 85, 92, 99]
@@ -154,5 +154,5 @@ def cut_at(record: Record, position: Position) -> Record:
 
 
 def shape_of(record: Record) -> list[tuple[int, str, int, bool]]:
-    """What it holds, without the values."""
+    """The passes of a record, without their values."""
     return [(part.epoch, part.split, part.steps, part.finals is None) for part in record]

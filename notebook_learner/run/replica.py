@@ -1,6 +1,6 @@
-"""Loop and state together: one replica of the training, obeying a few commands at step boundaries.
+"""One replica of the training: the loop and its state. It follows a few commands at step boundaries.
 
-The Learner speaks to it by plain calls. It runs, captures, restores and goes back; it owns no thread,
+The Learner calls it directly. The replica runs, captures, restores and goes back. It owns no thread,
 catches no signal and shows nothing.
 """
 
@@ -43,11 +43,11 @@ _WRITES_ITSELF = (
 )
 
 _OF_A_SPLIT = ("data ", "metrics ")
-"""How parts are called that come with the data of a split."""
+"""The names of the parts that come with the data of a split."""
 
 
 class Replica:
-    """Everything one device's training consists of."""
+    """Everything in the training of one device."""
 
     def __init__(
         self,
@@ -71,28 +71,28 @@ class Replica:
         """The breakpoint that stopped the last run."""
         self.snapshots = Snapshots()
         self._soon: Pending | None = None
-        """The last copy that may still be made. Not its state: whoever keeps that one lets it go."""
+        """The last copy that may still be made. It does not hold the state, whose owner may free it."""
         self._deferring = True
-        """Whether nobody was told yet that copies are made at once."""
+        """True until the user was warned that training waits for its copies."""
         self._saved_soon: tuple[Position, Kind] | None = None
         """The checkpoint that is written from it."""
         self._lost: tuple[Position, Kind] | None = None
         """A checkpoint whose copy was void."""
         self._failure: LoggerError | MovedError | None = None
         self._left: tuple[Position, dict[str, Any]] = (loop.position, {})
-        """Where the run was put to, and what of that state no part here has taken."""
+        """The position that the run was put to, and the parts of that state that no part here has taken."""
         loop.boundary = self
         loop.emit = self.emit
 
     @property
     def ranks(self) -> Ranks | None:
-        """The other ranks, where this is one of several."""
+        """The other ranks, if this is one of several."""
         return self.loop.ranks
 
     # Commands ----------------------------------------------------------------------------------------
 
     def run(self, until: Until) -> Why:
-        """Move until the bound, a request or the end. An error leaves the replica before its step."""
+        """Move until the bound, a request or the end. After an error the replica stands before that step."""
         __tracebackhide__ = True
         if self.ranks is not None:
             self.ranks.enter()
@@ -108,7 +108,7 @@ class Replica:
             return why if self.watch.late is None else self._stopped(self.watch.late)
         except Reached as reached:
             return self._stop_before(reached.hit)
-        except (LoggerError, CheckpointError):  # raised at a boundary: there is nothing to take back
+        except (LoggerError, CheckpointError):  # raised at a boundary: there is no step to take back
             raise
         except BaseException as error:
             cause = error if self.ranks is None else self.ranks.fault(error)
@@ -125,7 +125,7 @@ class Replica:
             self.loop.rest()
 
     def capture(self) -> State:
-        """Everything a step can change, at this boundary."""
+        """Everything that a step can change, at this boundary."""
         return State(self.loop.position, self._captured_parts(), self.history.snapshot())
 
     def _captured_parts(self) -> dict[str, Any]:
@@ -135,12 +135,12 @@ class Replica:
         return parts
 
     def whole(self) -> None:
-        """Before anybody looks at the weights: they are here, and in no parts on several devices."""
+        """Call this before code reads the weights: they are then here, not in parts on several devices."""
         if self.ranks is not None:
             self.ranks.whole()
 
     def settle(self) -> None:
-        """Before anybody touches the weights: the copy that is being made of them is whole, or void."""
+        """Call this before any code changes the weights: the copy in progress is then complete, or void."""
         deferring = self._deferring
         self.snapshots.settle()
         self._deferring = self.snapshots.deferring
@@ -152,17 +152,17 @@ class Replica:
             self._warn(_WRITES_ITSELF)
 
     def restore(self, state: State, reason: str = "restored") -> None:
-        """Stand exactly where the state was captured; history and logs follow."""
+        """Go exactly to where the state was captured; history and logs follow."""
         self.put_back(state)
         self._stand_at(state, reason)
 
     def restore_checkpoint(self, which: int | str, opening: Callable[[], None] = lambda: None) -> None:
-        """Stand where a checkpoint was saved. It comes from a file: it may fit in shape and yet be no
-        state, and then everything is put back as it was.
+        """Go to where a checkpoint was saved. A state from a file may have the right shapes and still not be
+        valid; then everything is put back as it was.
 
         Args:
             which: its epoch or label.
-            opening: called once it is known to fit, before anybody is told.
+            opening: called after the state is known to fit, before any listener gets an event.
         """
         state, logged = self.saving.load(which)
         before, known, way = self.capture(), self.history.snapshot(), self.saving.lineage
@@ -170,7 +170,7 @@ class Replica:
             self._require_sound(state, before, which)
             self.put_back(state)
             opening()
-            if not known:  # another process measured this; its logs are to be cut, not rewritten
+            if not known:  # another process measured this: cut its logs, do not rewrite them
                 self.history.restore(logged)
             self._stand_at(state, f"checkpoint {which}", self.saving.loaded)
         except Exception as error:
@@ -184,29 +184,29 @@ class Replica:
             ) from error
 
     def _require_sound(self, state: State, mine: State, which: int | str) -> None:
-        """Raise where a state from a file is none of this run's."""
+        """Raise if a file does not hold a valid state of this run."""
         totals: dict[str, int | None] = {split: each.cursor.total for split, each in self.loop.passes.items()}
         self._check_fit(state)
         check_sound(state, mine, totals)
         rehearse(self.parts, state, f"checkpoint {which}")
 
     def stand_anew(self) -> None:
-        """A person changed something at this boundary: no earlier keyframe leads on from here."""
+        """The user changed something at this boundary: earlier keyframes no longer lead to what follows."""
         started = perf_counter()
         self._keep(self.capture(), perf_counter() - started)
 
     def keep(self, kind: Kind) -> str:
-        """Hand the state of this boundary to the store; its label there."""
+        """Give the state of this boundary to the store, and return its label there."""
         assert self.saving.store is not None
         return self.saving.store.keep(self.capture(), kind)
 
     def keep_stop(self) -> None:
-        """The run stands still for longer: keep the state, where that is wanted."""
+        """The run stands still for longer: save the state, if that is wanted."""
         if not self.loop.finished and self.saving.due_at_pause(self.loop.position):
             self.saving.take_auto(self.capture())
 
     def rewind(self, target: Position) -> RewindReport:
-        """Go back to a position: the nearest keyframe, then forward again in silence."""
+        """Go back to a position: to the nearest keyframe, then forward again in silence."""
         start = self.shown_position
         keyframe = self._keyframe_for(target)
         if self.ranks is not None:
@@ -232,23 +232,23 @@ class Replica:
         return RewindReport(start, reached, replay.steps, replay.gap, replay.differs_at)
 
     def let_go(self) -> None:
-        """Nobody holds the learner any more: end worker processes now. Left to the garbage collector,
-        their queues may be gone before they are told to end, and each costs it five seconds."""
+        """The learner is garbage-collected: end worker processes now. If the garbage collector did it, their
+        queues might be gone before the workers are asked to end, and each would cost five seconds."""
         for each in self.loop.passes.values():
             each.cursor.close()
         if self.ranks is not None:
             self.ranks.shut()
-        self.saving.close()  # a writer that the interpreter's end cuts off would take it along
+        self.saving.close()  # the interpreter's end would stop the writer and lose the save
 
     @property
     def shown_position(self) -> Position:
-        """Where training stands, for people: at the very end that is the last step, not the first of
-        an epoch that will not come."""
+        """The position that users see: at the very end it is after the last step, not at the first step of an
+        epoch that will not come."""
         loop = self.loop
         if not loop.finished or loop.epoch == 1:
             return loop.position
         record = self.history.snapshot()
-        # From a checkpoint the end is known before the loaders are.
+        # After loading a checkpoint the end is known before the loaders are.
         validated = "valid" in loop.passes or (bool(record) and record[-1].split == "valid")
         split: Split = "valid" if validated else "train"
         steps = record[-1].steps if record and record[-1].split == split else 0
@@ -264,7 +264,7 @@ class Replica:
     # The loop's boundary -----------------------------------------------------------------------------
 
     def reached(self, position: Position) -> None:
-        """The loop stands at a boundary between blocks."""
+        """The loop stands at a boundary between two blocks."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -285,7 +285,7 @@ class Replica:
                 self._saved_soon = None if self._soon is None else (position, kind)
             if keyframe:
                 self._keep(state, seconds)
-        self.watch.refresh()  # after the keyframe: how closely it looks depends on the way back
+        self.watch.refresh()  # after the keyframe, which decides how closely it looks
 
     def _tell_of_steps(self) -> None:
         for each in self.loop.passes.values():
@@ -294,19 +294,19 @@ class Replica:
                 self.emit(Notice(notice, "warning"))
 
     def allowance(self, position: Position) -> int:
-        """How far the loop may go before it asks again."""
+        """How many steps the loop may take before it asks again."""
         return min(self.timeline.allowance(position), self.saving.allowance(position))
 
     def emit(self, event: Event) -> None:
-        """Hand an event on. A failing logger has kept it; training ends at the next boundary."""
+        """Send an event. A failing logger has kept it; training ends at the next boundary."""
         try:
             self.sinks.emit(event)
         except LoggerError as failure:
             self._failure = self.saving.cause_of(failure)
 
     def _capture_soon(self) -> State:
-        """As `capture`, but large tensors are copied while the next step computes. Whoever reads them
-        asks `state.ready()` first."""
+        """Like `capture`, but large tensors are copied while the next step computes. The reader must call
+        `state.ready()` first."""
         if self.saving.hurried or (self.ranks is not None and self.ranks.in_parts):
             return self.capture()
         self.settle()
@@ -320,7 +320,7 @@ class Replica:
         return State(self.loop.position, parts, self.history.snapshot(), self._soon.wait)
 
     def _save_again(self, target: Position, kind: Kind) -> None:
-        """Make a checkpoint of a place that was passed and whose copy was void: go back, copy, and return."""
+        """Save a checkpoint of a passed position whose copy was void: go back, copy, and return."""
         self._lost, loop = None, self.loop
         keyframe = self.timeline.nearest(target) if loop.current.cursor.walks_again else None
         known = self.history.snapshot()
@@ -358,14 +358,14 @@ class Replica:
 
     @property
     def reach(self) -> Position:
-        """The earliest place that the run can go back to."""
+        """The earliest position that the run can go back to."""
         held = [state.position for state in self.timeline.keyframes]
         way = self.saving.lineage
         saved = [place_of(info) for info in self.saving.kept() if way.passes(info)]
         return min([*held, *saved, self.loop.position])
 
     def _keyframe_for(self, target: Position) -> State:
-        """In memory, or else a checkpoint on the disk."""
+        """The nearest keyframe, in memory or else from a checkpoint on the disk."""
         self.settle()
         keyframe = self.timeline.nearest(target) or self._checkpoint_before(target)
         if keyframe is None:
@@ -373,7 +373,7 @@ class Replica:
         return keyframe
 
     def _checkpoint_before(self, target: Position) -> State | None:
-        """The last whole checkpoint that the run came by, in this process or an earlier one, at or before a
+        """The last whole checkpoint on this run's way, of this process or an earlier one, at or before a
         position."""
         way = self.saving.lineage
         before = [info for info in self.saving.checkpoints() if way.passes(info) and info.key <= target.key]
@@ -385,10 +385,10 @@ class Replica:
         return state
 
     def _return_to(self, target: Position, keyframe: State) -> Replay:
-        """Go from a keyframe to a position in silence, keeping more keyframes on the way."""
+        """Go from a keyframe to a position in silence, and keep more keyframes on the way."""
         timeline, loop = self.timeline, self.loop
         timeline.forget_after(target)
-        if all(kept is not keyframe for kept in timeline.keyframes):  # it is from the disk
+        if all(kept is not keyframe for kept in timeline.keyframes):  # the keyframe is from the disk
             self._keep(keyframe, 0.0)
         unheard = Unheard()
         replay = Replay(
@@ -413,7 +413,7 @@ class Replica:
         return replay
 
     def put_back(self, state: State) -> None:
-        """Make everything that a step can change what it was then; history and logs do not hear of it."""
+        """Restore everything that a step can change; history and logs get no event."""
         self.settle()
         if self.ranks is not None:
             self.ranks.lay_down()
@@ -426,19 +426,19 @@ class Replica:
         self._left = state.position, {name: state.parts[name] for name in left}
 
     def unclaimed(self) -> dict[str, Any]:
-        """What the state that the run was put to says of splits whose data has not come yet: their place, for
-        data that comes with `fit`, and for every state that is captured before."""
+        """The parts of the restored state that belong to splits whose data has not come yet: their positions,
+        for data that comes with `fit`, and for every state that is captured before."""
         position, left = self._left
         return dict(left) if position.key == self.loop.position.key else {}
 
     def claim(self, name: str) -> Any:
-        """Take one of them, whose data has come; None where the state says nothing of it here."""
+        """Return one of them, when its data has come; None if the state has no such part."""
         found = self.unclaimed().get(name)
         self._left[1].pop(name, None)
         return found
 
     def _check_fit(self, state: State) -> None:
-        """All checks first: a refused state changes nothing."""
+        """Make all checks first: a refused state changes nothing."""
         missing = [name for name in self.parts if name not in state.parts]
         if missing:
             raise StateError(
@@ -450,13 +450,13 @@ class Replica:
                 part.check(state.parts[name])
 
     def _rewrite(self, record: Record, reason: str, way: Lineage | None = None) -> bool:
-        """Make history and logs hold exactly this record, and tell everybody; whether that was a cut,
-        so that the run still stands on the line it came along.
+        """Make history and logs hold exactly this record, and inform all listeners. Return whether the record
+        was only cut, so that the run still stands on its own earlier way.
 
         Args:
             record: what had been measured here.
-            reason: why, for people.
-            way: which one led here, where a checkpoint tells it.
+            reason: the reason that users read.
+            way: the lineage that led here, if a checkpoint has it.
         """
         position = self.loop.position
         splits, steps = self.history.restore(record)
@@ -472,17 +472,17 @@ class Replica:
         return is_cut
 
     def _keep_first(self, state: State) -> None:
-        """Before logs are cut behind the newest checkpoint: a newer one, of where the run stands now."""
+        """Before logs are cut behind the newest checkpoint, save a newer one of the present position."""
         try:
             self.saving.take_auto(state)
             self.saving.wait()
         except CheckpointError as error:
-            self.emit(Notice(f"standing back at {state.position}, but not on the disk: {error}", "warning"))
+            self.emit(Notice(f"went back to {state.position}, but cannot save it: {error}", "warning"))
 
     # At a breakpoint ---------------------------------------------------------------------------------
 
     def _way_back(self, target: Position) -> bool:
-        """Whether the run can stand at an earlier step of the pass it is in."""
+        """Whether the run can go back to an earlier step of the present pass."""
         return self.loop.current.cursor.walks_again and self.timeline.nearest(target) is not None
 
     def _watched(self, until: Until) -> Why:
@@ -493,13 +493,13 @@ class Replica:
                 with self.watch.during():
                     return self.loop.run(until)
             except Again as again:
-                # The block was told to nobody, and the bound has not counted it.
+                # No listener got the block, and the bound has not counted it.
                 self.settle()
                 self._go_back_to(again.start)
                 self.watch.take_again(again)
 
     def _stop_before(self, hit: Hit) -> Why:
-        """Stand before the update of the step that hit, or after a step of validation."""
+        """Stop before the update of the step that hit, or after a step of validation."""
         self.settle()
         loop, condition = self.loop, hit.breakpoint.condition
         loop.control.clear()
@@ -545,11 +545,11 @@ class Replica:
     # After an error ----------------------------------------------------------------------------------
 
     def _take_back(self, error: BaseException) -> None:
-        """Stand before the step that failed, with everything as it was."""
+        """Go to the boundary before the failed step, with everything as it was there."""
         self.settle()
         loop = self.loop
         target, step = loop.position, loop.current.step
-        failed = loop.batch  # the batch at hand; the replay ends on the one before
+        failed = loop.batch  # the failed batch; the replay ends on the one before
         loop.output = None
         loop.control.clear()
         teach(error, failed, stage_of(error, step.stage))  # reads the frames that are cleared next
@@ -559,7 +559,7 @@ class Replica:
             self._stay(target, stage := stage_of(error, step.stage))
             explain(error, target, what_moved(stage, loop.current.cursor.walks_again))
             return
-        if isinstance(error, RankDied):  # there is nobody to take the steps again with
+        if isinstance(error, RankDied):  # the replay would need the rank that died
             self._fall_back(keyframe)
             explain(error, keyframe.position, "")
             return
@@ -568,16 +568,16 @@ class Replica:
         except Exception as second:
             cause = second if self.ranks is None else self.ranks.fault(second)
             self._fall_back(keyframe)
-            explain(error, keyframe.position, f"the way back to {target} failed too: {cause!r}")
+            explain(error, keyframe.position, f"going back to {target} failed too: {cause!r}")
             return
-        loop.batch, loop.output = failed, None  # the batch at hand has no output yet
+        loop.batch, loop.output = failed, None  # the failed batch has no output yet
         loop.current.cursor.reopen(loop.done)
         self._settle(replay)
         explain(error, loop.position, replay.verdict(target, loop.position))
 
     def _settle(self, replay: Replay, reason: str = "after an error") -> None:
-        """The record may hold more than was committed (a split whose end failed) or less (steps since
-        the last block was handed on): make it hold just what was."""
+        """Make the record match the committed steps. It may hold more (a split whose end failed) or less
+        (steps since the last block was sent)."""
         reached, known = self.loop.position, self.history.snapshot()
         exact = cut_at(known, reached)
         if shape_of(exact) != shape_of(known):
@@ -586,7 +586,7 @@ class Replica:
             self.emit(block)
 
     def _stay(self, target: Position, stage: str) -> None:
-        """No keyframe to go back to: what is committed stays, the loader stands before the batch."""
+        """No keyframe to go back to: keep the committed steps, and put the loader before the batch."""
         self.loop.current.metrics.keep(self.loop.unread)
         self.loop.flush()
         self.loop.update.give_up(gradients_moved=stage not in ("loader", "forward", "reading"))

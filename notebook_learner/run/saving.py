@@ -1,4 +1,4 @@
-"""When the state is kept beyond the moment: at the end of an epoch, now and then, and at a pause."""
+"""Decides when the state is saved: at the end of an epoch, at intervals, and at a pause."""
 
 from __future__ import annotations
 
@@ -21,58 +21,58 @@ class Store(Protocol):
     """A checkpointer that takes states at any step, and writes them while training goes on."""
 
     def keep(self, state: State, kind: Kind) -> str:
-        """Take a state to be written; the label it can be asked for by."""
+        """Take a state to write, and return the label that loads it."""
 
     logged: Record
-    """What the logs in its directory held, where `load` had to read them."""
+    """What the logs in its directory held, if `load` had to read them."""
 
     lineage: Lineage
-    """Which way led to where the run stands."""
+    """The lineage of the present position: which rewinds and restores led to it."""
 
     loaded: Lineage
-    """Which one led to the checkpoint that was loaded last."""
+    """The lineage of the checkpoint that was loaded last."""
 
     @property
     def keeps_all(self) -> bool:
         """Whether no checkpoint is ever deleted."""
 
     def load(self, which: int | str, /) -> State:
-        """A state from its files."""
+        """Read a state from its files."""
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """What there is, complete or damaged."""
+        """All checkpoints, complete or damaged."""
 
     def kept(self) -> Sequence[CheckpointInfo]:
-        """What there is as far as this process knows; nothing is waited for, the disk neither."""
+        """The checkpoints that this process knows of; it waits neither for the writer nor for the disk."""
 
     def saved(self) -> tuple[list[CheckpointInfo], str | None]:
         """What is on the disk right now, without waiting for the writer, and the label of the best."""
 
     def check(self) -> None:
-        """At a boundary: raise what could not be written, or that the directory is another one."""
+        """At a boundary: raise if a checkpoint could not be written or the directory was replaced."""
 
     def ask(self) -> None:
-        """Raise where the directory is not the one that was opened."""
+        """Raise if the directory is not the one that was opened."""
 
     def wait(self) -> None:
-        """Until all checkpoints are written; raises what could not be."""
+        """Wait until all checkpoints are written; raise the error of one that could not be."""
 
     def close(self) -> None:
-        """Until all is written, what is derived from it included."""
+        """Wait until all checkpoints, and the files made from them, are written."""
 
     def is_kept(self, position: Position) -> bool:
         """Whether the last state taken is the one at this position."""
 
     def is_ahead(self, position: Position) -> bool:
-        """Whether the newest checkpoint holds steps that come after this position."""
+        """Whether the newest checkpoint holds steps after this position."""
 
     def moved(self, position: Position) -> None:
-        """The run stands elsewhere."""
+        """The run went to another position."""
 
 
 @dataclass(frozen=True, slots=True)
 class Autosave:
-    """What `.autosave` was told."""
+    """The arguments of `.autosave`."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -80,10 +80,10 @@ class Autosave:
 
 
 class Saving:
-    """Decides at every boundary whether the state is to be kept, and by whom.
+    """Decides at each boundary whether the state is saved, and by which object.
 
-    The checkpointer takes the end of every epoch, where there is one. The store takes states at any step:
-    what `learner.save()` gives it and, where it is the checkpointer too, what autosave finds due.
+    The checkpointer, if there is one, takes the end of every epoch. The store takes states at any step:
+    those of `learner.save()` and, if it is also the checkpointer, those that autosave asks for.
     """
 
     def __init__(
@@ -95,22 +95,22 @@ class Saving:
         self.checkpointer = checkpointer
         self.store = store
         self.asked: object = checkpointer
-        """Compared with the store by identity, of another type as it may be."""
+        """Compared with the store by identity, because it may have another type."""
         self.autosave = autosave or Autosave(on_pause=self.keeps_epochs_in_files)
         self.saved_epoch = 0
-        """Epochs up to this one need no saving any more."""
+        """Epochs up to this one are saved already."""
         self._since = monotonic()
 
     # At a boundary -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise what could not be written."""
+        """Raise the error of a checkpoint that could not be written."""
         if self.store is not None:
             self.store.check()
 
     def cause_of(self, failure: LoggerError) -> LoggerError | MovedError:
-        """A log could not be written: that, or where the directory was moved, the reason. One that is gone
-        for good is made anew."""
+        """The reason why a log could not be written: the failure, or that the directory was moved. A
+        directory that was deleted is created again."""
         try:
             if self.store is not None:
                 self.store.ask()
@@ -120,20 +120,20 @@ class Saving:
 
     @property
     def keeps_epochs_in_files(self) -> bool:
-        """Whether the store is asked for every epoch, too."""
+        """Whether the store also takes every epoch."""
         return self.asked is not None and self.asked is self.store
 
     @property
     def hurried(self) -> bool:
-        """Whether somebody reads a state as soon as it is given one: a checkpointer of the user's own."""
+        """Whether a state is read as soon as it is taken, which a checkpointer of the user may do."""
         return self.checkpointer is not None and not self.keeps_epochs_in_files
 
     def due(self, position: Position) -> bool:
-        """Whether the state at this boundary is to be kept."""
+        """Whether the state at this boundary must be saved."""
         return self._epoch_due(position) or self._auto_due(position)
 
     def take(self, state: State) -> Kind:
-        """Keep a state that was due; as what."""
+        """Save a state that was due, and return its kind."""
         position = state.position
         if self.checkpointer is not None and self._epoch_due(position):
             self.checkpointer.save(position.epoch - 1, state)
@@ -144,13 +144,13 @@ class Saving:
         return "auto"
 
     def take_auto(self, state: State) -> None:
-        """Keep a state for as long as it is the newest."""
+        """Save a state that is kept only while it is the newest."""
         if self.store is not None:
             self.store.keep(state, "auto")
         self._since = monotonic()
 
     def allowance(self, position: Position) -> int:
-        """How many steps until a state is due by count."""
+        """How many steps until autosave by steps is due."""
         every = self.autosave.steps
         if every is None or position.split != "train":
             return FAR
@@ -159,22 +159,22 @@ class Saving:
     # At a stop ---------------------------------------------------------------------------------------
 
     def due_at_pause(self, position: Position) -> bool:
-        """Whether a pause here is to be kept: not where nothing has happened, or it is kept already."""
+        """Whether a pause here must be saved: not if nothing has changed, or it is saved already."""
         return self.autosave.on_pause and self._new_to_store(position)
 
     def wait(self) -> None:
-        """Until all checkpoints are written; raises what could not be."""
+        """Wait until all checkpoints are written; raise the error of one that could not be."""
         if self.store is not None:
             self.store.wait()
 
     def close(self) -> None:
-        """Until all is written, what is derived from it included."""
+        """Wait until all checkpoints, and the files made from them, are written."""
         if self.store is not None:
             self.store.close()
 
     def load(self, which: int | str) -> tuple[State, Record]:
-        """A checkpoint's state, and what the run's logs hold where that was read for it. A checkpointer
-        of the user's own is asked first, but for places inside an epoch, which only the store knows."""
+        """A checkpoint's state, and the record from the run's logs if they were read for it. A checkpointer
+        of the user is asked first, except for places inside an epoch, which only the store knows."""
         of_an_epoch = isinstance(which, int) or which in ("latest", "best")
         if of_an_epoch and self.checkpointer is not None and self.hurried:
             if self.store is not None:
@@ -185,11 +185,11 @@ class Saving:
         return self.store.load(which), self.store.logged
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """What the store holds."""
+        """The checkpoints of the store."""
         return [] if self.store is None else self.store.checkpoints()
 
     def kept(self) -> Sequence[CheckpointInfo]:
-        """What the store holds, as far as is known without asking the disk."""
+        """The checkpoints of the store that this process knows of, without reading the disk."""
         return () if self.store is None else self.store.kept()
 
     def saved(self) -> tuple[list[CheckpointInfo], str | None]:
@@ -197,14 +197,14 @@ class Saving:
         return ([], None) if self.store is None else self.store.saved()
 
     def is_ahead(self, position: Position) -> bool:
-        """Whether the newest checkpoint holds steps that are taken back by standing here: should the
-        process die, it would bring them back, without what was measured."""
+        """Whether the newest checkpoint holds steps that the run has taken back by going here. If the process
+        died now, that checkpoint would bring the steps back, without their measured values."""
         asked = self.keeps_epochs_in_files or self.autosave.on_pause
         return asked and self.store is not None and self.store.is_ahead(position)
 
     @property
     def lineage(self) -> Lineage:
-        """Which way led to where the run stands."""
+        """The lineage of the present position."""
         return Lineage() if self.store is None else self.store.lineage
 
     @lineage.setter
@@ -214,7 +214,7 @@ class Saving:
 
     @property
     def loaded(self) -> Lineage:
-        """Which one led to the checkpoint that was loaded last."""
+        """The lineage of the checkpoint that was loaded last."""
         return Lineage() if self.store is None else self.store.loaded
 
     def stands_at(self, position: Position) -> None:
@@ -242,7 +242,7 @@ class Saving:
 
 
 def no_way(target: Position, reach: Position, saving: Saving) -> str:
-    """Why a run cannot go back to a place, and what to do."""
+    """Why a run cannot go back to a position, and what to do."""
     before = [info for info in saving.checkpoints() if info.key <= target.key]
     others = [info.label for info in before if info.exact and not info.damage]
     more = "more memory for keyframes (.keyframes(memory=...)) reaches further"
@@ -252,8 +252,8 @@ def no_way(target: Position, reach: Position, saving: Saving) -> str:
         more += ", and .with_checkpointing_strategy(KeepAll()) deletes no checkpoint"
     if others:
         more += (
-            f". Checkpoint {others[-1]} is of steps that were taken back, or nothing says that the run came "
-            f"by it; learner.restore({others[-1]!r}) goes there"
+            f". Checkpoint {others[-1]} is of steps that were taken back, or no file says that this run "
+            f"passed it; learner.restore({others[-1]!r}) goes there"
         )
     return (
         f"no keyframe and no checkpoint at or before {target} is on the way that this run came; the earliest "

@@ -1,4 +1,4 @@
-"""What a LearnerBuilder was told, as plain values: read by the checks and by the assembly."""
+"""The options of a LearnerBuilder as plain values, for the checks and for the assembly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Registered:
 
 @dataclass
 class EarlyStoppingRule:
-    """What `.early_stopping` was told; the direction may come from the metric."""
+    """The arguments of `.early_stopping`; the direction may come from the metric."""
 
     metric: str
     patience: int
@@ -42,7 +42,7 @@ class EarlyStoppingRule:
     warmup: int
 
     def watch(self, higher_is_better: bool | None) -> EarlyStopping:
-        """The running rule."""
+        """The rule that runs in training."""
         mode = self.mode or ("max" if higher_is_better else "min")
         return EarlyStopping(
             self.metric,
@@ -70,27 +70,27 @@ class Settings:
     num_epochs: int = 1
     devices: Any = None
     here: Any = None
-    """With engines of a cluster: the device of this process."""
+    """With a cluster's engines: the device of this process."""
     address: str | None = None
-    """With engines of a cluster: where they reach this process."""
+    """With a cluster's engines: the address at which they reach this process."""
     cluster: Attached | None = None
-    """Whose engines the other ranks are, where this process does not start them."""
+    """The engines that run the other ranks, if this process does not start the ranks."""
     batch: Any = "global"
-    """Whether a loader's batch is that of all devices or, "per_device", of each."""
+    """Whether a loader's batch is for all devices together or, "per_device", for each one."""
     together: Any = "ddp"
-    """How several devices train together."""
+    """The way several devices train together."""
     share: Share | None = None
-    """With several devices: which part of each batch is this process's."""
+    """With several devices: the part of each batch that this process takes."""
     checkpointer: Checkpointer | None = None
     checkpoint: Which | None = None
     resume: bool = False
     takes_back: bool = False
-    """Whether a process that goes on with the run is asked to stop first."""
+    """Whether a process that continues the run is asked to stop first."""
     overwrite: bool = False
     detached: bool = False
-    """Whether this is that process: the directory is all that it shares with whoever takes the run back."""
+    """Whether this is such a process: it shares only the directory with the one that takes the run back."""
     goes_on: bool = False
-    """Whether a checkpointer of the user's own gave a state to go on from."""
+    """Whether a checkpointer of the user gave a state to go on from."""
     files_asked: bool = False
     recorder: Recorder | None = None
     strategy: Strategy | None = None
@@ -102,14 +102,14 @@ class Settings:
     clip_value: float | None = None
     compile: dict[str, Any] | None = None
     graph: bool = False
-    """Whether training steps are recorded and played."""
+    """Whether training steps are recorded and replayed."""
     ema_decay: float | None = None
     ema_validates: bool = True
     seed: int | None = None
     keyframe_every: int | None = None
     keyframe_memory: int | None = None
     parent: str = ""
-    """Where a forked run comes from, in words."""
+    """The origin of a forked run, in words."""
     breakpoints: list[tuple[Any, bool]] = field(default_factory=list)
     loss: Callable[..., Any] | None = None
     loss_output: Any = None
@@ -119,43 +119,43 @@ class Settings:
     scheduler_metric: Any = None
 
     def registered(self) -> list[Registered]:
-        """The metrics asked for; the loss on both splits where nobody said anything."""
+        """The requested metrics; the loss on both splits if the user chose none."""
         if self.metrics_given:
             return self.metrics
         return [Registered(Loss(), "train", True), Registered(Loss(), "valid", True)]
 
     def metrics_of(self, split: str) -> dict[str, AnyMetric]:
-        """A split's metrics by name; what is no metric at all has its own complaint."""
+        """A split's metrics by name. An object that is not a metric is left out: another check reports it."""
         found = [r.metric for r in self.registered() if r.split == split]
         return {m.name: m for m in found if isinstance(m, (Metric, TextMetric)) and hasattr(m, "name")}
 
     def says_how_to_train(self, model: Any) -> bool:
-        """Whether training has a step."""
+        """Whether the user gave a training step."""
         return self.train_step is not None or self.loss is not None or hasattr(model, "train_step")
 
     def says_how_to_validate(self, model: Any) -> bool:
-        """Whether validation has a step."""
+        """Whether the user gave a validation step."""
         return self.valid_step is not None or self.loss is not None or hasattr(model, "valid_step")
 
     @property
     def in_parts(self) -> bool:
-        """Whether each of several devices has but a part of the weights."""
+        """Whether each of several devices holds only a part of the weights."""
         return bool(self.together == "fsdp")
 
     @property
     def about_a_run_there(self) -> Literal["keep", "go on", "overwrite"]:
-        """What becomes of a run that the directory holds, unless one of its checkpoints is loaded."""
+        """What happens to a run in the directory, unless one of its checkpoints is loaded."""
         if self.goes_on:
             return "go on"
         return "overwrite" if self.overwrite else "keep"
 
     @property
     def keeps_files(self) -> bool:
-        """Whether the run writes anything to its directory."""
+        """Whether the run writes files to its directory."""
         return self.detached or not self.loggers or self.files_asked or self.application_log is True
 
     def of_one_learner(self) -> Settings:
-        """A copy that later calls on the builder, or another `build`, leave alone."""
+        """A copy that does not change with later calls on the builder, or with another `build`."""
         return replace(
             self,
             metrics=[replace(r) for r in self.metrics],
@@ -164,7 +164,7 @@ class Settings:
         )
 
     def of_a_copy(self) -> Settings:
-        """The same for a learner that begins where this one stands: without what says where to begin."""
+        """A copy for a learner that begins where this one stands: without options that say where to begin."""
         return replace(
             self.of_one_learner(),
             checkpoint=None,

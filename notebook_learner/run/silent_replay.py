@@ -1,4 +1,4 @@
-"""User code that runs a second time, on the way back to a place: nobody wants to read or debug it again."""
+"""Runs user code a second time, during a replay, without output and without stopping in a debugger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ E = TypeVar("E")
 class Unheard:
     """While it lasts, what this thread prints is not shown, and `breakpoint()` in it does not stop.
 
-    Other threads print and stop as ever. Warnings and errors are shown.
+    Other threads print and stop as usual. Warnings and errors are shown.
     """
 
     def __init__(self) -> None:
@@ -29,14 +29,14 @@ class Unheard:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if sys.breakpointhook == self._break:  # else a step has put another one there
+        if sys.breakpointhook == self._break:  # otherwise a step has set another one
             sys.breakpointhook = self._hook
         if self._mute is not None and sys.stdout is self._mute:
             sys.stdout = self._mute.stream
         self._mute = None
 
     def aloud(self, tell: Callable[[E], None]) -> Callable[[E], None]:
-        """The same function, heard all the same."""
+        """The same function, but what it prints is shown."""
 
         def told(event: E) -> None:
             mute = self._mute
@@ -56,7 +56,7 @@ class Unheard:
 
 
 class _Mute:
-    """A stream that one thread's writes do not reach."""
+    """A stream that ignores the writes of one thread."""
 
     def __init__(self, stream: Any, thread: int) -> None:
         self.stream = stream

@@ -1,4 +1,4 @@
-"""What the stepping verbs answer with: small values that read well at the end of a cell."""
+"""The return values of the stepping methods: small values that are easy to read at the end of a cell."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..event.position import Position
 class StepReport:
     """What `step`, `step_epoch` and `run_until` did.
 
-    `values` are the metrics of the last step taken, and `split` says which split it was in. `why` says
-    what ended it: "budget" (it went as far as asked), "breakpoint" (`reason` says which, and what it found),
+    `values` are the metrics of the last step taken, and `split` is the split of that step. `why` says why
+    it ended: "budget" (it took all requested steps), "breakpoint" (`reason` says which, and what it found),
     "stop" or "finished".
 
     >>> StepReport(Position(1, "train", 3, total=5), 2, "train", {"Loss": 0.25})
@@ -49,10 +49,10 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RewindReport:
-    """What `rewind` did: where from, where to, and whether the way back gave the same bits.
+    """What `rewind` did: from where, to where, and whether the replay gave the same bits.
 
-    `replayed` steps were taken again from the nearest keyframe; `drift` is the largest difference
-    between what they measured and what had been recorded, `differs_at` where the first one was.
+    `replayed` steps were taken again from the nearest keyframe. `drift` is the largest difference between
+    their values and the recorded ones, and `differs_at` is the first step that differs.
 
     >>> RewindReport(Position(1, "train", 5), Position(1, "train", 3, total=5), 3, 0.0)
     rewound to epoch 1, train, step 3 of 5 (3 steps replayed, exact)
@@ -79,7 +79,7 @@ class RewindReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class HandedOver:
-    """What `detach` did: the process that the run goes on in, from where, and what it prints.
+    """What `detach` did: the process that continues the run, its position, and the file with its output.
 
     >>> HandedOver(4242, Position(1, "train", 3, total=5), "runs/digits/detached.log")
     goes on in process 4242 from epoch 1, train, step 3 of 5; learner.take_back() takes it back
@@ -97,8 +97,8 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RunTakenBack:
-    """What `take_back` did: from which process, where the learner stands now, and `told`, what had become of
-    the process where it was not stopped for this.
+    """What `take_back` did: the process it took the run from, the learner's position, and in `told` what
+    happened to that process, if this call did not stop it.
 
     >>> RunTakenBack(4242, Position(2, "train", 1, total=5))
     taken back from process 4242, now at epoch 2, train, step 1 of 5
@@ -116,7 +116,7 @@ class RunTakenBack:
 
 
 def ahead(target: Position, here: Position, num_epochs: int, finished: bool) -> str:
-    """Why `rewind` does not go to a position that is not behind it, and what does.
+    """Why `rewind` does not go to a position ahead, and what to call instead.
 
     >>> ahead(Position(1, "train", 9), Position(1, "train", 3), 2, False)
     'rewind goes back, but epoch 1, train, step 9 lies ahead of epoch 1, train, step 3; run_until goes there'
@@ -129,7 +129,7 @@ def ahead(target: Position, here: Position, num_epochs: int, finished: bool) -> 
 
 
 def nothing_left(epoch: int, num_epochs: int, ended: bool) -> str:
-    """What `fit` says where training is over already, before `epoch`.
+    """The message of `fit` if training is over already, before `epoch`.
 
     >>> print(nothing_left(2, 1, ended=False).replace("; ", ";\\n"))
     nothing was left to do: its only epoch is over;
@@ -142,7 +142,7 @@ def nothing_left(epoch: int, num_epochs: int, ended: bool) -> str:
 
 
 def why_over(epoch: int, num_epochs: int, ended: bool) -> str:
-    """Why no step is left of a training that ended before `epoch`."""
+    """Why no step is left in a training that ended before `epoch`."""
     if ended:
         return f"early stopping ended it after epoch {epoch - 1} of {num_epochs}"
     return "its only epoch is over" if num_epochs == 1 else f"all {num_epochs} epochs are over"

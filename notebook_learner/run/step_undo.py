@@ -1,4 +1,4 @@
-"""Looking at a step without taking it: whatever it changes is put back, to the bit."""
+"""Runs a step without keeping it: everything that it changes is restored, to the bit."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any
 
 import torch
 
-# The one way to write back the value that a graph has seen, without telling it that something was written.
+# The only way to restore a value that a graph has seen without autograd counting it as a change.
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..state.state import ModelPart, Part, copy_all
 from .loop import Loop
 
 _LOOP_OWN = ("loop", "metrics train", "metrics valid")
-"""What only the loop itself changes, between steps."""
+"""The parts that only the loop itself changes, between steps."""
 
 
 @contextmanager
 def aside(
     loop: Loop, parts: Mapping[str, Part], *, data: bool = False, but: Collection[str] = ()
 ) -> Iterator[Callable[[], None]]:
-    """Everything that a step can change is as it was, afterwards, also where it fails; and whenever the
-    function is called that this gives.
+    """Restore everything that a step can change, also if the step fails. The restoring happens when the block
+    ends, and whenever the function that it yields is called.
 
-    Graphs that live on stay usable: their tensors get the old values without counting as changed. Gradients
-    that people look at stay, too.
+    Graphs that are kept stay usable: their tensors get the old values without counting as changed. Gradients
+    that the user looks at stay, too.
 
     Args:
-        loop: at a boundary, its random stream entered.
-        parts: of the state.
-        data: whether batches are fetched meanwhile. Then the loader is opened anew afterwards.
-        but: parts that nothing touches meanwhile, and that need no copy.
+        loop: at a boundary, with its random stream entered.
+        parts: the parts of the state.
+        data: whether the block fetches batches. Then the loader is opened again afterwards.
+        but: parts that the block does not change, and that need no copy.
     """
     update = loop.update
     chosen = {
@@ -71,7 +71,7 @@ def aside(
 
 
 def _put_back(part: ModelPart, state: Any) -> None:
-    # All of them: BatchNorm, for one, writes its statistics without counting them as changed.
+    # All tensors: BatchNorm, for example, writes its statistics without counting them as changed.
     live = part.tensors()
     with torch.no_grad():
         copy_all([*live.values()], [state["tensors"][name] for name in live])

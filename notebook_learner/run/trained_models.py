@@ -1,4 +1,4 @@
-"""Which models a learner of this process has trained: a new learner of one of them does not start anew."""
+"""Remembers which models a learner of this process has trained, to warn if a new learner trains one again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..event import Notice
 
 _VALUES = 16
-"""Values of a parameter that are looked at."""
+"""How many values of a parameter are compared."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ _models: WeakKeyDictionary[nn.Module, _Trained] = WeakKeyDictionary()
 
 
 class TrainedBefore:
-    """Remembers that a learner trained its model, and tells the next learner of that model.
+    """Remembers that a learner trained its model, and reports that to the next learner of that model.
 
-    A cell that builds a learner, run again without the cell that made the model, goes on from trained weights
-    and calls that epoch 1. Weights that came from elsewhere since (`load_state_dict`, a checkpoint) are no
-    such case, nor is a model that no learner of this process has trained.
+    If the user runs the cell that builds the learner again, but not the one that makes the model, training
+    goes on from trained weights and calls that epoch 1. There is no warning if the weights were loaded
+    since (`load_state_dict`, a checkpoint), or if no learner of this process has trained the model.
     """
 
     def __init__(self, model: nn.Module, directory: str) -> None:
@@ -37,14 +37,14 @@ class TrainedBefore:
         self._asked = False
 
     def remember(self, steps: int) -> None:
-        """The learner stands still after so many training steps."""
+        """Note that the learner stands still after this many training steps."""
         if steps:
             _models[self._model] = _Trained(self._directory, _sample(self._model))
         else:
             _models.pop(self._model, None)
 
     def told(self, steps: int) -> Sequence[Notice]:
-        """What a person should know as this learner begins to train, once; `steps` it has trained already."""
+        """The warnings as this learner begins to train, given once; `steps` is how many it took before."""
         asked, self._asked = self._asked, True
         found = _models.get(self._model)
         if asked or steps or found is None or not _equal(found.sample, _sample(self._model)):
@@ -54,13 +54,13 @@ class TrainedBefore:
             f"this model has been trained before in this kernel, by the learner of {found.directory}: its "
             "weights are not fresh, and epoch 1 starts from them"
         )
-        # Another directory is what a second stage of training has, and that is no mistake.
+        # A second stage of training has another directory, and is not a mistake.
         more = "; make a new model in the same cell as the learner to start anew, or add .resume() to go on"
         return (Notice(text + more, "warning", answers=True) if again else Notice(text, answers=True),)
 
 
 def _sample(model: nn.Module) -> tuple[Tensor, ...]:
-    """A few values of the first and the last parameters that train: enough to see that nobody set others."""
+    """A few values of the first and the last trainable parameters, to see if the weights are the same."""
     trained = [each for each in model.parameters() if each.requires_grad and type(each) is nn.Parameter]
     looked_at = [*trained[:2], *trained[2:][-2:]]
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""The one list of commands that steer a run: the panel, `notebook-learner ctl` and another notebook speak it.
+"""The commands that control a run: the panel, `notebook-learner ctl` and another notebook all use this list.
 
-In come a command's name and its arguments, from a page, a socket or a typed line; out go a verb of whatever
-trains, and one line of answer. Nothing here knows a Learner, a page or a socket: what is steered has the
-verbs of `steered.Steered`.
+A command's name and arguments come from a page, a socket or a typed line. The result is a call of one method
+of the learner, and one line of answer. This package does not know the Learner class, pages or sockets: it
+uses only the methods in `steered.Steered`.
 """

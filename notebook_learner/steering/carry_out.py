@@ -1,4 +1,4 @@
-"""From a command to the learner's verb, and what came of it in one line."""
+"""Turns a command into a call of the learner, and its result into one line."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ from .command import Answer, Command, group_of
 from .steered import Steered
 
 PATIENCE = 2.0
-"""Seconds that a command waits for a learner that stands, and still has something to finish."""
+"""Seconds that a command waits for a learner that has stopped but still finishes some work."""
 _STANDS = ("ready", "paused", "stopped", "finished")
 
 
 class CannotError(ValueError):
-    """What cannot be done as the learner stands."""
+    """The command is not possible in the learner's present state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """Carries commands out on what it steers."""
+    """Carries out commands on a learner."""
 
     learner: Steered
     note: Callable[[str], None] | None = None
-    """Writes to the run's log what is done, and who asked. What acts is noted at a step boundary, before it
-    is done. A question (`status`) is not noted, so that it holds nothing up. None: nothing is noted."""
+    """Writes to the run's log what is done, and who asked. A command that changes something is noted at a
+    step boundary, before it is done. A question (`status`) is not noted, so it delays nothing. None: no
+    notes."""
     changed: Callable[[], None] = lambda: None
-    """Called where a command changed something that a step reads, while the learner stands still."""
+    """Called while the learner stands still, if a command changed something that a step reads."""
     failed: Callable[[str, str], None] = lambda title, text: None
     """Called with an exception of the user's code: its last line, and the traceback."""
 
     def carry_out(self, command: Command) -> Answer:
-        """Do it; returns once it is done, whatever becomes of it."""
+        """Carry out the command; return after it is done or has failed."""
         try:
             return self._once_it_stands(command)
-        except KeyboardInterrupt:  # Paused, as the user asked
+        except KeyboardInterrupt:  # the user paused it
             return Answer(True, f"paused at {self.learner.position}")
         except (NotebookLearnerError, ValueError) as refused:
             return self._not_done(command, "refused: ", _in_one_line(refused))
-        except BaseException as error:  # of the user's code; the run's status and log tell of it as well
+        except BaseException as error:  # raised by the user's code; status and log report it too
             self.failed(f"{type(error).__name__}: {error}", traceback.format_exc())
             return self._not_done(command, "", f"{type(error).__name__}: {_in_one_line(error)}")
 
@@ -56,8 +57,8 @@ class Steering:
         return Answer(False, text)
 
     def _once_it_stands(self, command: Command) -> Answer:
-        """A learner tells that it stands a moment before it can be moved: it may save a checkpoint first. A
-        user who clicks in that moment means what the page shows."""
+        """Run a command after the learner stands. Its status says so early, while it may still save a
+        checkpoint. A user who clicks in that moment expects what the page shows."""
         until = time.monotonic() + PATIENCE
         while True:
             try:
@@ -106,18 +107,18 @@ class Steering:
             case other:
                 raise CannotError(f"this learner cannot {other}")
 
-    # Each of them ------------------------------------------------------------------------------------
+    # One method per command --------------------------------------------------------------------------
 
     def _ask(self, command: Command, verb: Callable[[], None]) -> Answer:
-        """A request to the loop. It is noted while the loop is held, and answered at that very boundary."""
+        """A request to the loop. It is noted while the loop is held, and answered at the same boundary."""
         if self.note is None:
             verb()
         else:
             with self.learner.paused():
                 self._say(str(command))
                 verb()
-            with suppress(BusyError):  # it is over by now
-                verb()  # again, as inside the block it could not wait until the learner stands
+            with suppress(BusyError):  # training has ended meanwhile
+                verb()  # again: inside the block it could not wait until the learner stands
         return Answer(True, f"{self.learner.status} at {self.learner.position}")
 
     def _resume(self) -> str:
@@ -130,7 +131,7 @@ class Steering:
         return f"goes on from {self.learner.position}"
 
     def _set(self, command: Command) -> str:
-        """All of it at one boundary, or nothing."""
+        """Make all changes at one boundary, or none."""
         rates = {name: value for name, value in command.args.items() if name != "num_epochs"}
         learner, done = self.learner, []
         with learner.paused():
@@ -172,7 +173,7 @@ def _check_group(name: str, count: int) -> None:
 
 
 def _set_rates(groups: list[dict[str, Any]], rates: Mapping[str, float]) -> None:
-    """First what is meant for all groups, then what is meant for one."""
+    """Set the rate of all groups first, then the rates of single groups."""
     for name, rate in sorted(rates.items()):
         chosen = group_of(name)
         for number, group in enumerate(groups):
@@ -235,7 +236,7 @@ def _measured(learner: Steered) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> float | None:
-    """JSON has no NaN."""
+    """The value as a float, or None if it is not finite: JSON has no NaN."""
     return float(value) if math.isfinite(value) else None
 
 

@@ -1,7 +1,7 @@
-"""Every command, its arguments, and what each of them may be.
+"""All commands, their arguments, and the allowed values of each argument.
 
-Only the user who trains can send one, and could do anything to the process anyway. But a mistake of the user,
-or of another program, must not become a mistake of the training: what is not on the list is refused.
+Only the user who trains can send a command, and this user can do anything to the process anyway. But a
+mistake of the user, or of another program, must not harm the training: an unknown command is refused.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 MOST_STEPS = 1_000_000
 _LONGEST = 200
-"""Characters of a name."""
+"""The largest number of characters in a name."""
 _LAST = 2**53 - 1
-"""A page counts no further: its numbers are floats."""
+"""The largest integer that a page can count to: its numbers are floats."""
 _LARGEST = 1e30
 _RATE = re.compile(r"lr(?:\[([0-9]{1,4})\])?")
 
 
 class CommandError(ValueError):
-    """A command that is not on the list, or not as it has to be."""
+    """The command is not on the list, or its arguments are not valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Command:
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """What came of a command: whether it was done, a line to read, and the same as values.
+    """The result of a command: whether it was done, a line to read, and the same as values.
 
     >>> answer = Answer(True, "paused at epoch 2, train, step 17 of 240")
     >>> bool(answer), answer
@@ -53,7 +53,7 @@ class Answer:
     ok: bool
     text: str
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Of `status`: status, epoch, split, step, total, iteration, num_epochs, rate, metrics and pid."""
+    """Values of `status`: status, epoch, split, step, total, iteration, num_epochs, rate, metrics, pid."""
 
     def __bool__(self) -> bool:
         return self.ok
@@ -63,7 +63,7 @@ class Answer:
 
 
 def checked(cmd: object, args: object) -> Command:
-    """A command that is on the list, with arguments that it can have.
+    """Check a command and its arguments, and return it as a `Command`.
 
     >>> checked("step", {"n": 10})
     Command(cmd='step', args={'n': 10})
@@ -85,7 +85,7 @@ resume, pause, stop, step, step_epoch, rewind, rewind_to, save, restore, breakpo
 
 
 def typed(words: Sequence[str]) -> Command:
-    """A command as a person types it.
+    """Parse a command that a user typed.
 
     >>> typed(["set", "lr=1e-3", "num_epochs=20"])
     Command(cmd='set', args={'lr': 0.001, 'num_epochs': 20})
@@ -108,17 +108,17 @@ def typed(words: Sequence[str]) -> Command:
 
 
 def group_of(name: str) -> int | None:
-    """The parameter group that `lr[2]` names; None for `lr`, which means all of them."""
+    """The parameter group that `lr[2]` names; None for `lr`, which means all groups."""
     match = _RATE.fullmatch(name)
-    assert match is not None, "only what was checked comes here"
+    assert match is not None, "only checked names come here"
     return None if match[1] is None else int(match[1])
 
 
-# What an argument may be -----------------------------------------------------------------------------
+# Allowed arguments -----------------------------------------------------------------------------------
 
 
 class Argument(NamedTuple):
-    """What an argument is, in words; whether a value is one; and the value of a typed word."""
+    """A description of the argument, a check of its value, and a parser for the typed word."""
 
     what: str
     fits: Callable[[object], bool]
@@ -126,7 +126,7 @@ class Argument(NamedTuple):
 
 
 def mistake_in(cmd: str, args: Mapping[str, Any], arguments: Mapping[str, Argument]) -> str:
-    """What is wrong with a command's arguments; nothing where all is well."""
+    """What is wrong with a command's arguments; empty if they are valid."""
     if set(args) != set(arguments):
         return f"{cmd} takes {', '.join(arguments) or 'no arguments'}"
     for name, argument in arguments.items():
@@ -136,7 +136,7 @@ def mistake_in(cmd: str, args: Mapping[str, Any], arguments: Mapping[str, Argume
 
 
 def _number_of(word: str) -> object:
-    """The number. A word that is none stays a word: the check of its place refuses it."""
+    """The word as a number. A word that is not a number stays a word, and the check refuses it."""
     for kind in (int, float):
         try:
             return kind(word)
@@ -181,7 +181,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     "breakpoint": {"name": NAME, "on": FLAG},
     "inspect": {"rank": PLACE},
 }
-"""Every command but `set`, whose arguments have names of their own: lr, lr[1], num_epochs."""
+"""Every command except `set`, whose arguments have their own names: lr, lr[1], num_epochs."""
 
 
 def _changes(args: Mapping[str, Any]) -> str:
@@ -190,16 +190,16 @@ def _changes(args: Mapping[str, Any]) -> str:
     for name, value in args.items():
         if _RATE.fullmatch(name):
             if type(value) not in (int, float) or not 0 <= value <= _LARGEST:
-                return f"{name} is a number that is not negative, and not {str(value)[:40]!r}"
+                return f"{name} must be a number of at least 0, not {str(value)[:40]!r}"
         elif name != "num_epochs":
             return f"{name[:40]!r} cannot be set; lr, lr[1] (of one parameter group) and num_epochs can"
         elif not _is_count(value, 1 << 31):
-            return f"num_epochs is a whole number from 1, and not {str(value)[:40]!r}"
+            return f"num_epochs must be a whole number from 1, not {str(value)[:40]!r}"
     return ""
 
 
 def _change_of(word: str) -> tuple[str, Any]:
     name, equals, value = word.partition("=")
     if not equals:
-        raise CommandError(f"{word[:40]!r} is no name=value, such as lr=0.01")
+        raise CommandError(f"{word[:40]!r} is not a name=value pair, such as lr=0.01")
     return name.strip(), _number_of(value.strip())

@@ -1,4 +1,4 @@
-"""What can be steered: a learner can, and knows nothing of pages and sockets."""
+"""What commands can control: the learner has these methods, and does not know pages or sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..event import Record, Status
 
 
 class Standing(Protocol):
-    """Where training stands; printed it is a line for people."""
+    """The position of training; printed, it is a line for users."""
 
     @property
     def epoch(self) -> int: ...
@@ -25,15 +25,15 @@ class Standing(Protocol):
 
 
 class Recorded(Protocol):
-    """What was measured so far."""
+    """The measured values."""
 
     def snapshot(self) -> Record:
-        """All of it, as it is now."""
+        """All of them, as they are now."""
         ...
 
 
 class Switch(Protocol):
-    """A breakpoint that is switched on or off."""
+    """A breakpoint that can be switched on or off."""
 
     @property
     def name(self) -> str: ...
@@ -56,14 +56,14 @@ class Switches(Protocol):
 
 
 class Inspected(Protocol):
-    """What a step looks like."""
+    """A view of a step."""
 
     @property
     def place(self) -> str: ...
 
 
 class Notes(Protocol):
-    """Where a line about the run is written."""
+    """The log that takes lines about the run."""
 
     def note(self, text: str) -> None:
         """Write a line into the run's application log."""
@@ -71,7 +71,7 @@ class Notes(Protocol):
 
 
 class Steered(Protocol):
-    """The verbs and facts behind the commands."""
+    """The methods and attributes that the commands use."""
 
     @property
     def status(self) -> Status: ...
@@ -87,7 +87,7 @@ class Steered(Protocol):
     def num_epochs(self, number: int) -> None: ...
 
     scheduler: Any
-    """None or a number where the learning rate stays as it is."""
+    """None or a number if no scheduler changes the learning rate."""
 
     def start(self) -> None: ...
     def wait(self) -> Any: ...
@@ -103,7 +103,7 @@ class Steered(Protocol):
     def breakpoints(self) -> Switches: ...
 
     def paused(self) -> AbstractContextManager[Any]:
-        """Stand at a step boundary meanwhile."""
+        """Hold the loop at a step boundary while the block runs."""
         ...
 
     @property

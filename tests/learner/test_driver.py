@@ -385,7 +385,7 @@ def test_waits_that_would_never_end_are_errors() -> None:
     running.driver.ask("stop")
 
     driver = Driver(Control())
-    with pytest.raises(BusyError, match="by the training itself"):
+    with pytest.raises(BusyError, match="by the training"):
         driver.here(driver.wait)
 
 

@@ -164,7 +164,7 @@ def test_a_tensor_made_in_the_step_on_another_device_than_the_model(builder):
         raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices")
 
     said = error_of(plain(builder).train_step(step), kind=RuntimeError)
-    assert "The learner moves every batch to the model's device by itself" in said
+    assert "The learner moves every batch to the model's device. Other tensors" in said
     assert "torch.zeros(..., device=x.device)" in said
 
 
@@ -177,7 +177,7 @@ TARGETS = {
     "one-hot": (F.one_hot(Y, 3), "these look one-hot: write y.argmax(1)"),
     "from 1": (
         Y * 0 + 3,
-        "The targets run from 3 to 3, and an output with 3 scores a sample knows the classes 0 to 2",
+        "The targets run from 3 to 3, but an output with 3 scores per sample has the classes 0 to 2",
     ),
     "of other samples": (Y[:4], "The output has 8 samples and the targets have 4"),
 }

@@ -195,14 +195,14 @@ NO_POSITIONS = ["5", (1,), (1, "test", 3), (0, 3), (1, -1), (1, 2.5), ("1", 2), 
 @pytest.mark.parametrize("target", [None, 5, *NO_POSITIONS])
 def test_run_until_says_what_a_position_is(target: object, tmp_path: Path) -> None:
     b = bench(tmp_path)
-    with pytest.raises(ValueError, match=r"is no position; give \(epoch, step\)"):
+    with pytest.raises(ValueError, match=r"is not a position; give \(epoch, step\)"):
         b.learner.run_until(target)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("target", NO_POSITIONS)
 def test_rewind_says_what_a_position_is(target: object, tmp_path: Path) -> None:
     b = bench(tmp_path)
-    with pytest.raises(ValueError, match=r"is no position; give \(epoch, step\)"):
+    with pytest.raises(ValueError, match=r"is not a position; give \(epoch, step\)"):
         b.learner.rewind(to=target)  # type: ignore[arg-type]
 
 
