@@ -291,7 +291,7 @@ class Board:
         self.marks.append(mark)
 
     def _place(self, event: CheckpointSaved) -> float:
-        """The step of a checkpoint. Its event comes when it is on the disk, and training may be further then."""
+        """The step of a checkpoint. Its event comes when it is on the disk: training may be further."""
         start = self._starts.get(event.epoch)
         if start is None or event.split != "train":
             return float(self.trained)

@@ -46,7 +46,7 @@ def cell() -> str:
 
 
 def at_end_of_cell(work: Callable[[], None]) -> bool:
-    """Do this at the end of the running cell, before its reply; False if no cell runs or this is impossible."""
+    """Call `work` at the end of the running cell, before its reply; False if that is impossible."""
     events = getattr(shell(), "events", None)
     if events is None or not cell():
         return False
