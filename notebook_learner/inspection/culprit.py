@@ -101,15 +101,15 @@ _TEXTS: dict[Stage, Callable[[str, Finding], str]] = {
     "input": lambda name, found: f"{found} of the batch{name} are not finite, before any module has run",
     "parameter": lambda name, found: f"{found} of {name} were not finite before the step",
     "loss": lambda _, found: (
-        f"the loss is {_spelt(found)}, though all that the model's modules gave is finite: look at how it is "
+        f"the loss is {_spelt(found)}, but all outputs of the model's modules are finite: look at how it is "
         "computed from the output and the targets"
     ),
     "backward": lambda name, found: (
-        f"{found} of the gradient of {name} are not finite, though those of all outputs are: look at what "
+        f"{found} of the gradient of {name} are not finite, but those of all outputs are: look at what "
         "the module does with this parameter"
     ),
     "update": lambda name, found: (
-        f"{found} of {name} are not finite after the optimizer's step, though loss and gradients are: look "
+        f"{found} of {name} are not finite after the optimizer's step, but loss and gradients are: look "
         "at the learning rate and the optimizer's state"
     ),
 }
@@ -161,9 +161,7 @@ class _Forward:
 
     def _handed(self, at: int, call: Call, given: Finding) -> str:
         before = f", after {self._watch.started[at - 1].label}" if at else ""
-        return (
-            f"{given} of what {call.label} was given are not finite: look at what the step computes{before}"
-        )
+        return f"{given} of the inputs of {call.label} are not finite: look at what the step computes{before}"
 
 
 class _Backward:
@@ -207,20 +205,20 @@ class _Backward:
         also = f" (or of {', '.join(other.label for other in others)})" if others else ""
         return (
             f"{self._found[number]} of the gradient are not finite after the backward pass of {user.label}"
-            f"{also}, though the gradient of its output is"
+            f"{also}, but the gradient of its output is finite"
         )
 
     def _into_output(self, number: int) -> str:
         return (
-            f"{self._found[number]} of the gradient that the loss sends into the model's output are not "
-            "finite, though the loss is: look for a root, a logarithm or a division in it"
+            f"{self._found[number]} of the loss's gradient at the model's output are not "
+            "finite, but the loss is: look for a root, a logarithm or a division in it"
         )
 
     def _after(self, number: int, maker: Call) -> str:
         around = f" in the forward of {maker.parent.label}" if maker.parent is not None else ""
         return (
-            f"{self._found[number]} of the gradient that comes back to the output of {maker.label} are not "
-            f"finite: look at what is done with it{around}"
+            f"{self._found[number]} of the gradient at the output of {maker.label} are not "
+            f"finite: look at what the code does with this output{around}"
         )
 
 

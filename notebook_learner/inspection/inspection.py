@@ -17,7 +17,7 @@ from .weights import Parameter
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Inspection(Findings):
-    """Describes one step in full. It prints as a report; a notebook shows an HTML report.
+    """The full description of one step. It prints as a report; a notebook shows an HTML report.
 
     Attributes:
         place: the position of the training.

@@ -233,6 +233,6 @@ def _why_no_fields(item: Any) -> str:
 
 def _why_no_losses(item: Any, scores: Tensor, targets: Tensor) -> str:
     return (
-        f"no loss of single samples is known for {a_kind(item)} with output {list(scores.shape)} "
-        f"and targets {list(targets.shape)}; give a loss with a `reduction`, as torch's have it"
+        f"the losses of single samples are unknown for {a_kind(item)} with output {list(scores.shape)} "
+        f"and targets {list(targets.shape)}; use a loss with a `reduction` argument, like torch's losses"
     )

@@ -19,7 +19,7 @@ _RENDERERS = {
 
 
 def default_renderer() -> Sink:
-    """Return a panel in a notebook, a live display in a terminal, lines in a pipe and in CI."""
+    """Return a panel in a notebook, a live display in a terminal, or plain lines in a pipe and in CI."""
     if _in_kernel():
         return resolve("panel")
     return resolve("terminal" if _in_terminal() else "plain")

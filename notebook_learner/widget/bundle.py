@@ -13,7 +13,7 @@ STATIC = Path(__file__).parent / "static"
 
 _HOW = """\
 the front end of the panel is not there: {path}
-It is built when the package is. In a checkout, either of these builds it:
+The package build makes it. In a checkout, either of these commands builds it:
   pip install -e .
   cd {source} && npm ci --ignore-scripts && npm run build"""
 

@@ -455,7 +455,7 @@ def _weakly(panel: Panel) -> Callable[[object], None]:
 
 _CONNECTIONS = {
     "boundary": "a cell is training; buttons act at its next step",
-    "subshell": "a cell is training; buttons act at its next step where the page uses subshells (JupyterLab)",
+    "subshell": "a cell is training; buttons act at its next step if the page uses subshells (JupyterLab)",
     "background": "",
     "interrupt": "a cell is training, and this kernel hears only its interrupt button until it is over",
 }
