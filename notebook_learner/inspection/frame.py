@@ -16,7 +16,7 @@ _COLUMNS = (
 
 
 def to_pandas(layers: Sequence[Layer]) -> Any:
-    """Return a DataFrame with a row for each layer. `flags` is one text; values it lacks are missing."""
+    """Return a DataFrame with a row for each layer. `flags` is one text; unknown values are missing."""
     try:
         pandas: Any = importlib.import_module("pandas")
     except ImportError as error:

@@ -100,7 +100,7 @@ def encode_png(pixels: Pixels) -> bytes:
     b'\\x89PNG\\r\\n\\x1a\\n'
     """
     height, width, _ = pixels.shape
-    lines = np.zeros((height, 1 + 4 * width), np.uint8)  # a line's first byte is its filter: none
+    lines = np.zeros((height, 1 + 4 * width), np.uint8)  # the first byte of a line: no filter
     lines[:, 1:] = pixels.reshape(height, -1)
     head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
     chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 6)), (b"IEND", b""))

@@ -36,7 +36,7 @@ SPLITS: tuple[Split, ...] = ("train", "valid")
 MOST_LINES = 100
 """Lines of the log that a panel shows."""
 MOST_MARKS = 500
-"""Marks on the axis at most: then the oldest are dropped."""
+"""The most marks on the axis; beyond this number, the oldest are dropped."""
 _LONGEST_ERROR = 20_000
 _MARKS = {"breakpoint": "breakpoint", "edited": "edit", "forked": "fork"}
 """Keys: the names that the page uses."""

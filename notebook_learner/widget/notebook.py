@@ -25,7 +25,7 @@ def front_end() -> FrontEnd:
     It is a page that shows widgets, or a program that only collects outputs (nbclient, nbconvert,
     papermill). Outside a kernel there is no front end.
 
-    JupyterLab, Notebook 7, VS Code and Colab send the cell's id with every cell; the programs do not.
+    JupyterLab, Notebook 7, VS Code and Colab send their own metadata with every cell; the programs do not.
     """
     found = shell()
     if found is None:

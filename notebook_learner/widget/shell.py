@@ -274,7 +274,7 @@ def _held_interrupt() -> Iterator[None]:
 
 @contextmanager
 def _same_parent(kernel: Any) -> Iterator[None]:
-    """Keep the present cell across other messages: its prints and displays, and the kernel's busy status."""
+    """Handle other messages without changing the present cell's prints, displays and busy status."""
     ident, parent = kernel._parent_ident["shell"], kernel.get_parent("shell")
     _flush_prints()  # older kernels choose the cell of a print only when they send it
     try:
