@@ -1,7 +1,7 @@
-"""What a paused step looks like: the batch, the samples, every layer, the optimizer, the memory.
+"""Inspect a paused step: the batch, the samples, every layer, the optimizer, the memory.
 
-In come a model, a batch and a function that takes the step; out goes one value, `Inspection`, that prints
-itself. Whoever calls puts the training back: nothing here keeps a tensor of it.
+Input: a model, a batch and a function that takes the step. Output: one value, `Inspection`, that prints as a
+report. The caller restores the training. Nothing here keeps a tensor of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in a batch: every tensor of it, the classes of its targets, its text."""
+"""Describe a batch: all its tensors, the classes of its targets, its text."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class BatchTensor:
     """One tensor of the batch.
 
     Attributes:
-        path: the way to it from the batch, such as `[0]` or `['input_ids']`; empty for the batch itself.
-        statistics: of its values; None where they cannot be read.
+        path: its place in the batch, such as `[0]` or `['input_ids']`; empty for the batch itself.
+        statistics: statistics of its values; None if they cannot be read.
         classes: how often each value occurs, for integers of at most 1,000 different values.
-        texts: its first rows in words, where a tokenizer was given.
+        texts: its first rows as text, if a tokenizer was given.
     """
 
     path: str
@@ -44,7 +44,7 @@ class BatchTensor:
 
 
 def describe_batch(batch: Any, tokenizer: Any = None) -> tuple[tuple[BatchTensor, ...], tuple[Picture, ...]]:
-    """A row for every tensor of a nested batch, and pictures of those that look like images.
+    """Return a row for every tensor of a nested batch, and pictures of those that look like images.
 
     >>> rows, _ = describe_batch({"x": torch.ones(2, 3), "y": torch.tensor([0, 0])})
     >>> [(row.path, row.shape, row.statistics.max, row.classes) for row in rows]
@@ -75,7 +75,7 @@ def _row(path: str, tensor: Tensor, statistics: Statistics | None, decode: Decod
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """A tensor's shape as plain numbers; of a ragged one all but the first are -1."""
+    """A tensor's shape as plain numbers. For a ragged tensor, all but the first are -1."""
     if tensor.is_nested:
         return (tensor.size(0), *[-1] * (tensor.ndim - 1))
     return tuple(int(size) for size in tensor.shape)
@@ -89,7 +89,7 @@ def _is_integer(tensor: Tensor) -> bool:
 def _classes(tensor: Tensor) -> dict[int, int] | None:
     if not _is_integer(tensor) or not 0 < tensor.numel() <= _MOST_COUNTED or is_like_images(tensor):
         return None
-    with suppress(RuntimeError, NotImplementedError):  # uint16 and its wide kin cannot be sorted
+    with suppress(RuntimeError, NotImplementedError):  # uint16, uint32 and uint64 cannot be sorted
         values, counts = torch.unique(tensor.detach(), return_counts=True)
         if len(values) <= MOST_CLASSES:
             return dict(zip(map(int, values.tolist()), counts.tolist(), strict=True))
@@ -97,7 +97,7 @@ def _classes(tensor: Tensor) -> dict[int, int] | None:
 
 
 def decoder(tokenizer: Any) -> Decode | None:
-    """The function from token numbers to text: a tokenizer's `decode`, or the callable itself."""
+    """Return the function from token numbers to text: a tokenizer's `decode`, or the callable itself."""
     decode = getattr(tokenizer, "decode", tokenizer)
     return decode if callable(decode) else None
 
@@ -113,6 +113,6 @@ def _texts(path: str, tensor: Tensor, decode: Decode) -> tuple[str, ...]:
     mask = "mask" in path or "type_ids" in path or "position" in path
     if tensor.ndim != 2 or not _is_integer(tensor) or tensor.dtype == torch.bool or mask:
         return ()
-    with suppress(Exception):  # a stranger's tokenizer, asked about numbers that may be none of its tokens
+    with suppress(Exception):  # the user's tokenizer may fail: these numbers may not be its tokens
         return tuple(decoded(decode, row) for row in tensor[:_TEXTS])
     return ()

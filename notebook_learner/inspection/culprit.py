@@ -1,4 +1,4 @@
-"""Where the first NaN or inf came from: the data, a parameter, a module, the loss, or the way back."""
+"""Find the origin of the first NaN or inf: the data, a parameter, a module, the loss or the backward pass."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Culprit:
     """The first thing in a step that was not finite.
 
     Attributes:
-        stage: where in the step: parameter (before it), input, forward, loss, backward, update.
+        stage: the part of the step: parameter (before it), input, forward, loss, backward, update.
         name: the module, the parameter, or the tensor of the batch.
-        text: the same for people.
+        text: a sentence that says this to the user.
     """
 
     stage: Stage
@@ -38,7 +38,7 @@ Named = Sequence[tuple[str, int]]
 
 
 class Trace:
-    """The questions about one step, and the answer to who was first. Ask in the order of the step."""
+    """Checks the tensors of a step in its order, and finds the first that is not finite."""
 
     def __init__(self, batch: Any, model: nn.Module, *, measuring: bool = False) -> None:
         self._questions = Questions()
@@ -60,21 +60,21 @@ class Trace:
         ]
 
     def after_step(self, output: Any) -> None:
-        """Ask about the loss and the gradients of parameters, which are in `.grad`."""
+        """Check the loss and the gradients of parameters, which are in `.grad`."""
         loss = loss_of(item_of(output))
         self._loss = self._ask([] if loss is None else [("loss", loss)])
         parameters = self._model.named_parameters()
         self._gradients = self._ask((name, p.grad) for name, p in parameters if p.grad is not None)
 
     def after_update(self) -> None:
-        """Ask about the parameters that the optimizer made."""
+        """Check the parameters after the optimizer's step."""
         self._updated = self._ask(self._model.named_parameters())
 
     def culprit(self, *, failed: bool = False) -> Culprit | None:
-        """Who was first; None where all was finite, or nothing but masks made of -inf was not."""
+        """Return the first; None if all was finite, or only masks of -inf were not."""
         found = self._questions.answers()
         ends = [*self._loss, *self._gradients, *self._updated]
-        # Masks are -inf on purpose. They are suspected last, and only where the step came to harm.
+        # Masks are -inf on purpose. They count last, and only if the step failed or its results are bad.
         harmed = failed or any(found[question].level for _, question in ends)
         forward = _Forward(self.watch, found, harmed)
         return (
@@ -101,15 +101,15 @@ _TEXTS: dict[Stage, Callable[[str, Finding], str]] = {
     "input": lambda name, found: f"{found} of the batch{name} are not finite, before any module has run",
     "parameter": lambda name, found: f"{found} of {name} were not finite before the step",
     "loss": lambda _, found: (
-        f"the loss is {_spelt(found)}, though all that the model's modules gave is finite: look at how it is "
+        f"the loss is {_spelt(found)}, but all outputs of the model's modules are finite: look at how it is "
         "computed from the output and the targets"
     ),
     "backward": lambda name, found: (
-        f"{found} of the gradient of {name} are not finite, though those of all outputs are: look at what "
+        f"{found} of the gradient of {name} are not finite, but those of all outputs are: look at what "
         "the module does with this parameter"
     ),
     "update": lambda name, found: (
-        f"{found} of {name} are not finite after the optimizer's step, though loss and gradients are: look "
+        f"{found} of {name} are not finite after the optimizer's step, but loss and gradients are: look "
         "at the learning rate and the optimizer's state"
     ),
 }
@@ -122,18 +122,19 @@ def _spelt(finding: Finding) -> str:
 
 
 class _Forward:
-    """The first module that was given finite values and gave others."""
+    """Finds the first module with finite inputs and an output that is not finite."""
 
     def __init__(self, watch: ModuleWatch, found: Sequence[Finding], harmed: bool) -> None:
         self._watch, self._found, self._harmed = watch, found, harmed
 
     def culprit(self) -> Culprit | None:
-        # A module comes back after its parts: so the first one is the innermost.
+        # A module returns after its parts: so the first one is the innermost.
         for call in self._watch.ended:
             given, gave = self._given(call), self._gave(call)
             if gave.level > given.level and (gave.level == 2 or self._harmed):
                 return Culprit("forward", call.name or call.kind, self._text(call, gave))
-        # No module made it of finite values: a step of its own may have, between two modules it calls.
+        # No module has finite inputs and a bad output. So the step's own code may have made the value,
+        # between two modules that it calls.
         for at, call in enumerate(self._watch.started):
             given = self._given(call)
             if given.level == 2:
@@ -147,11 +148,11 @@ class _Forward:
         return worst(self._found[question] for question in call.outputs)
 
     def _text(self, call: Call, gave: Finding) -> str:
-        values = f"{gave} of the output of {call.label} are not finite, though what it was given is"
+        values = f"{gave} of the output of {call.label} are not finite, but all of its inputs were finite"
         parts = [part for part in self._watch.started if part.parent is call]
         if not parts:
             return values
-        # Its parts are innocent: it happened in the code of its own forward.
+        # Its parts are not the cause: the code of its own forward is.
         bad = next((at for at, part in enumerate(parts) if self._given(part).level == 2), len(parts))
         before = f"after {parts[bad - 1].label}" if bad else ""
         until = f"before {parts[bad].label}" if bad < len(parts) else ""
@@ -160,13 +161,11 @@ class _Forward:
 
     def _handed(self, at: int, call: Call, given: Finding) -> str:
         before = f", after {self._watch.started[at - 1].label}" if at else ""
-        return (
-            f"{given} of what {call.label} was given are not finite: look at what the step computes{before}"
-        )
+        return f"{given} of the inputs of {call.label} are not finite: look at what the step computes{before}"
 
 
 class _Backward:
-    """The module, or the code around it, that made a gradient not finite out of finite ones."""
+    """Finds the module, or the code around it, that turned finite gradients into one that is not finite."""
 
     def __init__(self, watch: ModuleWatch, found: Sequence[Finding]) -> None:
         self._watch = watch
@@ -190,7 +189,7 @@ class _Backward:
         return Culprit("backward", maker.name or maker.kind, self._after(first, maker))
 
     def _users(self, number: int) -> list[Call]:
-        """The innermost modules that were given this tensor, and to whose output came finite gradients."""
+        """The innermost modules with this tensor as input and finite gradients at their output."""
         users = [call for call in self._watch.started if number in call.into and self._was_given_finite(call)]
         outer = {id(user.parent) for user in users}
         return [user for user in users if id(user) not in outer]
@@ -206,31 +205,31 @@ class _Backward:
         also = f" (or of {', '.join(other.label for other in others)})" if others else ""
         return (
             f"{self._found[number]} of the gradient are not finite after the backward pass of {user.label}"
-            f"{also}, though the gradient of its output is"
+            f"{also}, but the gradient of its output is finite"
         )
 
     def _into_output(self, number: int) -> str:
         return (
-            f"{self._found[number]} of the gradient that the loss sends into the model's output are not "
-            "finite, though the loss is: look for a root, a logarithm or a division in it"
+            f"{self._found[number]} of the loss's gradient at the model's output are not "
+            "finite, but the loss is: look for a root, a logarithm or a division in it"
         )
 
     def _after(self, number: int, maker: Call) -> str:
         around = f" in the forward of {maker.parent.label}" if maker.parent is not None else ""
         return (
-            f"{self._found[number]} of the gradient that comes back to the output of {maker.label} are not "
-            f"finite: look at what is done with it{around}"
+            f"{self._found[number]} of the gradient at the output of {maker.label} are not "
+            f"finite: look at what the code does with this output{around}"
         )
 
 
 def trace_non_finite(batch: Any, run: Callable[[], Any], model: nn.Module) -> Culprit | None:
-    """Run a step and name what first was not finite in it; None where nothing was.
+    """Run a step and name the first thing in it that is not finite; None if all is finite.
 
     Args:
-        batch: what the step is given, looked at before anything else.
-        run: one forward and backward pass; the caller puts back all that it changes. An exception in it
-            ends the trace, and what was seen until then counts.
-        model: the modules to name.
+        batch: the step's batch, which is checked first.
+        run: one forward and backward pass; the caller restores all that it changes. An exception in it
+            ends the trace, and the values seen until then count.
+        model: the model whose modules are named.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())

@@ -1,4 +1,4 @@
-"""The tensors of anything nested, each with the way to it."""
+"""Find all tensors in a nested value, each with its path."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor
 
 _DEEPEST = 32
 _MOST = 10_000
-"""Things looked at in one value: an object may lead into half of a program."""
+"""Objects visited in one value, at most: an object may refer to half of a program."""
 
 
 def tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a nested value with its path, written as Python would reach it.
+    """Yield every tensor of a nested value with its path, written as Python code.
 
-    Lists, tuples, mappings, dataclasses and plain objects are entered, each once.
+    It searches lists, tuples, mappings, dataclasses and plain objects, each once.
 
     >>> import torch
     >>> [path for path, _ in tensors_in({"x": torch.ones(1), "y": [1, torch.ones(2)]})]
     ["['x']", "['y'][1]"]
     """
-    if isinstance(value, Tensor):  # what most layers give
+    if isinstance(value, Tensor):  # the output of most layers
         yield "", value
         return
     seen: set[int] = set()
-    # A stack and no recursion: what a stranger's batch nests may be deeper than Python's own.
+    # A stack, not recursion: the user's batch may be nested deeper than Python's recursion limit.
     waiting: list[tuple[str, Any, int]] = [("", value, 0)]
     while waiting and len(seen) < _MOST:
         path, one, depth = waiting.pop()
@@ -43,7 +43,7 @@ def tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def floating_in(value: Any) -> list[Tensor]:
-    """The tensors of a value that can hold a NaN, in the order they are found.
+    """Return the tensors of a value that can hold a NaN, in the order in which they are found.
 
     >>> import torch
     >>> len(floating_in((torch.ones(1), torch.ones(1, dtype=torch.long), {"h": torch.ones(2)})))
@@ -65,7 +65,7 @@ def _children(value: Any) -> list[tuple[str, Any]]:
     if is_dataclass(value):
         return [(f".{f.name}", getattr(value, f.name, None)) for f in fields(value)]
     held = getattr(value, "__dict__", None)
-    if not isinstance(held, dict) or callable(value):  # a model, a function: no part of a batch
+    if not isinstance(held, dict) or callable(value):  # a model or a function is not part of a batch
         return []
     return [(f".{name}", child) for name, child in held.items()]
 

@@ -1,4 +1,4 @@
-"""What was found out about a step, before anything is made of it to read."""
+"""The values found in a step, before they become a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .weights import Parameter
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Findings:
-    """The values of a report; `Inspection` says what each is, and prints them."""
+    """The values of a report. `Inspection` describes each of them, and prints them."""
 
     place: str
     model: str

@@ -1,4 +1,4 @@
-"""Whether values are finite, asked of many tensors and read from the device once."""
+"""Check whether the values of many tensors are finite, with one read from the device."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from .statistics import FEW, Rows, read, rows_of, values_in, wide
 
 _MOST_WAITING = 256
-"""Copies of small tensors, at most so many at a time."""
+"""The most copies of small tensors at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is not finite in some values."""
+    """How many of some values are not finite, and their range."""
 
     low: float = 0.0
     high: float = 0.0
@@ -27,7 +27,7 @@ class Finding:
 
     @property
     def level(self) -> int:
-        """0: all finite; 1: nothing worse than -inf, which masks are made of; 2: NaN or inf."""
+        """0: all finite; 1: -inf, as in masks, but no NaN or inf; 2: NaN or inf."""
         if math.isnan(self.low) or math.isnan(self.high) or self.high == math.inf:
             return 2
         return 1 if self.count else 0
@@ -40,7 +40,7 @@ _FINITE = Finding()
 
 
 class Questions:
-    """Tensors asked about now and read later: a question costs two passes, or a copy, and no waiting."""
+    """Checks of tensors, started now and read later. Each costs two passes or a copy, and no waiting."""
 
     def __init__(self) -> None:
         self._totals: list[int] = []
@@ -48,7 +48,7 @@ class Questions:
         self._waiting: dict[int, Tensor] = {}
 
     def ask(self, tensors: Sequence[Tensor]) -> range:
-        """Look at tensors; the numbers name the questions."""
+        """Check tensors; return the numbers of the questions."""
         first, together, parts = len(self._totals), 0, dict[int, Tensor]()
         for number, tensor in enumerate(tensors, first):
             size = 0
@@ -57,7 +57,7 @@ class Questions:
                     parts[number], size = values, values.numel()
             self._totals.append(size)
             together += size
-        if together <= FEW:  # it may be written over, or go, before there are enough
+        if together <= FEW:  # it may be overwritten or freed before there are enough
             for number, values in parts.items():
                 self._waiting[number] = values.clone()
             if len(self._waiting) > _MOST_WAITING:
@@ -67,7 +67,7 @@ class Questions:
         return range(first, len(self._totals))
 
     def answers(self) -> list[Finding]:
-        """What was found, question by question."""
+        """Return the findings, one for each question."""
         self._look()
         found = [_FINITE] * len(self._totals)
         places, rows = read(self._rows)
@@ -95,7 +95,7 @@ def _looked_at(parts: dict[int, Tensor]) -> Rows:
 
 
 def _bounds(values: Tensor) -> Tensor:
-    """Of each row: least and greatest, which are NaN where one value is, and how many are not finite."""
+    """For each row: least, greatest (both NaN if one value is NaN), and the number of values not finite."""
     values = values.float() if values.element_size() == 1 else values
     low, high = values.aminmax(dim=1)
     count = values.shape[1] - values.isfinite().sum(1)

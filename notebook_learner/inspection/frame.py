@@ -1,4 +1,4 @@
-"""The layers as a pandas DataFrame. pandas is loaded here, and only here, when somebody asks."""
+"""The layers as a pandas DataFrame. Only this module loads pandas, at the first call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = (
 
 
 def to_pandas(layers: Sequence[Layer]) -> Any:
-    """One row a layer; `flags` are one text, and what a layer does not have is missing."""
+    """Return a DataFrame with a row for each layer. `flags` is one text; unknown values are missing."""
     try:
         pandas: Any = importlib.import_module("pandas")
     except ImportError as error:

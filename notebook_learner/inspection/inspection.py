@@ -1,4 +1,4 @@
-"""What a paused step looks like: plain numbers, a report as text and as HTML."""
+"""The inspection of a paused step: plain numbers, and a report as text and as HTML."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from .weights import Parameter
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Inspection(Findings):
-    """One step, seen from all sides. Prints as a report, and is one in a notebook.
+    """The full description of one step. It prints as a report; a notebook shows an HTML report.
 
     Attributes:
-        place: where training stands.
+        place: the position of the training.
         model: the model's class.
-        loss: of the step; None where it did not get that far.
-        failed: the exception that ended the step, and the module it came from; None where none did.
-        first_non_finite: what was NaN or infinite first, and where; None where all was finite.
+        loss: the step's loss; None if the step did not get that far.
+        failed: the exception that ended the step, and its module; None if there was no exception.
+        first_non_finite: the first NaN or infinite value, and its origin; None if all was finite.
         batch: a row for every tensor of the batch.
-        thumbnails: pictures of what looks like images.
-        samples: the samples of the batch, the worst first; None where their losses are not known.
-        samples_reason: why not.
+        thumbnails: pictures of tensors that look like images.
+        samples: the samples of the batch, the worst first; None if their losses are unknown.
+        samples_reason: why the samples' losses are unknown.
         layers: a row for every layer, in the order of the model.
         parameters: a row for every parameter.
         optimizer: a row for every parameter group.
         memory: bytes by kind.
         times: seconds by part of a step, if the caller measured them.
         notes: what could not be seen, and why.
-        rank: on several devices, the one whose step it is.
+        rank: on several devices, the rank whose step this is.
     """
 
     def __getitem__(self, name: str) -> Layer | Parameter:
-        """The row of a layer, or of a parameter: `inspection["fc1"]`, `inspection["fc1.weight"]`."""
+        """Return the row of a layer or a parameter: `inspection["fc1"]`, `inspection["fc1.weight"]`."""
         rows: tuple[Layer | Parameter, ...] = (*self.layers, *self.parameters)
         for row in rows:
             if row.name == name:
@@ -49,15 +49,15 @@ class Inspection(Findings):
         raise KeyError(f"no layer or parameter is called {name!r}; the layers are {known or 'none'}{more}")
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as dicts, lists, numbers and text, as JSON has them; pictures as data addresses."""
+        """Return all of it as JSON values: dicts, lists, numbers and text; pictures as data URLs."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
     def to_pandas(self) -> Any:
-        """The table of layers as a DataFrame, one row a layer; needs pandas."""
+        """Return the layers as a DataFrame with a row for each layer; needs pandas."""
         return to_pandas(self.layers)
 
     def sections(self) -> list[Section]:
-        """The report in short: titles, and pairs of name and text, as the panel shows them."""
+        """Return the short report that the panel shows: titles, and pairs of name and text."""
         return sections(self)
 
     def __repr__(self) -> str:

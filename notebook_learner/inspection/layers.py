@@ -1,4 +1,4 @@
-"""A row for every layer: what came out of it, what came back to it, how far an update moves it."""
+"""A row for every layer: its output, its gradients, and how far an update moves its weights."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .weights import Parameter, ratio, together
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer: a module without parts, or one with parameters beside them.
+    """One layer: a module without parts, or a module that has parts and its own parameters.
 
     Attributes:
         name: as in `model.named_modules()`; empty for the model itself.
-        parameters: numbers in parameters of its own.
-        calls: how often it ran in the step; 0 where nobody called it, or no hook heard of it.
-        shape: of the first floating tensor of its last output.
+        parameters: the number of values in its own parameters.
+        calls: how often it ran in the step; 0 if it was not called, or its hook did not run.
+        shape: the shape of the first floating tensor of its last output.
         activation: that tensor's values.
         gradient: the gradients of its own parameters, as one set of values.
-        update_ratio: the norm of its update over the norm of its weights, where an update was tried.
-        flags: what is remarkable: NaN, inf, dead (every output is zero), no gradient, zero gradient, frozen.
+        update_ratio: the norm of its update over the norm of its weights, if an update was tried.
+        flags: warnings: NaN, inf, dead (every output is zero), no gradient, zero gradient, frozen.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Layer:
 
     @property
     def gradient_norm(self) -> float | None:
-        """The norm of the gradients of its own parameters."""
+        """The norm of the gradients of the layer's own parameters."""
         return None if self.gradient is None else self.gradient.norm
 
 

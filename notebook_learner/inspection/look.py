@@ -1,4 +1,4 @@
-"""One look at a step: run it once under observation, and write down all that was seen."""
+"""Run a step once with hooks, and describe all that they see."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def look(
 ) -> Inspection:
     """Run one step and describe it: batch, samples, layers, optimizer, memory.
 
-    What the step changes (gradients, buffers, random numbers, with `apply` the weights) stays changed: it is
-    the caller's to put back. All hooks are off again at the end, also where the step raises; an exception
-    in it is part of what was seen.
+    The step changes gradients, buffers, random numbers and, with `apply`, the weights. The caller restores
+    them. All hooks are removed at the end, even if the step raises; the exception then becomes part of the
+    result.
 
     Args:
-        batch: what the step is given, on the model's device.
+        batch: the step's batch, on the model's device.
         run: one forward and backward pass; returns the step's output.
         model: the module whose layers are described.
-        optimizer: whose groups and state are described.
+        optimizer: the optimizer whose groups and state are described.
         apply: one update of the optimizer, to measure how far it moves the weights.
-        loss_fn: the loss the model is trained on, asked for the losses of single samples.
-        tokenizer: with a `decode`, or a function from token numbers to text.
-        place: where training stands, for the report's title.
+        loss_fn: the loss the model is trained on; it is called for the losses of single samples.
+        tokenizer: an object with a `decode`, or a function from token numbers to text.
+        place: the position of the training, for the report's title.
         times: seconds spent on parts of a step, such as data, forward, backward, optimizer.
-        scale: what gradients are multiplied with (a GradScaler's scale); they are shown without it.
+        scale: the factor on the gradients (a GradScaler's scale); they are shown without it.
 
     Returns:
-        Plain numbers and text; nothing on a device, nothing of the graph.
+        Plain numbers and text: nothing on a device, and no part of the graph.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
@@ -122,7 +122,7 @@ def _loss(output: Any) -> float | None:
 def _samples(output: Any, loss_fn: Callable[..., Any] | None, tokenizer: Any) -> Samples:
     try:
         return sample_losses(output, loss_fn, decoder(tokenizer))
-    except Exception as error:  # an output of somebody's own: all the rest is worth seeing without it
+    except Exception as error:  # the user's own output class may fail here; the rest is still useful
         return Samples(None, f"the output cannot be taken apart into samples: {_failure(error, None)}")
 
 

@@ -1,4 +1,4 @@
-"""What takes the memory: bytes by kind, each storage counted once."""
+"""The use of memory: bytes by kind, each storage counted once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Memory:
     """Bytes by kind. Tensors that share a storage, such as tied weights, count once.
 
     Attributes:
-        activations: what the forward pass keeps for the backward pass, at most at one time.
-        allocated: on CUDA, what torch's allocator holds for tensors now; else None.
-        reserved: on CUDA, what it took from the device.
-        peak: on CUDA, the most it ever held for tensors.
+        activations: the most bytes that the forward pass keeps for the backward pass at one time.
+        allocated: on CUDA, the bytes that torch's allocator now holds for tensors; else None.
+        reserved: on CUDA, the bytes that it took from the device.
+        peak: on CUDA, the most bytes that it ever held for tensors.
     """
 
     parameters: int
@@ -36,17 +36,17 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All that is counted by kind."""
+        """The sum over all kinds."""
         kinds = (self.parameters, self.gradients, self.optimizer, self.buffers, self.activations, self.batch)
         return sum(kinds)
 
 
 class Storages:
-    """Bytes of tensors, shared ones once: of a storage what its tensors use, at most all of it."""
+    """Bytes of tensors. A shared storage counts once: the bytes its tensors use, at most its size."""
 
     def __init__(self) -> None:
         self.total = 0
-        """Bytes of everything added."""
+        """The bytes of all added tensors."""
         self._used: dict[object, int] = {}
         self._views: set[object] = set()
 
@@ -56,7 +56,7 @@ class Storages:
             for part in _parts(tensor):
                 self._add(part)
         except (RuntimeError, NotImplementedError, ValueError):
-            return  # a tensor of somebody's own kind has no storage; a lazy parameter has none yet
+            return  # a custom tensor class has no storage; a lazy parameter has none yet
 
     def _add(self, part: Tensor) -> None:
         storage = part.untyped_storage()
@@ -70,7 +70,7 @@ class Storages:
                 self.total += now - used
 
     def of(self, tensors: Iterable[Tensor]) -> int:
-        """Count tensors, and tell by how much the total grew."""
+        """Count tensors, and return by how much the total grew."""
         before = self.total
         for tensor in tensors:
             self.add(tensor)
@@ -88,7 +88,7 @@ def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 class SavedTensors:
-    """Counts what autograd keeps while it is watched, beyond what was counted before."""
+    """Counts the tensors that autograd keeps during the watch, except those that were counted before."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         self._storages = Storages()
@@ -96,24 +96,24 @@ class SavedTensors:
 
     @property
     def bytes(self) -> int:
-        """What was kept, without parameters, buffers and the batch."""
+        """The bytes kept, without parameters, buffers and the batch."""
         return self._storages.total - self._before
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count what graphs made in the block keep."""
+        """Count the tensors kept by the graphs made in the block."""
         with torch.autograd.graph.saved_tensors_hooks(self._keep, _taken):
             yield
 
     def _keep(self, tensor: Tensor) -> tuple[Tensor, int]:
         self._storages.add(tensor)
-        # Not the tensor itself: that would hold its own graph, which nothing would then free.
+        # Not the tensor itself: it would hold its own graph, a cycle that is never freed.
         return tensor.detach(), tensor._version
 
 
 def _taken(kept: tuple[Tensor, int]) -> Tensor:
     tensor, version = kept
-    if tensor._version != version:  # autograd asks this of what it keeps itself, not of what a hook keeps
+    if tensor._version != version:  # autograd checks only tensors that it keeps itself, not a hook's
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
             f"a tensor of shape {list(tensor.shape)} is at version {tensor._version}; expected {version}"
@@ -122,7 +122,7 @@ def _taken(kept: tuple[Tensor, int]) -> Tensor:
 
 
 def describe_memory(model: nn.Module, optimizer: Any, batch: Any, activations: int) -> Memory:
-    """Bytes by kind, as they are now.
+    """Return the present bytes by kind.
 
     >>> model = nn.Linear(3, 1)
     >>> describe_memory(model, None, torch.ones(2, 3), 0).parameters

@@ -1,4 +1,4 @@
-"""Hooks on every module, for one forward and backward pass: who ran when, on what, with what result."""
+"""Hooks on every module for one forward and backward pass: the order of calls, their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Call:
     ended: bool = False
     inputs: Sequence[int] = ()
     outputs: Sequence[int] = ()
-    """Questions about its floating tensors."""
+    """The numbers of the questions about its floating tensors."""
     into: list[int] = field(default_factory=list)
     out_of: list[int] = field(default_factory=list)
-    """Those of its tensors that a gradient comes back to, as numbers of `Watch.gradients`."""
+    """Those of its tensors that get a gradient, as numbers of `Watch.gradients`."""
 
     @property
     def label(self) -> str:
-        """The module as people know it: its name and class."""
+        """The module's name and class."""
         again = f", call {self.number}" if self.number > 1 else ""
         return f"{self.name} ({self.kind}){again}" if self.name else f"{self.kind}{again}"
 
@@ -51,10 +51,10 @@ class Activation:
 
 
 class ModuleWatch:
-    """What one pass showed. `watching()` puts the hooks on, and takes every one of them off again.
+    """The record of one pass. `watching()` adds the hooks, and removes all of them at the end.
 
-    Hooks read values and change none, draw no random number, and keep no tensor of the pass: of small ones a
-    copy.
+    Hooks read values and change nothing. They draw no random numbers and keep no tensor of the pass, except
+    copies of small ones.
     """
 
     def __init__(self, model: nn.Module, questions: Questions, *, measuring: bool = False) -> None:
@@ -64,11 +64,11 @@ class ModuleWatch:
         self.started: list[Call] = []
         """All calls, in the order in which they began."""
         self.ended: list[Call] = []
-        """Those that came back, in the order in which they did: a module after its parts."""
+        """The calls that returned, in the order in which they did: a module after its parts."""
         self.gradients: dict[int, int] = {}
-        """Gradients that came back, first come first: the tensor's number, and the question about it."""
+        """Gradients in the order of arrival: the tensor's number, and the question about it."""
         self.activations: dict[str, Activation] = {}
-        """Of the last call, by module name."""
+        """The activation of the last call, by module name."""
         self.calls: dict[str, int] = {}
         self.measured = Measurements()
         self._open: list[Call] = []
@@ -77,12 +77,12 @@ class ModuleWatch:
 
     @property
     def where(self) -> Call | None:
-        """The innermost module that has begun and not come back: where an exception came from."""
+        """The innermost module that has begun and not returned: the origin of an exception."""
         return self._open[-1] if self._open else None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Hooks on every module for the length of the block."""
+        """Keep hooks on every module during the block."""
         with uncompiled(), self._handles:
             self._handles.callback(self._nodes.clear)
             for name, module in self.model.named_modules():
@@ -98,7 +98,7 @@ class ModuleWatch:
         def after(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
             self._end(name, output, measuring=self.measuring and leaf)
 
-        with suppress(RuntimeError):  # what torch.jit made takes no hooks
+        with suppress(RuntimeError):  # modules from torch.jit take no hooks
             before_handle = module.register_forward_pre_hook(before, with_kwargs=True)
             self._handles.callback(before_handle.remove)
             self._handles.callback(module.register_forward_hook(after, with_kwargs=True).remove)
@@ -113,7 +113,7 @@ class ModuleWatch:
         self._open.append(call)
 
     def _end(self, name: str, output: Any, *, measuring: bool) -> None:
-        # A call that ended in an exception which the model caught is still open: it goes with its parent.
+        # If the model caught an exception of a call, that call is still open: it closes with its parent.
         at = next(at for at in reversed(range(len(self._open))) if self._open[at].name == name)
         call = self._open[at]
         del self._open[at:]
@@ -135,9 +135,9 @@ class ModuleWatch:
         return [self._number(tensor) for tensor in tensors if tensor.requires_grad]
 
     def _number(self, tensor: Tensor) -> int:
-        """The tensor's number; the same tensor has one, out of one module and into the next.
+        """The tensor's number. It is the same as output of one module and as input of the next.
 
-        The nodes are kept while the pass lasts, so that no other can get the `id` of one that is gone.
+        The nodes are kept during the pass, so that no new node gets the `id` of a freed one.
         """
         node = tensor if tensor.grad_fn is None else tensor.grad_fn
         place = (id(node), tensor.output_nr)
@@ -157,24 +157,24 @@ class ModuleWatch:
 
 
 def _readable(value: Any) -> list[Tensor]:
-    """The floating tensors of a value. Those inside a `torch.func.vmap` have no values outside of it."""
+    """The floating tensors of a value, except those in a `torch.func.vmap`, whose values are unreadable."""
     return [tensor for tensor in floating_in(value) if not is_functorch_wrapped_tensor(tensor)]
 
 
 def is_row(module: nn.Module) -> bool:
-    """Whether a module is a layer of its own: it has no parts, or parameters beside them."""
-    # torch's own ways to ask build a set of names first, which takes thousands of layers 0.1 s.
+    """Whether a module counts as a layer: it has no parts, or it has its own parameters."""
+    # torch's own methods build a set of names first, which takes 0.1 s for thousands of layers.
     return not any(part is not None for part in module._modules.values()) or bool(own_parameters(module))
 
 
 def own_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters beside a module's parts; one under two names is one."""
+    """A module's own parameters, without those of its parts; one with two names counts once."""
     own = {id(parameter): parameter for parameter in module._parameters.values() if parameter is not None}
     return [*own.values()]
 
 
 def plain_model(model: nn.Module) -> nn.Module:
-    """The model inside the wrapper that `torch.compile` makes.
+    """Return the model inside the wrapper of `torch.compile`.
 
     >>> plain_model(nn.Linear(1, 1))
     Linear(in_features=1, out_features=1, bias=True)
@@ -184,10 +184,10 @@ def plain_model(model: nn.Module) -> nn.Module:
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Run what was compiled as it was written: a compiled model calls no hooks.
+    """Run compiled models without the compiler, because a compiled model calls no hooks.
 
-    Worse, one compiled anew while there are hooks would have them in it for good. Where nothing has loaded
-    the compiler, nothing is compiled; loading it to ask takes a second.
+    Also, a model compiled while there are hooks would contain them forever. If the compiler is not loaded,
+    nothing is compiled; loading it to find out would take a second.
     """
     if "torch._dynamo" not in sys.modules:
         return nullcontext()

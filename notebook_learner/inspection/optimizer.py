@@ -1,4 +1,4 @@
-"""What an optimizer holds: the settings of its groups, and the size of its state."""
+"""Describe an optimizer: the settings of its groups, and the size of its state."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Group:
     """One parameter group.
 
     Attributes:
-        options: learning rate and all other settings that are plain values.
-        tensors: how many parameters it trains.
-        elements: how many numbers they hold.
+        options: the learning rate and all other settings that are plain values.
+        tensors: the number of parameters that it trains.
+        elements: the number of values in them.
         state: its state, key by key; empty before the first update.
-        steps: the updates made, the most of any parameter; None where the optimizer does not count.
+        steps: the most updates of any parameter; None if the optimizer does not count them.
     """
 
     index: int
@@ -44,7 +44,7 @@ class Group:
 
 
 def describe_optimizer(optimizer: Any) -> tuple[Group, ...]:
-    """A row for every parameter group; none for what has no groups.
+    """Return a row for every parameter group; no rows for an object without groups.
 
     >>> [group.options["lr"] for group in describe_optimizer(torch.optim.SGD([torch.ones(1)], lr=0.5))]
     [0.5]
@@ -112,6 +112,6 @@ def _is_state(value: Any) -> bool:
 
 
 def _magnitudes(values: Tensor) -> Tensor:
-    """Of each row: the sum and the greatest of the magnitudes."""
+    """For each row: the sum and the greatest of the magnitudes."""
     sizes = values.to(wide(values.device)).abs()
     return torch.stack([sizes.sum(1), sizes.amax(1)], 1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 FIRST = 8
-"""Images of a batch that are shown."""
+"""The number of images of a batch that are shown."""
 _LARGEST, _GAP = 96, 2
 _NOT_FINITE = (255, 0, 80, 255)
 
@@ -35,7 +35,7 @@ class Picture:
 
     @property
     def uri(self) -> str:
-        """The picture as an address that an `<img>` takes."""
+        """The picture as a data URL for an `<img>`."""
         return "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
 
 
@@ -50,14 +50,14 @@ def is_like_images(tensor: Tensor) -> bool:
     if tensor.is_nested or tensor.is_meta or tensor.ndim not in (3, 4) or not tensor.numel():
         return False
     height, width = tensor.shape[-2:]
-    # Without a channel it may as well be a batch of sequences: only what is nearly square is believed.
+    # Without a channel it may also be a batch of sequences: only nearly square shapes count as images.
     slender = max(height, width) > (8 if tensor.ndim == 4 else 2) * min(height, width)
     channels = tensor.shape[1] if tensor.ndim == 4 else 1
     return channels in (1, 3) and min(height, width) >= 4 and max(height, width) <= 4096 and not slender
 
 
 def picture(path: str, tensor: Tensor) -> Picture | None:
-    """The first images of a tensor that looks like images; None for any other."""
+    """Return the first images of a tensor that looks like images; None for any other tensor."""
     if not is_like_images(tensor):
         return None
     images = tensor.detach()[:FIRST]
@@ -94,13 +94,13 @@ def _side_by_side(pixels: Pixels) -> Pixels:
 
 
 def encode_png(pixels: Pixels) -> bytes:
-    """Pixels of shape (height, width, 4) as a PNG file.
+    """Encode pixels of shape (height, width, 4) as a PNG file.
 
     >>> encode_png(np.zeros((1, 1, 4), np.uint8))[:8]
     b'\\x89PNG\\r\\n\\x1a\\n'
     """
     height, width, _ = pixels.shape
-    lines = np.zeros((height, 1 + 4 * width), np.uint8)  # each line begins with its filter: none
+    lines = np.zeros((height, 1 + 4 * width), np.uint8)  # the first byte of a line: no filter
     lines[:, 1:] = pixels.reshape(height, -1)
     head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
     chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(lines.tobytes(), 6)), (b"IEND", b""))

@@ -14,10 +14,10 @@ from .statistics import Histogram
 MOST_LAYERS, MOST_SAMPLES = 200, 12
 _WIDE, _HIGH = 80, 18
 _LONG = 48
-"""Letters of a cell that is broken into lines, rather than making its table wide."""
+"""Letters from which a cell's text is broken into lines, so that its table stays narrow."""
 
-# JupyterLab's own colours follow its theme; elsewhere the page's colour of text does. The class stands
-# twice because JupyterLab's own rules for tables and headings would win over a single one.
+# JupyterLab's own colours follow its theme; elsewhere the page's text colour does. The class stands twice
+# because JupyterLab's own rules for tables and headings would override a single one.
 _STYLE = """
 .nl-look{--ink:var(--jp-ui-font-color1,currentColor);--line:var(--jp-border-color2,rgba(128,128,128,.35));
 --bar:var(--jp-brand-color1,#1e88e5);--bad:var(--jp-error-color1,#e53935);color:var(--ink);
@@ -48,14 +48,14 @@ border-bottom:1px solid var(--line);text-align:left;white-space:nowrap;vertical-
 
 
 def report(inspection: Findings) -> str:
-    """All parts of an inspection. Every name and text is escaped: they come from strangers."""
+    """Return all parts of an inspection as HTML. Names and texts are escaped: their source is not trusted."""
     parts = [f"<h3>{escape(headline(inspection))}</h3>"]
     if inspection.loss is not None:
         parts.append(f"<p>loss <strong>{escape(number(inspection.loss))}</strong></p>")
     parts += [_remark(kind, text) for kind, text in remarks(inspection)]
     shown = tables(inspection, most_layers=MOST_LAYERS, most_samples=MOST_SAMPLES)
     pictures = "".join(_picture(one) for one in inspection.thumbnails)
-    # The layers take all the width there is; the small tables before and after stand side by side.
+    # The table of layers takes the full width; the small tables before and after it stand side by side.
     for wide, group in groupby(shown, key=lambda table: table.title == "Layers"):
         sections = [_section(table, pictures if table.title == "Batch" else "") for table in group]
         parts += sections if wide else [f'<div class="nl-row">{"".join(sections)}</div>']
@@ -91,7 +91,7 @@ def _cell(tag: str, column: Heading, cell: Cell) -> str:
 def _bars(histogram: Histogram) -> str:
     highest = max(histogram.counts) or 1
     wide = _WIDE / len(histogram.counts)
-    # Any bar at least one pixel high: a single value is to be seen beside a million.
+    # Every bar is at least one pixel high: a single value must be visible next to a million.
     bars = "".join(
         f"M{at * wide:g} {_HIGH}v-{max(1.0, _HIGH * size / highest):.3g}h{wide - 1:g}V{_HIGH}z"
         for at, size in enumerate(histogram.counts)
@@ -107,7 +107,7 @@ def _bars(histogram: Histogram) -> str:
 
 
 def _picture(picture: Picture) -> str:
-    # Tiny images are drawn larger, by whole pixels, so that one can see what is on them.
+    # Tiny images are enlarged by a whole factor, so that the user can recognize them.
     times = max(1, 56 // picture.height)
     said = escape(f"the first {picture.count} of {name(picture.path) or 'batch'}")
     return (

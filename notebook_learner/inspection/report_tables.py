@@ -1,4 +1,4 @@
-"""The tables of a report, before anybody knows whether they become text or HTML."""
+"""The tables of a report, for both its text and its HTML form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_VALUES = ("mean", "std", "min", "max", "zeros")
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A heading, and whether the column is one of numbers."""
+    """A heading, and whether its column holds numbers."""
 
     heading: str
     right: bool = False
@@ -48,7 +48,7 @@ class ReportTable:
 
 
 def tables(inspection: Findings, *, most_layers: int, most_samples: int) -> list[ReportTable]:
-    """All parts that have something to show."""
+    """All tables that are not empty."""
     found = [
         batch_table(inspection),
         samples_table(inspection, most_samples),
@@ -62,14 +62,14 @@ def tables(inspection: Findings, *, most_layers: int, most_samples: int) -> list
 
 
 def headline(inspection: Findings) -> str:
-    """The first line: what is looked at, and where it stands."""
+    """The first line: the model, and the position of the training."""
     return " · ".join(
         part for part in (f"Inspection of {name(inspection.model)}", one_line(inspection.place)) if part
     )
 
 
 def remarks(inspection: Findings) -> list[tuple[str, str]]:
-    """What comes before all tables, each with its kind: a failure, what is not finite, notes."""
+    """The remarks before the tables, each with its kind: a failure, the first value not finite, notes."""
     found = []
     if inspection.failed is not None:
         found.append(("failed", one_line(inspection.failed)))
@@ -79,13 +79,13 @@ def remarks(inspection: Findings) -> list[tuple[str, str]]:
 
 
 def name(text: str) -> str:
-    """A name as one harmless line, its beginning cut off where it is too long: the end tells more."""
+    """A name as one harmless line. A long name loses its beginning, because the end is more specific."""
     line = one_line(text)
     return line if len(line) <= _LONGEST_NAME else f"…{line[1 - _LONGEST_NAME :]}"
 
 
 def shape(sizes: Sequence[int] | None) -> str:
-    """A shape for people.
+    """Format a shape.
 
     >>> shape((32, 3)), shape(()), shape(None)
     ('32 x 3', 'scalar', '')
@@ -96,7 +96,7 @@ def shape(sizes: Sequence[int] | None) -> str:
 
 
 def maybe(value: float | None) -> str:
-    """A number, or nothing where there is none; a statistic of no values is none.
+    """Format a number; "" for None and for the statistic of no values.
 
     >>> maybe(0.5), maybe(None)
     ('0.5000', '')
@@ -105,7 +105,7 @@ def maybe(value: float | None) -> str:
 
 
 def share(part: float) -> str:
-    """A share as it is compared: exact at both ends.
+    """Format a share, exact at both ends: "0 %" and "100 %" are never rounded values.
 
     >>> share(0), share(0.004), share(0.5), share(0.999), share(1)
     ('0 %', '< 1 %', '50 %', '> 99 %', '100 %')
@@ -118,7 +118,7 @@ def share(part: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time, also one far below a second: steps may take a fraction of a millisecond.
+    """Format a time, also one far below a second: steps may take a fraction of a millisecond.
 
     >>> span(0.00051), span(0.0123), span(2.5)
     ('0.51 ms', '12 ms', '2.5 s')
@@ -127,7 +127,7 @@ def span(seconds: float) -> str:
 
 
 def some(value: int) -> str:
-    """A count, or nothing where it is zero."""
+    """Format a count; "" for zero."""
     return count(value) if value else ""
 
 
@@ -153,7 +153,7 @@ def _batch_row(row: BatchTensor) -> list[Cell]:
 
 
 def bound(row: BatchTensor, value: float) -> str:
-    """The least or greatest value of a tensor: a whole number where the tensor holds those."""
+    """Format the least or greatest value of a tensor: as a whole number if the tensor holds integers."""
     whole = "int" in row.dtype or row.dtype == "bool"
     return count(int(value)) if whole and math.isfinite(value) else number(value)
 
@@ -165,7 +165,7 @@ def _about(row: BatchTensor) -> list[str]:
 
 
 def classes(row: BatchTensor) -> str:
-    """The values of an integer tensor and how often each occurs; of many the most frequent ones."""
+    """The values of an integer tensor and their counts; if there are many, the most frequent ones."""
     counted = list((row.classes or {}).items())
     shown = counted
     if len(counted) > _MOST_CLASSES:
@@ -175,7 +175,7 @@ def classes(row: BatchTensor) -> str:
 
 
 def samples_table(inspection: Findings, most: int) -> ReportTable:
-    """The worst samples; or why there are none."""
+    """The worst samples, or the reason why they are unknown."""
     columns = [
         Heading("sample", True),
         Heading("loss", True),
@@ -194,7 +194,7 @@ def samples_table(inspection: Findings, most: int) -> ReportTable:
 
 
 def example(value: Example) -> str:
-    """A target or a prediction."""
+    """Format a target or a prediction."""
     if value is None:
         return ""
     if isinstance(value, list):
@@ -207,7 +207,7 @@ def example(value: Example) -> str:
 
 
 def layers_table(inspection: Findings, most: int) -> ReportTable:
-    """The layers in their order; where there are too many, the first ones and all that are flagged."""
+    """The layers in their order; if there are too many, the first ones and all that are flagged."""
     columns = [
         Heading("layer"),
         Heading("kind"),
@@ -227,7 +227,7 @@ def layers_table(inspection: Findings, most: int) -> ReportTable:
 
 
 def chosen_layers(layers: Sequence[Layer], most: int) -> list[Layer]:
-    """At most so many layers, in their order: what is flagged goes before what is not."""
+    """Choose at most `most` layers and keep their order: flagged layers are chosen first."""
     if len(layers) <= most:
         return list(layers)
     by_weight = sorted(range(len(layers)), key=lambda at: (not is_alarming(layers[at]), at))
@@ -235,7 +235,7 @@ def chosen_layers(layers: Sequence[Layer], most: int) -> list[Layer]:
 
 
 def is_alarming(layer: Layer) -> bool:
-    """Whether a layer has a flag that nobody asked for."""
+    """Whether a layer has a flag that the user did not cause."""
     return any(flag != "frozen" for flag in layer.flags)
 
 
@@ -256,7 +256,7 @@ def _layer_row(layer: Layer) -> list[Cell]:
 
 
 def remark(layer: Layer) -> str:
-    """A layer's flags, with how many values they stand for, and its calls where there are several."""
+    """A layer's flags with their numbers of values, and its number of calls if there are several."""
     parts = [_counted(layer, flag) for flag in layer.flags]
     return ", ".join([*parts, *([f"{layer.calls} calls"] if layer.calls > 1 else [])])
 
@@ -294,12 +294,12 @@ def _group_row(group: Group) -> list[Cell]:
 
 
 def _is_shown(key: str, value: Option) -> bool:
-    # Switches that are off say nothing; `initial_lr` is what a scheduler remembers.
+    # A switch that is off is not shown; `initial_lr` is a scheduler's own value.
     return key not in ("lr", "params", "initial_lr") and value is not None and value is not False
 
 
 def option(value: Option) -> str:
-    """A setting as it was written: 0.001 and not 1.000e-3.
+    """Format a setting as in code: 0.001 and not 1.000e-3.
 
     >>> option(0.001), option((0.9, 0.999)), option(None)
     ('0.001', '(0.9, 0.999)', '')
@@ -331,7 +331,7 @@ def state_table(inspection: Findings) -> ReportTable:
 
 
 def memory_table(inspection: Findings) -> ReportTable:
-    """Bytes by kind, and what a GPU's allocator says."""
+    """Bytes by kind, and the numbers of a GPU's allocator."""
     memory = inspection.memory
     kinds = {
         "parameters": memory.parameters,
@@ -348,7 +348,7 @@ def memory_table(inspection: Findings) -> ReportTable:
 
 
 def times_table(inspection: Findings) -> ReportTable:
-    """Where a step's time goes."""
+    """The seconds of each part of a step."""
     times = inspection.times or {}
     whole = sum(times.values()) or 1.0
     rows = [[name(part), span(seconds), share(seconds / whole)] for part, seconds in times.items()]

@@ -11,11 +11,11 @@ from .statistics import Histogram
 MOST_LAYERS, MOST_SAMPLES = 40, 8
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
 _LEFT_OUT = ("min", "max")
-"""Columns of the layers that only a wide page has room for; the values are in `inspection.layers`."""
+"""Columns of the layers that text leaves out, for lack of room; their values are in `inspection.layers`."""
 
 
 def report(inspection: Findings) -> str:
-    """All parts of an inspection, one below the other."""
+    """Return all parts of an inspection as text, one below the other."""
     head = [headline(inspection)]
     if inspection.loss is not None:
         head.append(f"loss {number(inspection.loss)}")
@@ -44,12 +44,12 @@ def _text(cell: Cell) -> str:
 
 
 def sparkline(histogram: Histogram) -> str:
-    """A histogram as a word of blocks, half as many as it has bins.
+    """Draw a histogram with block characters, one for every two bins.
 
     >>> sparkline(Histogram(0.0, 1.0, (4, 4, 1, 0, 0, 0, 8, 8)))
     '▄▁ █'
     """
     pairs = [sum(histogram.counts[at : at + 2]) for at in range(0, len(histogram.counts), 2)]
     highest = max(pairs, default=0) or 1
-    # Rounded up: a single value is to be seen beside a million.
+    # Rounded up: a single value must be visible next to a million.
     return "".join(_HEIGHTS[-(-(len(_HEIGHTS) - 1) * size // highest)] for size in pairs)

@@ -22,14 +22,14 @@ from .statistics import wide
 MOST_SAMPLES = 1000
 _LONGEST_LIST = 8
 _IGNORED = -100
-"""What torch's losses leave out, where nothing else is said."""
+"""The target that torch's losses ignore by default."""
 
 Example = int | float | bool | str | list[Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample of the batch: its place there, its loss, what was to be said, and what was said."""
+    """One sample of the batch: its index, its loss, its target and the prediction."""
 
     index: int
     loss: float
@@ -39,24 +39,24 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The samples, the worst first; or None and the reason why there are none."""
+    """The samples, the worst first; or None, and the reason."""
 
     rows: tuple[Sample, ...] | None
     reason: str = ""
 
 
 def field_of(output: Any, name: str) -> Any:
-    """A field of a step's output, whether it is an object or a mapping."""
+    """A field of a step's output, which may be an object or a mapping."""
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
 def item_of(output: Any) -> Any:
-    """The output that holds the loss: a TrainOutput carries it as its `item`."""
+    """The output that holds the loss. In a TrainOutput it is the `item`."""
     return output.item if hasattr(output, "grads") and hasattr(output, "item") else output
 
 
 def loss_of(output: Any) -> Tensor | None:
-    """The loss in what a step returned; a bare tensor is one."""
+    """The loss in a step's output; a bare tensor is itself the loss."""
     loss = output if isinstance(output, Tensor) else field_of(output, "loss")
     return loss.detach() if isinstance(loss, Tensor) else None
 
@@ -64,13 +64,13 @@ def loss_of(output: Any) -> Tensor | None:
 def sample_losses(
     output: Any, loss_fn: Callable[..., Any] | None = None, decode: Decode | None = None
 ) -> Samples:
-    """The losses of a step's output, sample by sample.
+    """Return the losses of a step's output, sample by sample.
 
     Args:
-        output: what the step returned. The four outputs of this package are known by their names, and
-            whatever has the same fields.
-        loss_fn: the loss it was trained on; asked first, with `reduction="none"`, where it has that.
-        decode: from token numbers to text, for sequences.
+        output: the step's output. The four outputs of this package are known by their names, and so is any
+            output with the same fields.
+        loss_fn: the model's loss; tried first, with `reduction="none"` if it takes that.
+        decode: the function from token numbers to text, for sequences.
 
     >>> from types import SimpleNamespace
     >>> scores, targets = torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1])
@@ -96,7 +96,7 @@ def sample_losses(
 
 
 def _scores(item: Any) -> Any:
-    """The model's answers with classes in dimension 1."""
+    """The model's outputs with the classes in dimension 1."""
     if "SequenceOutput" in _names(item):
         return item.logits.movedim(-1, 1)
     return field_of(item, "output")
@@ -116,7 +116,7 @@ def _kind(item: Any, scores: Tensor, targets: Tensor) -> str | None:
     ):
         if name in names:
             return name
-    # Any other output goes by its shapes, as `.loss(fn)` does it.
+    # The shapes decide for any other output, as in `.loss(fn)`.
     whole = not targets.is_floating_point() and not targets.is_complex()
     if whole and scores.ndim == targets.ndim + 1:
         return "ClassificationOutput"
@@ -127,7 +127,7 @@ def _own_losses(loss_fn: Callable[..., Any], scores: Tensor, targets: Tensor) ->
     each = _unreduced(loss_fn)
     if each is None:
         return None
-    with suppress(Exception):  # a loss of somebody's own: where it fails, the known ones are taken
+    with suppress(Exception):  # if the user's own loss fails, the known ones are used
         return _per_sample(each(scores, targets), targets, getattr(loss_fn, "ignore_index", _IGNORED))
     return None
 
@@ -136,10 +136,10 @@ def _unreduced(loss_fn: Callable[..., Any]) -> Callable[..., Any] | None:
     if isinstance(loss_fn, nn.Module):
         if not hasattr(loss_fn, "reduction"):
             return None
-        loss_fn = copy.copy(loss_fn)  # a shallow one: class weights are shared, the user's module stays
+        loss_fn = copy.copy(loss_fn)  # a shallow copy shares class weights; the user's module stays
         loss_fn.reduction = "none"  # type: ignore[assignment]  # a string, as every loss of torch has it
         return loss_fn
-    with suppress(TypeError, ValueError):  # a builtin tells no signature
+    with suppress(TypeError, ValueError):  # a builtin may have no signature
         if "reduction" in inspect.signature(loss_fn).parameters:
             return lambda scores, targets: loss_fn(scores, targets, reduction="none")
     return None
@@ -148,7 +148,7 @@ def _unreduced(loss_fn: Callable[..., Any]) -> Callable[..., Any] | None:
 def _known_losses(kind: str, item: Any, scores: Tensor, targets: Tensor) -> Tensor | None:
     scores = scores.float() if scores.is_floating_point() and scores.element_size() < 4 else scores
     ignored = getattr(item, "ignore_index", _IGNORED)
-    with suppress(RuntimeError, ValueError, IndexError, TypeError):  # an output that is not what it is called
+    with suppress(RuntimeError, ValueError, IndexError, TypeError):  # the name may not fit the contents
         if kind in ("ClassificationOutput", "SequenceOutput"):
             left_out = _IGNORED if ignored is None else ignored
             each = functional.cross_entropy(scores, targets.long(), reduction="none", ignore_index=left_out)
@@ -164,7 +164,7 @@ def _known_losses(kind: str, item: Any, scores: Tensor, targets: Tensor) -> Tens
 
 
 def _per_sample(each: Any, targets: Tensor | None, ignored: Any) -> Tensor | None:
-    """The mean of each sample's losses; what the loss leaves out is not counted."""
+    """The mean of each sample's losses, without the targets that the loss ignores."""
     if not isinstance(each, Tensor) or each.ndim == 0 or each.is_complex():
         return None
     rows: Tensor = each.reshape(len(each), -1).to(wide(each.device))
@@ -202,7 +202,7 @@ def _predictions(item: Any, kind: str | None, scores: Tensor) -> Tensor:
 
 
 def _examples(values: Tensor, chosen: Tensor, decode: Decode | None) -> list[Example]:
-    """One example a chosen sample: a number, a short list, text, or what kind of tensor it is."""
+    """One example for each chosen sample: a number, a short list, text, or the kind of tensor."""
     if values.ndim == 0 or len(values) <= (int(chosen.max()) if len(chosen) else -1):
         return [None] * len(chosen)
     rows = values[chosen.to(values.device)].detach().cpu()
@@ -213,7 +213,7 @@ def _examples(values: Tensor, chosen: Tensor, decode: Decode | None) -> list[Exa
 def _example(row: Tensor, decode: Decode | None) -> Example:
     row = row.squeeze()
     if decode is not None and row.ndim == 1:
-        with suppress(Exception):  # a stranger's tokenizer
+        with suppress(Exception):  # the user's tokenizer may fail
             return decoded(decode, row)
     if row.ndim == 0:
         value: Example = row.item()
@@ -233,6 +233,6 @@ def _why_no_fields(item: Any) -> str:
 
 def _why_no_losses(item: Any, scores: Tensor, targets: Tensor) -> str:
     return (
-        f"no loss of single samples is known for {a_kind(item)} with output {list(scores.shape)} "
-        f"and targets {list(targets.shape)}; give a loss with a `reduction`, as torch's have it"
+        f"the losses of single samples are unknown for {a_kind(item)} with output {list(scores.shape)} "
+        f"and targets {list(targets.shape)}; use a loss with a `reduction` argument, like torch's losses"
     )

@@ -1,4 +1,4 @@
-"""The report in short, as pairs of name and text: what a narrow place has room for."""
+"""The short report for a narrow panel, as pairs of name and text."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from .report_tables import (
 MOST_ROWS = 12
 _MOST_SAMPLES = MOST_ROWS - 4
 _TOO_MUCH = ("parameters", "min", "max")
-"""Columns of the report that a panel has no room for."""
+"""Columns of the report that a panel leaves out, for lack of room."""
 
 Row = list[str]
 
 
 class Grid(TypedDict):
-    """The same as `rows`, in columns."""
+    """The data of `rows` in columns."""
 
     heads: list[str]
     right: list[bool]
     """Which columns hold numbers."""
     cells: list[list[str]]
     wrong: list[bool]
-    """Which rows should catch the eye."""
+    """Which rows are highlighted."""
     more: str
-    """What is left out, if anything."""
+    """A text about what is left out, if anything."""
 
 
 class Section(TypedDict):
-    """A title and its rows, each a name and a text; and as a table, where there is more to compare."""
+    """A title and its rows, each a name and a text; also a table if there is more to compare."""
 
     title: str
     rows: list[Row]
@@ -57,7 +57,7 @@ class Section(TypedDict):
 
 
 def sections(inspection: Findings) -> list[Section]:
-    """Those parts that have something to show, at most a dozen rows each."""
+    """The parts of the report that are not empty, each with at most a dozen rows."""
     found = {
         "Step": _step(inspection),
         "Batch": _batch(inspection),
@@ -145,7 +145,7 @@ def _layers(inspection: Findings) -> list[Row]:
 
 
 def _flagged_first(inspection: Findings) -> list[Layer]:
-    """A panel shows a dozen of what may be hundreds."""
+    """The layers with the flagged ones first: a panel shows a dozen of perhaps hundreds."""
     return sorted(inspection.layers, key=lambda layer: not is_alarming(layer))
 
 

@@ -1,8 +1,8 @@
-"""What a tensor's values are like: measured where they lie, brought over together.
+"""Measure the values of tensors on their device, and read all results together.
 
-Reading one number from a GPU waits for all that is queued there. So what is measured stays on its device,
-and `bring_over` reads any number of such tensors in one transfer per device. And each call of torch costs
-its microseconds: so tensors of one shape are measured together, as the rows of a matrix.
+Reading one number from a GPU waits for all queued work. So results stay on their device, and `bring_over`
+reads any number of them in one transfer per device. Each call of torch costs microseconds. So tensors of one
+shape are measured together, as the rows of a matrix.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from torch.nn.parameter import is_lazy
 
 BINS = 20
 _CHUNK = {"cpu": 1 << 17, "other": 1 << 24}
-"""Values measured at a time, whatever the tensor's size. On a CPU what fits its cache: 28 ns a value, and
-175 ns with 4 million at a time, whose every temporary is fresh memory. A GPU wants larger ones."""
+"""Values measured at a time, for tensors of any size. On a CPU they fit its cache: 28 ns per value. With
+4 million at a time it takes 175 ns, because every temporary is new memory. A GPU needs larger portions."""
 FEW = 4096
-"""So many values are quicker copied, and measured later together with others, than measured alone."""
+"""Up to this number of values, it is faster to copy them and measure them later together with others."""
 UNREADABLE = (RuntimeError, NotImplementedError, TypeError)
-"""What a number format raises with which its device cannot compute."""
+"""The errors for a number format that the device cannot compute with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A tensor's values. Mean, spread and range are those of its finite ones.
+    """Statistics of a tensor's values. Mean, spread and range cover only the finite ones.
 
-    Complex numbers count by their magnitude; of a sparse tensor the stored values count. A statistic
-    of no values is NaN.
+    Complex numbers count by their magnitude. Of a sparse tensor, only the stored values count. A statistic of
+    no values is NaN.
     """
 
     count: int
@@ -48,7 +48,7 @@ class Statistics:
 
     @property
     def norm(self) -> float:
-        """The root of the sum of squares; not finite where a value is not."""
+        """The root of the sum of squares; not finite if a value is not."""
         if self.nan:
             return math.nan
         if self.inf:
@@ -63,7 +63,7 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How the finite values spread over equally wide bins from `low` to `high`."""
+    """The counts of the finite values in equally wide bins from `low` to `high`."""
 
     low: float
     high: float
@@ -76,7 +76,7 @@ class Histogram:
 
 Both = tuple[Statistics, Histogram | None] | None
 Rows = list[tuple[list[int], Tensor]]
-"""Numbers still on their devices: a row for each piece of a tensor, and the tensors' places in their list."""
+"""Results still on their devices: a row for each piece of a tensor, and the tensors' places in their list."""
 
 
 class Measurements:
@@ -88,7 +88,7 @@ class Measurements:
         self._measured: list[_Measured] = []
 
     def ask(self, sets: Sequence[Sequence[Tensor]]) -> range:
-        """Measure each set as one set of values; their numbers."""
+        """Measure each set as one set of values; return the numbers of the sets."""
         numbers = range(self._count, self._count + len(sets))
         self._count += len(sets)
         parts = {number: values_in(tensors) for number, tensors in zip(numbers, sets, strict=True)}
@@ -100,7 +100,7 @@ class Measurements:
         return numbers
 
     def answers(self) -> list[Both]:
-        """What was measured, by number; None for what has no values to look at (a meta tensor)."""
+        """Return the results by number; None for a set without readable values (a meta tensor)."""
         self._measured += _measured(self._waiting)
         self._waiting = {}
         found: list[Both] = [None] * self._count
@@ -111,7 +111,7 @@ class Measurements:
 
 
 def values_in(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """The numbers of those tensors that hold some."""
+    """The values of those tensors that hold some."""
     found = []
     for tensor in tensors:
         try:
@@ -124,13 +124,13 @@ def values_in(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def values_of(tensor: Tensor) -> Tensor | None:
-    """The stored numbers of any tensor as a plain real one; None where it holds none that can be read."""
+    """The stored values of any tensor as a plain real tensor; None if it has no readable values."""
     if is_lazy(tensor) or tensor.is_meta or (tensor.is_nested and tensor.layout is torch.strided):
         return None
     tensor = tensor.detach() if tensor.requires_grad else tensor
     if tensor.is_quantized:
         return tensor.dequantize()
-    if tensor.is_sparse:  # a sparse gradient names a row as often as the batch does: sum it first
+    if tensor.is_sparse:  # a sparse gradient repeats a row as often as the batch does: sum first
         tensor = tensor.coalesce().values()
     elif tensor.layout is not torch.strided:
         tensor = tensor.values()
@@ -138,12 +138,12 @@ def values_of(tensor: Tensor) -> Tensor | None:
 
 
 def wide(device: torch.device) -> torch.dtype:
-    """The widest float of a device: Apple's has no float64."""
+    """The widest float type of a device: Apple's has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def pieces(values: Tensor) -> Sequence[Tensor]:
-    """A tensor's values in portions of a size that its device works well with; none if it has none."""
+    """Split a tensor's values into portions of a good size for its device; no portions without values."""
     if not values.numel():
         return ()
     return torch.split(values.reshape(-1), _most(values))
@@ -154,14 +154,14 @@ def _most(values: Tensor) -> int:
 
 
 def rows_of(parts: Sequence[Tensor], work: Callable[[Tensor], Tensor]) -> Rows:
-    """What `work` makes of each row of a matrix, whose rows are pieces of these tensors."""
+    """Apply `work` to matrices whose rows are pieces of these tensors, and return its results."""
     rows: Rows = []
     in_matrices(parts, lambda places, matrix: rows.append((places, work(matrix))))
     return rows
 
 
 def read(rows: Rows) -> tuple[list[int], np.ndarray[Any, Any]]:
-    """The places and the rows, on the host."""
+    """Read the places and the rows to the host."""
     places = [at for which, _ in rows for at in which]
     numbers = bring_over([found for _, found in rows])
     return places, np.concatenate(numbers) if numbers else np.empty((0, 0))
@@ -169,8 +169,10 @@ def read(rows: Rows) -> tuple[list[int], np.ndarray[Any, Any]]:
 
 @torch.no_grad()
 def in_matrices(parts: Sequence[Tensor], work: Callable[[list[int], Tensor], None]) -> None:
-    """Call `work` with the places of tensors and a matrix of their numbers, a row each: many small tensors
-    of one shape, or a piece of one. What cannot be read is left out."""
+    """Call `work` with the places of tensors and a matrix of their values, one row each.
+
+    A matrix holds many small tensors of one shape, or a piece of one tensor. Unreadable tensors are left out.
+    """
     alike: dict[Any, list[int]] = {}
     for at, part in enumerate(parts):
         alike.setdefault((part.shape, part.dtype, part.device), []).append(at)
@@ -192,8 +194,10 @@ def _matrices(parts: Sequence[Tensor], places: list[int]) -> Iterator[tuple[list
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Numbers of sets, still on a device: a row of moments for each piece, and the place of its set; a row
-    of bins for each set."""
+    """Results of sets, still on a device.
+
+    They are a row of moments for each piece, the place of its set, and a row of bins for each set.
+    """
 
     numbers: list[int]
     moments: Tensor
@@ -226,7 +230,7 @@ def _measured_on(device: torch.device, sets: dict[int, list[Tensor]]) -> _Measur
 
 
 def _moments(values: Tensor) -> Tensor:
-    """Of each row: finite values, their mean, squared deviations, least, greatest; zeros, NaNs, infs."""
+    """For each row: finite values, their mean, squared deviations, least, greatest; zeros, NaNs, infs."""
     x = values.to(wide(values.device))
     finite = x.isfinite()
     count = finite.sum(1)
@@ -244,7 +248,7 @@ def _nothing(device: torch.device) -> Tensor:
 
 def _bins(parts: Sequence[Tensor], owner: Sequence[int], low: Tensor, high: Tensor) -> Tensor:
     width = high - low
-    # As numpy does it: all values equal, they are the middle of a bin range one wide.
+    # As in numpy: if all values are equal, the range is one wide with the value in its middle.
     low, width = torch.where(width > 0, low, low - 0.5), torch.where(width > 0, width, 1.0)
     total = torch.zeros(len(low), BINS + 1, device=low.device, dtype=torch.int64)
 
@@ -253,7 +257,7 @@ def _bins(parts: Sequence[Tensor], owner: Sequence[int], low: Tensor, high: Tens
         x = values.to(low.dtype)
         place = (x - low[own, None]) * (BINS / width[own, None])
         place = place.nan_to_num_(0.0, 0.0, 0.0).clamp_(0, BINS - 1).long()
-        place = place.where(x.isfinite(), BINS)  # one more bin, for what is in none
+        place = place.where(x.isfinite(), BINS)  # one more bin, for values outside all bins
         place += torch.arange(len(which), device=low.device)[:, None] * (BINS + 1)
         counts = torch.bincount(place.reshape(-1), minlength=len(which) * (BINS + 1))
         total.index_add_(0, own, counts.reshape(len(which), BINS + 1))
@@ -287,7 +291,7 @@ def _finished(one: _Measured) -> list[Both]:
     np.maximum.at(high, places, highs)
     finite = total(counts)
     mean = total(counts * means) / np.maximum(finite, 1)
-    # Chan's way to join pieces: no sum of squares, which loses a small spread around a large mean.
+    # Chan's method to join pieces: a sum of squares would lose a small spread around a large mean.
     spread = total(squares + counts * (means - mean[places]) ** 2)
     std = np.sqrt(spread / np.maximum(finite, 1))
     known = np.bincount(places, minlength=sets)
@@ -319,7 +323,7 @@ def _described(
 
 
 def look_at(tensors: Sequence[Tensor]) -> Both:
-    """Statistics and histogram of tensors as one set of values, read at once.
+    """Return statistics and histogram of tensors as one set of values, and wait for the device.
 
     >>> statistics, histogram = look_at([torch.tensor([0.0, 1.0, 2.0, float("nan")])])
     >>> statistics.mean, statistics.max, statistics.nan, histogram.counts[0]

@@ -1,4 +1,4 @@
-"""The parameters one by one: their gradients, and how far one update moves them."""
+"""A row for every parameter: its gradient, and how far one update moves it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .statistics import Rows, in_matrices, read, rows_of, values_in, wide
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter; tied ones are one. A norm is None where there is nothing to take it of."""
+    """One parameter; tied ones count as one. A norm is None if there are no values for it."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,17 +28,17 @@ class Parameter:
 
     @property
     def update_ratio(self) -> float | None:
-        """How far one update moves it, in parts of its own size."""
+        """The norm of one update, relative to the parameter's own norm."""
         return ratio(self.update_norm, self.weight_norm)
 
 
 def ratio(update: float | None, weight: float | None) -> float | None:
-    """An update's norm over the weights'; None where one is unknown, or there are no weights to speak of."""
+    """An update's norm over the weights' norm; None if one is unknown, or the weights' norm is zero."""
     return None if update is None or not weight else update / weight
 
 
 def norms(named: Mapping[str, Tensor]) -> dict[str, float]:
-    """The norms of tensors, but of whole numbers, which are not trained."""
+    """The norms of tensors, except integer tensors, which are not trained."""
     parts = {name: values for name, tensor in _trained(named).items() for values in values_in([tensor])}
     return _norms_of([*parts], rows_of([*parts.values()], _norm))
 
@@ -68,7 +68,7 @@ def _plain(values: Tensor) -> Tensor:
 class Weights:
     """The parameters of a model in one step: `after_step()`, then `before_update()` and `after_update()`.
 
-    The copy that the update is measured against lies in the host's memory, not on a device that may be full.
+    The copy from before the update lies in the host's memory, because the device may be full.
     """
 
     def __init__(self, model: nn.Module, scale: float) -> None:
@@ -82,7 +82,7 @@ class Weights:
 
     def after_step(self) -> None:
         """Measure weights and gradients."""
-        # Not before the step, which gives a lazy parameter its shape.
+        # Not before the step: only the step gives a lazy parameter its shape.
         named = self._model.named_parameters()
         self._parameters = {name: parameter for name, parameter in named if not is_lazy(parameter)}
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
@@ -94,7 +94,7 @@ class Weights:
         return {name: parameter.detach() for name, parameter in moving.items() if name in self._weights}
 
     def before_update(self) -> None:
-        """Copy what the optimizer may change."""
+        """Copy the parameters that the optimizer may change."""
         in_matrices([*self._moving().values()], lambda _, now: self._copies.append(now.to("cpu", copy=True)))
 
     def after_update(self) -> None:
@@ -126,7 +126,7 @@ class Weights:
 
 
 def together(norms: Mapping[str, float | None]) -> float | None:
-    """The norm of several tensors as one; None if one is unknown, or there are none.
+    """The norm of several tensors as one; None if one is unknown or there are no tensors.
 
     >>> together({"weight": 3.0, "bias": 4.0})
     5.0

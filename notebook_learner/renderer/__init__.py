@@ -1,7 +1,7 @@
-"""What a run looks like while it trains, and after: terminal, plain lines, tables and figures.
+"""Show a run, during training and afterwards: terminal, plain lines, tables and figures.
 
-In come events; out goes what a person sees. A renderer keeps the latest and may leave out what came before;
-the training never waits for it.
+Input: events. Output: what the user sees. A renderer keeps the latest event and may drop older ones. The
+training never waits for a renderer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is drawn: one metric with its splits, before any question of ink."""
+"""The data of a chart: one metric with its splits, without colours or layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which renderer a learner gets."""
+"""Choose the renderer of a learner."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _RENDERERS = {
     "plain": ".plain:PlainRenderer",
     "silent": ".silent:SilentRenderer",
 }
-"""Where each is: loaded only where it is used, and the panel is in a room above this one."""
+"""The module of each renderer. It is loaded at its first use, because the panel's layer is above this one."""
 
 
 def default_renderer() -> Sink:
-    """A panel in a notebook, a live display in a terminal, lines in a pipe and in CI."""
+    """Return a panel in a notebook, a live display in a terminal, or plain lines in a pipe and in CI."""
     if _in_kernel():
         return resolve("panel")
     return resolve("terminal" if _in_terminal() else "plain")
 
 
 def resolve(renderer: str | Sink | None = "auto") -> Sink:
-    """The renderer that was asked for.
+    """Return the renderer that the user asked for.
 
     Args:
         renderer: "auto" (or None), "panel", "terminal", "plain", "silent", or any object with a
             `handle(event)` method.
 
     Raises:
-        ValueError: nothing of that name; the message lists what exists.
+        ValueError: no renderer has that name; the message lists the names.
     """
     match renderer:
         case None | "auto":
@@ -73,7 +73,7 @@ def _in_terminal() -> bool:
 
 
 def _in_kernel() -> bool:
-    """Whether this is an IPython kernel; asked without importing IPython."""
+    """Whether this is an IPython kernel. It does not import IPython to find out."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     return shell is not None and getattr(shell, "kernel", None) is not None

@@ -1,4 +1,4 @@
-"""From recorded values to what is worth drawing: pure NumPy, no drawing."""
+"""Compute the points to draw from the recorded values, in pure NumPy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POINTS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The run's training steps, and where each epoch ends on them."""
+    """The run's training steps, and the step at which each epoch ends."""
 
     steps: Floats
     ends: dict[int, float]
@@ -23,7 +23,7 @@ class Axis:
 
 
 def training_axis(epochs: NDArray[np.generic], steps: NDArray[np.generic]) -> Axis:
-    """Number the steps of all epochs through."""
+    """Number the steps of all epochs consecutively."""
     if not len(epochs):
         return Axis(np.empty(0), {}, {})
     numbers, inverse = np.unique(np.asarray(epochs, dtype=np.int64), return_inverse=True)
@@ -40,7 +40,7 @@ def training_axis(epochs: NDArray[np.generic], steps: NDArray[np.generic]) -> Ax
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Finite values only. `part` grows by one at each gap in them."""
+    """The finite values of a metric. `part` grows by one at each gap."""
 
     x: Floats
     y: Floats
@@ -48,10 +48,10 @@ class Curve:
 
     @staticmethod
     def of(x: Floats, values: NDArray[np.generic]) -> Curve:
-        """The finite values.
+        """Return the curve of the finite values.
 
-        A gap is where values are missing that the metric usually has: a metric with a value at every
-        fourth step has no gaps, a loss that is NaN for a while has one.
+        A gap is a stretch without the values that the metric usually has. A metric with a value at every
+        fourth step has no gaps; a loss that is NaN for a while has one.
         """
         y = np.asarray(values, dtype=np.float64)
         size = min(len(x), len(y))
@@ -66,7 +66,7 @@ class Curve:
         return len(self.x)
 
     def thin(self, limit: int = POINTS) -> Curve:
-        """At most `limit` points: the lowest and highest of each stretch, so a spike never vanishes."""
+        """Keep at most `limit` points: the lowest and highest of each stretch, so each spike stays."""
         if len(self) <= limit:
             return self
         size = -(-len(self) // (limit // 2))
@@ -79,25 +79,25 @@ class Curve:
         return self._at(np.union1d(picked[picked < len(self)], [0, len(self) - 1]))
 
     def smooth(self, share: float) -> Curve:
-        """The running mean over `share` of the whole curve, centred, so that it does not lag."""
+        """Return the running mean over `share` of the whole curve, centred, so that it does not lag."""
         reach = int(share * len(self) / 2)
         if reach < 1:
             return self
         sums = np.concatenate([[0.0], np.cumsum(self.y)])
         rows = np.arange(len(self))
-        # Towards both ends the window shrinks to a third, centred: whole, it would bend the curve; to
-        # nothing, the line would end in the noise.
+        # Towards both ends the window shrinks to a third. A whole window would bend the curve there; without
+        # any window, the line would end in the noise.
         near = np.clip(np.minimum(rows, len(self) - 1 - rows), -(-reach // 3), reach)
         low, high = np.maximum(rows - near, 0), np.minimum(rows + near + 1, len(self))
         return Curve(self.x, (sums[high] - sums[low]) / (high - low), self.part)
 
     @property
     def travel(self) -> float:
-        """How far the value goes up and down in all: noise travels, trends do not."""
+        """The sum of all changes up and down: large for noise, small for a trend."""
         return float(np.abs(np.diff(self.y)).sum())
 
     def broken(self) -> tuple[Floats, Floats]:
-        """Both coordinates with a NaN at each gap, which is where a line is interrupted."""
+        """Both coordinates with a NaN at each gap, which interrupts the drawn line."""
         gaps = np.flatnonzero(np.diff(self.part)) + 1
         return np.insert(self.x, gaps, np.nan), np.insert(self.y, gaps, np.nan)
 
@@ -106,9 +106,9 @@ class Curve:
 
 
 def limits(y: Floats) -> tuple[float, float] | None:
-    """The range worth showing when a few values lie far outside the others; else None.
+    """Return the range to show if a few values lie far outside the others; else None.
 
-    One step at 1e6 would flatten the rest of the curve; it is marked at the edge instead.
+    One step at 1e6 would flatten the rest of the curve. Such a step is marked at the edge instead.
     """
     if len(y) < 50:
         return None
@@ -123,7 +123,7 @@ def limits(y: Floats) -> tuple[float, float] | None:
 
 
 def spread_ticks(ends: dict[int, float], most: int) -> list[tuple[int, float]]:
-    """Epochs to label: round multiples, evenly spread, no more than `most`.
+    """Choose the epochs to label: round multiples, evenly spread, at most `most`.
 
     >>> spread_ticks({1: 30.0, 2: 60.0, 3: 90.0, 4: 95.0}, most=7)  # the fourth has only begun
     [(1, 30.0), (2, 60.0), (3, 90.0)]
@@ -138,7 +138,7 @@ def spread_ticks(ends: dict[int, float], most: int) -> list[tuple[int, float]]:
 
 
 def _touch(ticks: list[tuple[int, float]], most: int) -> bool:
-    """Whether the last label would lie over the one before: an epoch that has only begun is short."""
+    """Whether the last label would overlap the one before: an epoch that has only begun is short."""
     return len(ticks) > 1 and ticks[-1][1] - ticks[-2][1] < 0.9 * ticks[-1][1] / most
 
 

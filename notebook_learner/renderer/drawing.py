@@ -1,4 +1,4 @@
-"""The figure itself. matplotlib's `Figure` with the Agg canvas: pyplot would keep every one alive."""
+"""Draw the figure: matplotlib's `Figure` with the Agg canvas, because pyplot keeps every figure alive."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .numbers import number
 from .text import one_line
 
 MANY_EPOCHS = 25
-"""From here on the marks at the epochs would touch each other."""
+"""From this number of epochs on, the marks at the epochs would touch each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Colours of Okabe and Ito, which colour-blind people can tell apart."""
+    """The colours of Okabe and Ito, which colour-blind people can distinguish."""
 
     paper: str
     ink: str
@@ -43,12 +43,12 @@ DARK = Palette("#111418", "#e6e8eb", "#9aa3ad", "#2a3038", "#56b4e9", "#f0a030")
 
 
 class NotebookFigure(Figure):
-    """A figure that a notebook shows as it is, without the inline backend."""
+    """A figure that a notebook shows without the inline backend."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         buffer = io.BytesIO()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a name in a script the font lacks is no reason to fail
+            warnings.simplefilter("ignore")  # a character that the font lacks must not cause a failure
             self.savefig(buffer, format="png", dpi=2 * self.dpi, facecolor=self.get_facecolor())
         # Twice the pixels at the same size: sharp on fine screens.
         width, height = self.get_size_inches() * self.dpi
@@ -56,7 +56,7 @@ class NotebookFigure(Figure):
 
 
 def draw(charts: list[Chart], axis: Axis, dark: bool) -> Figure:
-    """One panel a metric."""
+    """Draw one panel for each metric."""
     palette = DARK if dark else LIGHT
     columns = _columns(len(charts))
     rows = max(math.ceil(len(charts) / columns), 1)
@@ -76,7 +76,7 @@ def _columns(charts: int) -> int:
 
 
 def panel(ax: Axes, chart: Chart, axis: Axis, palette: Palette, labels: int) -> None:
-    """Draw one chart, with as many labels on its axis as there is room for."""
+    """Draw one chart, with at most `labels` labels on its axis."""
     _dress(ax, palette)
     handles = [_draw_series(ax, series, chart, palette) for series in chart.series]
     _steps_axis(ax, axis, palette, labels)
@@ -112,7 +112,7 @@ def _dress(ax: Axes, palette: Palette) -> None:
 
 
 def _draw_series(ax: Axes, series: ChartSeries, chart: Chart, palette: Palette) -> Line2D:
-    """Draw a split, and return what stands for it in the legend."""
+    """Draw a split, and return its line for the legend."""
     train = series.split == "train"
     style: dict[str, Any] = (
         {"color": palette.train, "linestyle": "-", "marker": "o"}
@@ -222,7 +222,7 @@ def _tick(value: float) -> str:
 
 
 def _clip(ax: Axes, series: ChartSeries, shown: tuple[float, float], palette: Palette) -> None:
-    """Cut the axis to where the curve lives, and point to the extremes outside of it."""
+    """Limit the axis to the usual values of the curve, and mark the extremes outside of it."""
     bottom, top = shown
     inside = [y for line in ax.lines if line.get_marker() == "s" for y in np.asarray(line.get_ydata(), float)]
     finite = [y for y in inside if math.isfinite(y)]
@@ -275,15 +275,15 @@ def lines(
     log: bool = False,
     mark: float | None = None,
 ) -> Figure:
-    """A few curves over one axis: what was tried, compared.
+    """Draw a few curves over one axis, to compare them.
 
     Args:
-        curves: (label, x, y) of each.
-        x_label: of the axis.
-        y_label: likewise.
+        curves: (label, x, y) of each curve.
+        x_label: the label of the x axis.
+        y_label: the label of the y axis.
         palette: colours.
         log: whether the axis is logarithmic.
-        mark: an x to point out.
+        mark: an x to mark.
     """
     figure = NotebookFigure(figsize=(7.2, 3.6), dpi=80, layout="constrained", facecolor=palette.paper)
     FigureCanvasAgg(figure)
@@ -304,11 +304,11 @@ def lines(
 
 
 def bars(values: Sequence[tuple[str, float, str]], label: str, palette: Palette = LIGHT) -> Figure:
-    """A bar for each value, with its number beside it.
+    """Draw a bar for each value, with its number next to it.
 
     Args:
-        values: (name, value, value in words) of each, the first at the top.
-        label: of what they are.
+        values: (name, value, value as text) of each bar, the first at the top.
+        label: what the values are.
         palette: colours.
     """
     size = (7.2, 1.2 + 0.42 * len(values))
@@ -328,6 +328,6 @@ def bars(values: Sequence[tuple[str, float, str]], label: str, palette: Palette 
 
 
 def plain_label(text: str) -> str:
-    """Dollar signs would be read as a formula, a leading underscore would hide a label."""
+    """Escape a label: matplotlib reads dollar signs as a formula, and a leading underscore hides a label."""
     text = one_line(text)
     return "\u200b" * text.startswith("_") + text.replace("$", r"\$")

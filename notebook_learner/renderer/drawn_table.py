@@ -1,4 +1,4 @@
-"""A small table as part of a figure: what a picture says in numbers."""
+"""A small table of numbers as part of a figure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .evaluated_sets import SetTable
 LINE = 0.24
 """Inches from one row to the next."""
 _LETTER = 0.088
-"""Inches of a letter of this size, more than nearly all take."""
+"""Inches for a letter of this size; nearly all letters are narrower."""
 _GAP = 0.22
 """Inches between two columns."""
 _LONGEST = 24
-"""Letters of a cell; a longer one is cut."""
+"""Letters of a cell; a longer text is cut."""
 _MOST_ROWS = 8
 _SIZE = 9
 
@@ -33,7 +33,7 @@ class _DrawnColumn(NamedTuple):
 
 
 def fitted(table: SetTable, inches: float) -> SetTable:
-    """What there is room for: first the batches go, then the places, then the last metrics, which is said.
+    """Drop columns that do not fit: the batches, then the positions, then the last metrics, with a note.
 
     >>> wide = SetTable(("set", "Loss", "Accuracy", "batches", "weights of"), [("a", "1", "2", "3", "4")],
     ...     (False, True, True, True, False))
@@ -61,7 +61,7 @@ def fitted(table: SetTable, inches: float) -> SetTable:
 
 
 def _few(rows: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
-    """The latest sets, where there are too many."""
+    """All sets, or only the latest ones if there are too many."""
     if len(rows) > _MOST_ROWS:
         first = rows[0]
         yield (f"{len(rows) - _MOST_ROWS + 1} earlier sets", *("" for _ in first[1:]))
@@ -88,7 +88,7 @@ def height(table: SetTable) -> float:
 
 
 def draw_table(ax: Axes, table: SetTable, palette: Palette) -> None:
-    """Write the table in a place that is as high as `height` says; nothing of it is read as a formula."""
+    """Draw the table in axes of the height that `height` returns. No text is read as a formula."""
     ax.set_axis_off()
     ax.plot([0, 1], [1 - 1 / (1 + len(table.rows))] * 2, color=palette.grid, linewidth=0.8, clip_on=False)
     ax.set_xlim(0, 1)

@@ -1,4 +1,4 @@
-"""What is left on the screen when a run pauses or ends, or a set was evaluated: a line, and the summary."""
+"""The texts that stay on the screen after a pause, an end or an evaluation: a line, and the summary."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .text import one_line
 
 
 def because(reason: str) -> str:
-    """A reason, where one is known, as the end of a sentence."""
+    """A reason as the end of a sentence, if one is known."""
     return f": {one_line(reason)}" if reason else ""
 
 
 def whereabouts(tally: Tally) -> str:
-    """What follows the status: how long it took, or where it stands and why."""
+    """The text after the status: how long the run took, or its position and the reason of the stop."""
     if tally.status != "finished":
         return f" at {tally.place()}{because(tally.reason)}"
     elapsed = tally.pace.elapsed
-    return f" after {duration(elapsed)}" if elapsed else ""  # to have finished needs no reason
+    return f" after {duration(elapsed)}" if elapsed else ""  # a finished run needs no reason
 
 
 def news(tally: Tally) -> Summary | None:
@@ -44,7 +44,7 @@ def evaluation(event: Evaluated) -> str:
 
 
 def tour(event: SetProgress) -> str:
-    """How far other data was gone through, or the way back.
+    """The progress of an evaluation on other data, or of a replay.
 
     >>> tour(SetProgress("evaluate clean", 5, 20))
     'evaluate clean: batch 5 of 20 (25 %)'

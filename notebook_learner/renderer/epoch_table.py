@@ -1,4 +1,4 @@
-"""One row an epoch: train and valid side by side under each metric, columns aligned."""
+"""A table with a row for each epoch: train and valid side by side under each metric, columns aligned."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .tally import Tally
 from .text import one_line
 
 _CELL = 9
-"""Enough for `1.234e-12`, so that columns do not shift."""
+"""Wide enough for `1.234e-12`, so that columns do not shift."""
 _TIME = 10
 _GAP = "   "
 
 
 def header(tally: Tally) -> list[str]:
-    """Two lines: the metrics registered as numeric, and the splits below them."""
+    """The two header lines: the numeric metrics, and the splits below them."""
     over, under = [" " * _left(tally)], [f"{'epoch':>{_left(tally)}}"]
     for name, splits in _groups(tally):
         width = _width(tally, name, splits)

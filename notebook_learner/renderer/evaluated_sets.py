@@ -1,4 +1,4 @@
-"""Sets that were evaluated, as the rows of a table: a row a set, a column a metric."""
+"""The table of evaluated sets: a row for each set, a column for each metric."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class SetRow(NamedTuple):
     """By metric."""
     batches: int
     where: str
-    """The place in the training whose weights were measured; empty where that is not known."""
+    """The position in the training whose weights were measured; "" if it is unknown."""
 
 
 class SetTable(NamedTuple):
-    """Headings and cells. Of the metrics' columns some may be left out where there is little room."""
+    """Headings and cells. Some columns of metrics may be left out if there is little room."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     right: Sequence[bool]
-    """Which columns stand at the right."""
+    """Which columns are aligned to the right."""
 
 
 def set_row(event: Evaluated) -> SetRow:
@@ -60,6 +60,6 @@ def set_table(rows: Sequence[SetRow]) -> SetTable:
 
 
 def sets_text(events: Iterable[Evaluated]) -> str:
-    """The table as aligned text; nothing where nothing was evaluated."""
+    """The table as aligned text; "" if no set was evaluated."""
     lines = text_table(*set_table([set_row(event) for event in events]))
     return "\n".join(line.rstrip() for line in lines)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AUTO_SHARE = 0.03
-"""How much of a curve a smoothed point averages over, unless the user says."""
+"""The default share of a curve that a smoothed point averages over."""
 AUTO_FROM = 120
-"""Points from which a curve is smoothed by default."""
+"""From this number of points on, a curve is smoothed by default."""
 
 
 def plot(
@@ -31,15 +31,15 @@ def plot(
 ) -> Figure:
     """Draw each metric over the training steps, training and validation in one picture.
 
-    Training is drawn step by step; validation as its epochs' values, at the step where it took place.
-    The figure shows itself in a notebook and saves itself with `savefig`.
+    Training has a point for each step. Validation has a point for each epoch, at the step where it took
+    place. A notebook displays the figure; `savefig` saves it.
 
     Args:
         history: what was measured.
         metrics: which metrics, in which order; default: all that are registered as numeric.
         smoothing: how much of the curve each point of the smoothed line averages over, from 0 (no
             smoothing) to 1; default: a little, once there are many points.
-        dark: light on dark.
+        dark: light lines on a dark background.
         infos: units and directions; default: what the history knows.
 
     Raises:
@@ -83,7 +83,7 @@ def chart_of(
     smoothing: float | None,
     known: dict[tuple[str, str], MetricInfo],
 ) -> Chart:
-    """What is drawn of one metric: both splits, smoothed where they have many points."""
+    """Return the chart of one metric: both splits, smoothed if they have many points."""
     info = known.get((name, "train")) or known.get((name, "valid"))
     series = [
         _series(history, name, split, axis, smoothing) for split in SPLITS if name in history.metrics(split)
@@ -98,7 +98,7 @@ def chart_of(
 
 def _series(history: StepSource, name: str, split: Split, axis: Axis, smoothing: float | None) -> ChartSeries:
     finals = np.asarray(history.epochs(name, split), dtype=np.float64)
-    # Another thread may have ended an epoch between these two questions.
+    # Another thread may have ended an epoch between these two reads.
     numbers = [int(epoch) for epoch in history.epoch_numbers(split)]
     finals, numbers = finals[: len(numbers)], numbers[: len(finals)]
     final_x = np.array([_epoch_x(axis, epoch, split) for epoch in numbers], dtype=np.float64)
@@ -110,7 +110,7 @@ def _series(history: StepSource, name: str, split: Split, axis: Axis, smoothing:
 
 
 def _epoch_x(axis: Axis, epoch: int, split: Split) -> float:
-    """Validation took place at the end of its epoch; a training mean belongs to the middle of its own."""
+    """The x of an epoch's value: the epoch's end for validation, its middle for a training mean."""
     if not axis.ends:
         return epoch  # a run that only validates has no training steps
     end = axis.ends.get(epoch, float("nan"))
@@ -123,5 +123,5 @@ def _smoothed(raw: Curve, smoothing: float | None) -> Curve | None:
     if len(raw) < AUTO_FROM:
         return None
     smooth = raw.smooth(AUTO_SHARE)
-    # A schedule of learning rates is no noise: smoothing would only round its corners.
+    # A schedule of learning rates has no noise: smoothing would only round its corners.
     return smooth if raw.travel > 3 * smooth.travel else None

@@ -1,6 +1,6 @@
 """The lines of the live display.
 
-They are laid out by hand: a rich table of this size costs about 8 ms a refresh, this about 0.5 ms.
+This module computes the layout: a rich table of this size costs about 8 ms per refresh, this about 0.5 ms.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STATUS_STYLES = {
 }
 LEVEL_STYLES = {"info": "dim", "warning": "yellow", "error": "bold red"}
 LAST = "last batch"
-"""The heading of what the last training batch measured."""
+"""The heading of the last training batch's values."""
 _BAR_MOST, _BAR_LEAST = 50, 8
 
 
@@ -57,7 +57,7 @@ def frame(tally: Tally, width: int, height: int, encoding: str = "utf-8") -> Fra
     head = [_title(tally, width), *_bars(tally, width, ascii_only)]
     notices = [_fit([(notice_text(note), LEVEL_STYLES[note.level])], width) for note in tally.notices]
     table = _metrics(tally, width)
-    room = height - 1 - len(head)  # the last line stays free, or the terminal scrolls
+    room = height - 1 - len(head)  # the last line stays free, else the terminal scrolls
     lines = list(head)
     for block in (table, _texts(tally, width), notices):
         if block and room >= 3:
@@ -68,7 +68,7 @@ def frame(tally: Tally, width: int, height: int, encoding: str = "utf-8") -> Fra
 
 
 def notice_text(notice: Notice) -> str:
-    """A notice in one line; a colour alone would tell too few people that it is a warning."""
+    """A notice in one line, with its level as a word: not everyone sees a warning from its colour."""
     return one_line(notice.text) if notice.level == "info" else f"{notice.level}: {one_line(notice.text)}"
 
 
@@ -116,7 +116,7 @@ def _bars(tally: Tally, width: int, ascii_only: bool) -> list[Line]:
 
 
 def _bar_width(width: int, wide: int, facts: list[str]) -> int:
-    """One width for both bars: what the label, the numbers and the facts leave."""
+    """The width of both bars: the space that the label, the numbers and the facts leave."""
     fixed = 5 + 1 + wide + 2 + 2 + 5
     wish = width - fixed - sum(len(fact) + 3 for fact in facts if fact)
     return min(max(wish, min(20, width - fixed)), _BAR_MOST)
@@ -191,7 +191,7 @@ def _metrics(tally: Tally, width: int) -> list[Line]:
 
 
 def _fitting(tally: Tally, names: list[str], label: _FrameColumn, width: int) -> list[_FrameColumn]:
-    """The columns there is room for. The first to go are the last of `wanted`."""
+    """The columns that fit. The last ones of `wanted` are dropped first."""
     made = {column.heading: column for column in _columns(tally, names)}
     averages = [_epoch_of(tally, split) for split in SPLITS]
     wanted = [*averages, "best valid", "", LAST]
@@ -219,7 +219,7 @@ def _columns(tally: Tally, names: list[str]) -> list[_FrameColumn]:
 
 
 def _epoch_of(tally: Tally, split: Split) -> str:
-    """What the averages are of: a whole epoch, or one that is not over yet."""
+    """The epoch of the averages: a finished one, or one that still runs."""
     return f"{split} {'so far' if tally.open(split) else 'avg'}"
 
 

@@ -1,4 +1,4 @@
-"""What renderers ask of a history. The logger's `History` fits, and so does anything else that answers."""
+"""What renderers need from a history. The logger's `History` has it; any other class with it works too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..event import MetricInfo, Split
 
 SPLITS: tuple[Split, Split] = ("train", "valid")
 SPLIT_STYLES: dict[Split, str] = {"train": "cyan", "valid": "yellow"}
-"""In terminals: the blue and orange of the figures, out of the sixteen colours that themes adapt."""
+"""The colours in terminals: the figures' blue and orange, from the sixteen colours that themes adapt."""
 
 
 class EpochSource(Protocol):
@@ -24,21 +24,21 @@ class EpochSource(Protocol):
         """The final value of each finished epoch."""
 
     def epoch_numbers(self, split: Split) -> NDArray[Any]:
-        """The epochs that `epochs` speaks of."""
+        """The numbers of the epochs in `epochs`."""
 
 
 class StepSource(EpochSource, Protocol):
-    """Values of every step as well: what a plot draws."""
+    """Final values, and the values of every step: the data of a plot."""
 
     def values(self, name: str, split: Split) -> NDArray[Any]:
-        """One value a step, NaN where the step has none."""
+        """One value for each step; NaN for a step without a value."""
 
     def steps(self, split: Split) -> NDArray[Any]:
-        """Where each value belongs: the fields `epoch`, and `step` within it (from 1)."""
+        """The position of each value: the fields `epoch`, and `step` within it (from 1)."""
 
 
 def metric_infos(history: object, infos: Sequence[MetricInfo] | None) -> dict[tuple[str, str], MetricInfo]:
-    """Units and directions by (name, split): those given, or those the history knows itself."""
+    """Units and directions by (name, split), from the arguments or else from the history."""
     known = getattr(history, "infos", ()) if infos is None else infos
     if callable(known):
         known = known()
@@ -46,7 +46,7 @@ def metric_infos(history: object, infos: Sequence[MetricInfo] | None) -> dict[tu
 
 
 def plotted_names(history: EpochSource, split: Split, infos: dict[tuple[str, str], MetricInfo]) -> list[str]:
-    """The metrics registered as numeric; all of the history's where nothing is known about them."""
+    """The numeric metrics; all of the history's metrics if there is no information about them."""
 
     def wanted(name: str) -> bool:
         info = infos.get((name, split))

@@ -1,4 +1,4 @@
-"""A table of counts as a picture: which classes are taken for which."""
+"""Draw a confusion matrix: how often a class was predicted as another."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .drawing import DARK, LIGHT, NotebookFigure, Palette
 from .text import one_line
 
 _WRITTEN = 20
-"""Up to so many classes each cell holds its number; in smaller cells nobody could read it."""
+"""Up to this number of classes, each cell shows its number; in smaller cells it would be unreadable."""
 _NAMED = 60
-"""Up to so many classes each has its name at the axes."""
+"""Up to this number of classes, the axes show the class names."""
 
 
 def draw_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str, *, dark: bool = False) -> Figure:
@@ -26,9 +26,9 @@ def draw_matrix(counts: NDArray[np.int64], names: Sequence[str], title: str, *, 
 
     Args:
         counts: a square table.
-        names: of the classes, as somebody gave them.
-        title: above the picture.
-        dark: light on dark.
+        names: the user's names of the classes.
+        title: the title above the picture.
+        dark: light text on a dark background.
     """
     palette = DARK if dark else LIGHT
     side = min(max(3.6, 1.6 + 0.46 * len(counts)), 11.0)

@@ -1,4 +1,4 @@
-"""How numbers are shown to people. Logs keep every digit; here four are enough to compare two runs."""
+"""Format numbers for people. Logs keep every digit; here four digits are enough to compare two runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DIGITS = 4
 
 
 def number(value: float, unit: str = "") -> str:
-    """A value with four significant digits and its unit.
+    """Format a value with four significant digits and its unit.
 
     >>> number(91.20384, "%"), number(0.000123), number(0), number(float("nan"))
     ('91.20 %', '1.23e-4', '0', 'NaN')
@@ -37,7 +37,7 @@ def _finite(value: float) -> str:
 
 
 def count(value: int) -> str:
-    """A whole number with thousands marked.
+    """Format a whole number with commas between the thousands.
 
     >>> count(1234567)
     '1,234,567'
@@ -46,7 +46,7 @@ def count(value: int) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A share of the whole, rounded down, so that 100 % means done.
+    """Format a share of the whole, rounded down, so that 100 % means done.
 
     >>> percent(0.999)
     '99 %'
@@ -55,7 +55,7 @@ def percent(fraction: float) -> str:
 
 
 def size_text(size: float) -> str:
-    """A size for people.
+    """Format a size in bytes.
 
     >>> size_text(512), size_text(389_000_000)
     ('512 B', '389 MB')
@@ -67,7 +67,7 @@ def size_text(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span in its two largest units.
+    """Format a time span in its two largest units.
 
     >>> duration(3725), duration(65), duration(12.4), duration(3.21), duration(0.012)
     ('1 h 02 min', '1 min 05 s', '12 s', '3.2 s', '12 ms')
@@ -91,7 +91,7 @@ def duration(seconds: float) -> str:
 
 
 def remaining(seconds: float) -> str:
-    """An estimate of the time left, as coarse as estimates are.
+    """Format an estimate of the time left, with few digits.
 
     >>> remaining(0.3), remaining(4.4), remaining(754)
     ('< 1 s', '4 s', '12 min 34 s')
@@ -102,7 +102,7 @@ def remaining(seconds: float) -> str:
 
 
 def rate(per_second: float, what: str) -> str:
-    """How fast things go by, per second, or per minute where that is slow.
+    """Format a rate per second, or per minute if it is slow.
 
     >>> rate(118.4, "steps"), rate(3812, "samples"), rate(0.2, "steps")
     ('118 steps/s', '3.8k samples/s', '12 steps/min')

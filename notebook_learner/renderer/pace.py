@@ -1,4 +1,4 @@
-"""How fast a run goes, and how long it will take, from the wall time that events carry."""
+"""The speed of a run and its remaining time, computed from the wall time in events."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections import deque
 from ..event import MetricBlock, Split
 
 WINDOW_SECONDS = 5.0
-"""The rate is that of the last seconds, long enough to be readable."""
+"""Seconds over which the rate is averaged: long enough that the shown number is steady."""
 VALID_SHARE = 1 / 3
-"""What a step of validation takes of a training step, before one was seen: it has no backward."""
+"""The assumed time of a validation step as a share of a training step, before the first one: no backward."""
 
 
 class Pace:
-    """Steps and seconds of both splits. Pauses do not count: only the seconds that steps took.
+    """Steps and seconds of both splits. Only the seconds within steps count, not pauses.
 
-    The rate is that of training, also while the run validates. Steps of which nobody knows how long they took
-    (a resumed run's, from its logs) do not count. A rewind leaves it: steps take as long as before.
+    The rate is that of training, also while the run validates. Steps of unknown duration (a resumed run's,
+    from its logs) do not count. A rewind keeps the rate: steps take as long as before.
     """
 
     def __init__(self) -> None:
         self.lengths: dict[Split, int] = {}
-        """Steps of a pass, where known."""
+        """Steps of a pass, if known."""
         self._recent: dict[Split, deque[tuple[int, float, float]]] = {"train": deque(), "valid": deque()}
         self._by_epoch: dict[int, float] = {}
 
@@ -40,7 +40,7 @@ class Pace:
         self._by_epoch[block.epoch] = self._by_epoch.get(block.epoch, 0.0) + block.seconds
 
     def start_over(self) -> None:
-        """The epochs' seconds are told again."""
+        """Forget the epochs' seconds: they will be added again."""
         self._by_epoch.clear()
 
     @property
@@ -60,7 +60,7 @@ class Pace:
 
     @property
     def samples_per_second(self) -> float | None:
-        """The recent rate in samples; None where no Loss tells how many samples a step has."""
+        """The recent rate in samples; None without a Loss, whose weights give the samples of a step."""
         recent = self._recent["train"]
         samples = sum(entry[1] for entry in recent)
         return samples / sum(entry[2] for entry in recent) if samples > 0 else None
@@ -71,7 +71,7 @@ class Pace:
         return None if total is None or each is None else max(total - step, 0) * each
 
     def left(self, split: Split, step: int, total: int | None, epochs_after: int) -> float | None:
-        """Seconds until the run ends. The validation counts from the time that its length is known."""
+        """Seconds until the run ends. The validation is included once its length is known."""
         train, valid = self.lengths.get("train"), self.lengths.get("valid", 0)
         after = max(epochs_after, 0)
         if split == "train":
@@ -89,7 +89,7 @@ class Pace:
         return train_steps * (each or 0.0) + valid_steps * (valid_each or 0.0)
 
     def _step(self, split: Split) -> float | None:
-        """Seconds of a step, as they were lately."""
+        """The recent seconds per step."""
         recent = self._recent[split]
         if recent:
             return sum(entry[2] for entry in recent) / sum(entry[0] for entry in recent)
@@ -98,6 +98,6 @@ class Pace:
 
 
 def _samples(block: MetricBlock) -> float:
-    """Loss is weighted by samples, so its weights count them."""
+    """The number of samples in a block: Loss is weighted by samples, so its weights count them."""
     loss = block.columns.get("Loss")
     return 0.0 if loss is None or loss.weights is None else float(loss.weights.sum())

@@ -1,4 +1,4 @@
-"""The renderer for pipes, CI and notebooks: lines that never move."""
+"""The renderer for pipes, CI and notebooks: it writes lines and never changes them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ HEADER_EVERY = 25
 
 
 class PlainRenderer:
-    """Writes one line per epoch, and a progress line now and then while an epoch takes long.
+    """Writes one line per epoch, and progress lines during a long epoch.
 
     Args:
-        file: where to write; default: standard output, looked up at every line.
-        progress_seconds: how long an epoch may be silent.
+        file: the stream to write to; default: `sys.stdout`, read anew for every line.
+        progress_seconds: seconds of an epoch without a line, after which a progress line follows.
 
     A stream that is closed, or that cannot write a character, never stops the training.
     """
@@ -51,7 +51,7 @@ class PlainRenderer:
         return "PlainRenderer()"
 
     def handle(self, event: Event, /) -> None:
-        """Take one event, and write a line if it is worth one."""
+        """Take one event, and write a line if it needs one."""
         begins = self._tally.tour is None
         self._tally.handle(event)
         match event:
@@ -70,7 +70,7 @@ class PlainRenderer:
             case Rewound():
                 self._write(f"now at {self._tally.place()}{because(event.reason)}")
             case SetProgress(over=False):
-                # Whoever asked for a place waits for it: that it takes a while is told at once.
+                # The user asked for a position and waits for it: say at once that it takes a while.
                 waited_for = begins and event.unit == "step"
                 if waited_for or time.monotonic() - self._spoke >= self._progress_seconds:
                     self._write(f"  {tour(event)}")
@@ -120,7 +120,7 @@ class PlainRenderer:
     def _status(self, event: StatusChanged) -> None:
         if event.status in ("ready", "running"):
             self._announce()
-            self._spoke = time.monotonic()  # a pause is no silence to make up for
+            self._spoke = time.monotonic()  # a pause does not count as silence
             return
         self._write(event.status + whereabouts(self._tally))
         summary = news(self._tally)
@@ -142,6 +142,6 @@ class PlainRenderer:
                 file.write(encodable(text, file.encoding))
             file.flush()
         except BrokenPipeError:
-            self._gone = True  # `python train.py | head`: the reader left, the training goes on
+            self._gone = True  # `python train.py | head`: the reader has ended; the training goes on
         except (OSError, ValueError):
             pass  # a full disk or a closed file costs this line; the next may work

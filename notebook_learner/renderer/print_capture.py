@@ -1,4 +1,4 @@
-"""Prints made while the display is up appear above it.
+"""Show prints above the live display.
 
 rich has such a proxy too, but its `flush` reads user text as markup (`print("[/x]", end="", flush=True)`
 raises) and its stream has no encoding.
@@ -15,12 +15,12 @@ from rich.text import Text
 
 
 class Above:
-    """A stand-in for a stream that hands whole lines to the console that owns the display."""
+    """Replaces a stream, and passes whole lines to the console that owns the display."""
 
     def __init__(self, console: Console, stream: TextIO) -> None:
         self._console = console
         self._partial = ""
-        self.rich_proxied_file = stream  # rich's own name: its consoles look through a proxy with it
+        self.rich_proxied_file = stream  # rich's name for the stream behind a proxy: its consoles use it
 
     def write(self, text: str) -> int:
         """Print the lines that are complete and keep the rest."""
@@ -37,11 +37,11 @@ class Above:
             self.write(line)
 
     def flush(self) -> None:
-        """Flush what went through; half a line waits for its end, for it would be drawn over."""
+        """Flush the stream. Half a line waits for its end: the display would be drawn over it."""
         self.rich_proxied_file.flush()
 
     def release(self) -> None:
-        """Write the half line that is left to the stream itself."""
+        """Write the remaining half line to the stream itself."""
         if self._partial:
             self.rich_proxied_file.write(self._partial)
             self._partial = ""
@@ -51,14 +51,14 @@ class Above:
 
 
 class Redirect:
-    """Puts `Above` in the place of stdout and stderr, and takes it away again."""
+    """Replaces stdout and stderr by `Above`, and restores them."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._placed: dict[str, Above] = {}
 
     def start(self) -> None:
-        """Redirect the streams that go to this terminal; a redirected stderr keeps its file."""
+        """Redirect the streams that go to this terminal; an stderr that goes to a file stays as it is."""
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if stream is not None and not isinstance(stream, Above) and stream.isatty():
@@ -66,7 +66,7 @@ class Redirect:
                 setattr(sys, name, cast(TextIO, self._placed[name]))
 
     def stop(self) -> None:
-        """Put the streams back, unless somebody replaced them meanwhile."""
+        """Restore the streams, unless other code has replaced them."""
         for name, above in self._placed.items():
             if getattr(sys, name) is above:
                 setattr(sys, name, above.rich_proxied_file)

@@ -6,14 +6,14 @@ from ..event import Event
 
 
 class SilentRenderer:
-    """Shows nothing: for hyper-parameter searches and tests. Logs and history are kept as always.
+    """Shows nothing: for hyper-parameter searches and tests. Logs and history are kept as usual.
 
     >>> from notebook_learner.event import Notice
-    >>> SilentRenderer().handle(Notice("nobody will read this"))
+    >>> SilentRenderer().handle(Notice("this is not shown"))
     """
 
     def handle(self, event: Event, /) -> None:
-        """Let the event pass."""
+        """Ignore the event."""
 
     def __repr__(self) -> str:
         return "SilentRenderer()"

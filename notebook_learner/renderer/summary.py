@@ -24,9 +24,9 @@ _EMPTY = "no epoch has finished yet"
 
 @dataclass(frozen=True, slots=True)
 class SummaryRow:
-    """The lowest and the highest final value of one metric of one split, and where they were reached.
+    """The lowest and the highest final value of one metric of one split, and their epochs.
 
-    An epoch of None means that the metric never had a value that is a number.
+    An epoch is None if the metric never had a number as its value.
     """
 
     split: Split
@@ -38,7 +38,7 @@ class SummaryRow:
     unit: str = ""
 
     def cells(self) -> tuple[str, ...]:
-        """The row as it is shown."""
+        """The texts of the row's cells."""
         return (
             self.split,
             one_line(self.metric),
@@ -54,12 +54,12 @@ def _epoch(epoch: int | None) -> str:
 
 
 def summary_rows(history: EpochSource, infos: Sequence[MetricInfo] | None = None) -> list[SummaryRow]:
-    """One row a metric and split: train first, metrics in alphabetical order.
+    """Return a row for each metric and split: train first, metrics in alphabetical order.
 
     Args:
-        history: anything that tells final values by epoch.
-        infos: what the metrics are called, their units, and which are plotted; the others are left
-            out. Default: `history.infos`, and every metric if it has none.
+        history: any object with the final values by epoch.
+        infos: the names and units of the metrics, and which are plotted; the others are left out.
+            Default: `history.infos`, and every metric if the history has no infos.
     """
     known = metric_infos(history, infos)
     rows = []
@@ -74,7 +74,7 @@ def summary_rows(history: EpochSource, infos: Sequence[MetricInfo] | None = None
 
 def _row(history: EpochSource, name: str, split: Split, unit: str) -> SummaryRow | None:
     finals = np.asarray(history.epochs(name, split), dtype=np.float64)
-    numbers = np.asarray(history.epoch_numbers(split))  # asked for last: never fewer than the values
+    numbers = np.asarray(history.epoch_numbers(split))  # read last: never fewer than the values
     if not len(finals):
         return None
     if np.isnan(finals).all():
@@ -88,7 +88,7 @@ def _row(history: EpochSource, name: str, split: Split, unit: str) -> SummaryRow
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Summary:
-    """What a run was and what it reached. Prints as a table, and is one in a notebook."""
+    """The settings and best values of a run. It prints as a table; a notebook shows an HTML table."""
 
     model: str
     parameters: int
@@ -124,7 +124,7 @@ class Summary:
         )
 
     def __rich__(self) -> Group:
-        """The same for rich: `rich.print(learner.summary())`."""
+        """The summary for rich: `rich.print(learner.summary())`."""
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -146,7 +146,7 @@ class Summary:
 
 
 def text_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
-    """The lines of an aligned table; none if it has no rows."""
+    """The lines of an aligned table; no lines for a table without rows."""
     if not rows:
         return []
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]

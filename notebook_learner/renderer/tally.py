@@ -1,6 +1,6 @@
-"""What a display needs to know, folded from the events: position, latest values, averages, pace.
+"""The data of a display, computed from the events: position, latest values, averages, pace.
 
-It holds sums and final values only, so it stays small however long the run.
+It keeps only sums and final values, so it stays small in a long run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LastReading:
         return self.total / self.weight if self.weight else None
 
     def add(self, column: Column) -> None:
-        """Fold a block in. Rows without a value (weight 0, or a NaN reading) leave no trace."""
+        """Add a block. Rows without a value (weight 0, or a NaN reading) are skipped."""
         values, weights = column.values, column.weights
         if weights is None:
             values = values[~np.isnan(values)]
@@ -67,7 +67,7 @@ class LastReading:
 
 @dataclass(slots=True)
 class Tally:
-    """The state of a run as a person would tell it."""
+    """The state of a run, as a display shows it."""
 
     run: RunOpened | None = None
     status: Status = "ready"
@@ -77,7 +77,7 @@ class Tally:
     step: int = 0
     total: int | None = None
     totals: dict[Split, int] = field(default_factory=dict)
-    """How long the passes of a split are, as the loaders said."""
+    """The number of steps in a pass of each split, from the loaders."""
     num_epochs: int = 0
     epochs_done: int = 0
     pace: Pace = field(default_factory=Pace)
@@ -85,15 +85,15 @@ class Tally:
     passes: dict[Split, int] = field(default_factory=dict)
     """The epoch whose values `readings` holds."""
     ended: dict[Split, int] = field(default_factory=dict)
-    """The last epoch in which a split came to its end."""
+    """The last epoch in which a pass of the split ended."""
     finals: dict[Split, dict[str, dict[int, float]]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     notices: deque[Notice] = field(default_factory=lambda: deque(maxlen=3))
     infos: dict[tuple[str, str], MetricInfo] = field(default_factory=dict)
     tour: SetProgress | None = None
-    """How far other data is gone through, while it is."""
+    """The progress on other data, while it is evaluated."""
     fresh: bool = False
-    """Whether a pass ended since somebody showed a summary."""
+    """Whether a pass has ended since the last summary was shown."""
 
     def handle(self, event: Event, /) -> None:
         """Fold one event in."""
@@ -125,25 +125,25 @@ class Tally:
     # What a display reads
 
     def names(self) -> list[str]:
-        """The numeric metrics, each once, as they were registered."""
+        """The numeric metrics, each once, in the order of registration."""
         return list(dict.fromkeys(name for (name, _), info in self.infos.items() if info.kind == "numeric"))
 
     def info(self, name: str, split: Split) -> MetricInfo | None:
-        """What is known about a metric of a split; None if the split does not have it."""
+        """The info of a metric of a split; None if the split does not have the metric."""
         return self.infos.get((name, split))
 
     def unit(self, name: str) -> str:
-        """The unit of a metric, whichever split has it."""
+        """The unit of a metric, from any split that has it."""
         info = self.info(name, "train") or self.info(name, "valid")
         return info.unit if info else ""
 
     def last(self, name: str, split: Split) -> float | None:
-        """The latest value of a step; None before the first."""
+        """The value at the latest step; None before the first one."""
         reading = self.readings.get(split, {}).get(name)
         return reading.last if reading else None
 
     def average(self, name: str, split: Split) -> float | None:
-        """The current epoch's value: final where the pass ended, else the average so far."""
+        """The current epoch's value: the final one if the pass has ended, else the average so far."""
         final = self.finals.get(split, {}).get(name, {}).get(self.passes.get(split, 0))
         if final is not None:
             return final
@@ -151,11 +151,11 @@ class Tally:
         return reading.mean if reading else None
 
     def open(self, split: Split) -> bool:
-        """Whether averages of a split are those of an epoch so far, and not of a whole one."""
+        """Whether the split's pass still runs, so that its averages are not final."""
         return self.passes.get(split, 0) != self.ended.get(split, 0)
 
     def best(self, name: str, split: Split = "valid") -> tuple[float, int] | None:
-        """The best final value and its epoch; None where no direction is better, or nothing is final."""
+        """The best final value and its epoch; None if the metric has no direction or no final value."""
         info = self.info(name, split)
         finals = self.finals.get(split, {}).get(name, {})
         known = {epoch: value for epoch, value in finals.items() if value == value}
@@ -166,12 +166,12 @@ class Tally:
         return value, min(epoch for epoch, other in known.items() if other == value)
 
     def place(self) -> str:
-        """Where the run stands, in words."""
+        """The position of the run, in words."""
         return place(self.epoch, self.split, self.step, self.total)
 
     @property
     def progress(self) -> float:
-        """The share of the run that is done, by training steps."""
+        """The finished share of the run, by training steps."""
         if self.status == "finished":
             return 1.0
         if not self.num_epochs:
@@ -180,7 +180,7 @@ class Tally:
         return min((self.epoch - 1 + inside) / self.num_epochs, 1.0)
 
     def seconds_left(self) -> float | None:
-        """An estimate for the whole run."""
+        """The estimated seconds until the run ends."""
         return self.pace.left(self.split, self.step, self.total, self.num_epochs - self.epoch)
 
     # `EpochSource`: what a summary reads
@@ -195,7 +195,7 @@ class Tally:
         return np.array(sorted(numbers), dtype=np.int64)
 
     def epochs(self, name: str, split: Split) -> NDArray[np.float64]:
-        """The final values of a metric, NaN where an epoch has none."""
+        """The final values of a metric; NaN for an epoch without one."""
         finals = self.finals.get(split, {}).get(name, {})
         return np.array(
             [finals.get(int(epoch), NAN) for epoch in self.epoch_numbers(split)], dtype=np.float64
@@ -217,7 +217,7 @@ class Tally:
         self.readings, self.passes, self.ended, self.finals, self.texts = {}, {}, {}, {}, {}
 
     def _stand(self, epoch: int, split: Split, step: int, total: int | None = None) -> None:
-        """A total belongs to the pass that it was told of, or to the split that has passes of that length."""
+        """Set the position. Without `total`, keep that of the same pass, or take the split's known length."""
         if total is None:
             here = (epoch, split) == (self.epoch, self.split)
             total = self.total if here else self.totals.get(split)

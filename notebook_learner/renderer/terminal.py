@@ -1,4 +1,4 @@
-"""The renderer for a real terminal: a live display while it trains, a table when it ends."""
+"""The renderer for a real terminal: a live display during training, a table at the end."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .text import encodable, one_line
 INTERVAL = 0.25
 """Seconds between refreshes, at least."""
 IDLE_PER_COST = 200
-"""After a refresh the display rests this many times as long as it took: 0.5 % of the time at most,
-also on a slow terminal."""
+"""After a refresh, the display waits this many times as long as the refresh took. So it takes at most 0.5 %
+of the time, also on a slow terminal."""
 
 
 class TerminalRenderer:
-    """Shows progress, rates and metrics in place, four times a second at most.
+    """Shows progress, rates and metrics in a live display, updated four times a second at most.
 
-    Prints made by the training appear above the display. When the run pauses, fails, stops or
-    finishes, the display makes room for one line that says so, and for the summary.
+    The training's prints appear above the display. When the run pauses, fails, stops or finishes, one line
+    that says so and the summary replace the display.
 
     Args:
         console: the rich console to draw on; default: rich's own.
 
-    The display has no thread: it is drawn when an event arrives. It is taken down at the end of the
-    process too, so that a crash leaves the terminal as it was.
+    The display has no thread: an event draws it. It is also removed at the end of the process, so that a
+    crash leaves the terminal in order.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -51,7 +51,7 @@ class TerminalRenderer:
         return "TerminalRenderer()"
 
     def handle(self, event: Event, /) -> None:
-        """Take one event; draw if it is time to."""
+        """Take one event, and draw if the interval is over."""
         self._tally.handle(event)
         try:
             match event:
@@ -70,11 +70,11 @@ class TerminalRenderer:
                 case _:
                     self._refresh()
         except (OSError, ValueError, SystemExit):
-            # The terminal is gone (rich leaves the process on a broken pipe). Training goes on.
+            # The terminal is gone (on a broken pipe, rich exits the process). Training goes on.
             self._abandon()
 
     def close(self) -> None:
-        """Take the display down and give the terminal back. The next run brings it up again."""
+        """Remove the display and restore the terminal. The next run opens the display again."""
         live, self._live = self._live, None
         if live is None:
             return
@@ -111,8 +111,7 @@ class TerminalRenderer:
         self._next = done + max(INTERVAL, IDLE_PER_COST * (done - now))
 
     def _tour(self, event: SetProgress) -> None:
-        """Other data is gone through while the training stands, or it is on the way back: one line in
-        place."""
+        """Show the progress of an evaluation on other data, or of a replay, in one line that changes."""
         if event.over and self._tally.status != "running":
             self.close()
             return
@@ -148,7 +147,7 @@ class TerminalRenderer:
         return line
 
     def _values(self) -> str:
-        """The latest values of the split that paused: what the display showed."""
+        """The latest values of the paused split, which the display showed."""
         tally = self._tally
         plotted = [name for name in tally.names() if (info := tally.info(name, tally.split)) and info.plotted]
         values = [(name, tally.last(name, tally.split)) for name in plotted] if tally.step else []
@@ -160,7 +159,7 @@ class TerminalRenderer:
         return f" · {LAST}: {' · '.join(texts)}" if texts else ""
 
     def _notice(self, notice: Notice) -> None:
-        """What went wrong stays in the scrollback; the rest is shown in the display while there is one."""
+        """Print warnings and errors above the display, where they stay; show other notices in the display."""
         if self._live is None or notice.level != "info":
             self._print(Text(notice_text(notice), style=LEVEL_STYLES[notice.level]))
             self._tally.notices.pop()

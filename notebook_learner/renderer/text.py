@@ -1,4 +1,4 @@
-"""Names, reasons and notices come from users: here they become one harmless line of text."""
+"""Turn names, reasons and notices, which come from users, into one harmless line of text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ASCII = {"·": "|", "…": "...", "—": "-", "→": "->"}
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks and control characters, which could move a terminal's cursor.
+    """Remove line breaks and control characters, which could move a terminal's cursor.
 
     >>> one_line("two\\nlines \\x1b[31mred")
     'two lines [31mred'
@@ -21,7 +21,7 @@ def one_line(text: str) -> str:
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """The text as an encoding can carry it: what it lacks becomes something alike, or `?`.
+    """Replace the characters that an encoding does not have by similar ones, or by `?`.
 
     >>> encodable("é · β", "latin-1"), encodable("é · β", "ascii")
     ('é · ?', '? | ?')
@@ -43,6 +43,6 @@ def _likeness(char: str, codec: str) -> str:
 
 
 def place(epoch: int, split: str, step: int, total: int | None) -> str:
-    """Where training stands, in the words of `Position`."""
+    """The position of the training, in the words of `Position`."""
     of = "" if total is None else f" of {total}"
     return f"epoch {epoch}, {split}, step {step}{of}"

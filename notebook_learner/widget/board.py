@@ -1,4 +1,4 @@
-"""What a panel says beside its curves: a tally of the run as plain JSON, every number in words."""
+"""The texts next to a panel's curves: the state of the run as plain JSON, with all numbers formatted."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ SPLITS: tuple[Split, ...] = ("train", "valid")
 MOST_LINES = 100
 """Lines of the log that a panel shows."""
 MOST_MARKS = 500
-"""Marks on the axis: beyond them the oldest go."""
+"""The most marks on the axis; beyond this number, the oldest are dropped."""
 _LONGEST_ERROR = 20_000
 _MARKS = {"breakpoint": "breakpoint", "edited": "edit", "forked": "fork"}
-"""By what the page calls them."""
+"""Keys: the names that the page uses."""
 
 
 class Saved(Protocol):
-    """A checkpoint as a panel lists it."""
+    """A checkpoint in a panel's list."""
 
     @property
     def label(self) -> str: ...
@@ -59,7 +59,7 @@ class Saved(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BoardMark:
-    """Something that happened at a training step."""
+    """A mark for an event at a training step."""
 
     x: float
     kind: str
@@ -68,17 +68,17 @@ class BoardMark:
 
 @dataclass
 class Board:
-    """The state of a run, folded from its events, as the page is told it."""
+    """The state of a run for the page, computed from the run's events."""
 
     tally: Tally = field(default_factory=Tally)
     trained: int = 0
-    """Training steps of the run up to where it stands."""
+    """Training steps of the run up to its present position."""
     log: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
     marks: deque[BoardMark] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
     error: Json | None = None
     evaluated: dict[str, Evaluated] = field(default_factory=dict)
     notes: bool = True
-    """Whether what happens is noted in the log; a run of another process has a log of its own."""
+    """Whether events are noted in the log; a run of another process has its own log."""
     _starts: dict[int, int] = field(default_factory=dict)
 
     def handle(self, event: Event, /) -> None:
@@ -87,7 +87,7 @@ class Board:
         match event:
             case MetricBlock():
                 self.trained = event.iteration
-                if event.split == "train":  # whoever follows files is told of no start
+                if event.split == "train":  # no start comes from a run's files
                     self._starts.setdefault(event.epoch, event.iteration - event.last)
             case SplitStarted():
                 if event.split == "train":
@@ -121,14 +121,14 @@ class Board:
                 pass  # a kind of event that did not exist when this was written
 
     def failed(self, title: str, text: str) -> None:
-        """An error, with where it came from."""
+        """Show an error and its origin."""
         self.error = {"title": one_line(title)[:500], "text": text[-_LONGEST_ERROR:]}
 
     def start_of(self, epoch: int) -> int:
-        """The training steps of the run before an epoch."""
+        """The number of training steps before an epoch."""
         return self._starts.get(epoch, 0)
 
-    # What the page is told
+    # What is sent to the page
 
     def moving(self) -> Json:
         """What changes from step to step."""
@@ -176,7 +176,7 @@ class Board:
         }
 
     def fixed(self) -> Json:
-        """What was known from the beginning."""
+        """What does not change during a run."""
         run = self.tally.run
         if run is None:
             return {
@@ -227,7 +227,7 @@ class Board:
         best = tally.best(name, split)
 
         def shown(value: float | None) -> str:
-            return "" if value is None else number(value)  # the unit is with the name: places are narrow
+            return "" if value is None else number(value)  # the unit stands at the name: columns are narrow
 
         return {
             "metric": one_line(name),
@@ -240,7 +240,7 @@ class Board:
             "where": "" if best is None else f"epoch {best[1]}",
         }
 
-    # How events change it
+    # How events change the board
 
     def _opened(self, event: RunOpened) -> None:
         self.trained, self.error = 0, None
@@ -261,7 +261,7 @@ class Board:
 
     @property
     def _at_breakpoint(self) -> bool:
-        """Whether the pause has its mark already: that of the breakpoint which just hit here."""
+        """Whether a breakpoint just hit here: then its mark also stands for the pause."""
         last = self.marks[-1] if self.marks else None
         return last is not None and (last.kind, last.x) == ("breakpoint", float(self.trained))
 
@@ -275,23 +275,23 @@ class Board:
         kept = [mark for mark in self.marks if mark.x <= self.trained]
         self.marks.clear()
         self.marks.extend(sorted(dict.fromkeys([*kept, *self._epochs()]), key=lambda mark: mark.x))
-        if before:  # else it is how somebody who came later is told what happened so far
+        if before:  # else the event only informs a new display of the present state
             self._mark("rewind", f"back to {self.tally.place()}")
         self._note(f"now at {self.tally.place()}{': ' + one_line(event.reason) if event.reason else ''}")
 
     def _epochs(self) -> list[BoardMark]:
-        """Where the epochs before the last one ended."""
+        """Marks at the ends of all epochs but the last."""
         starts = [(epoch, start) for epoch, start in self._starts.items() if start]
         return [BoardMark(float(start), "epoch", f"epoch {epoch - 1}") for epoch, start in starts]
 
     def _mark(self, kind: str, text: str, x: float | None = None) -> None:
         mark = BoardMark(float(self.trained if x is None else x), kind, one_line(text))
-        with suppress(ValueError):  # an epoch ends again after the run has gone back into it
+        with suppress(ValueError):  # an epoch ends again after a rewind into it
             self.marks.remove(mark)
         self.marks.append(mark)
 
     def _place(self, event: CheckpointSaved) -> float:
-        """A checkpoint is told of when it is on the disk; training may be further on by then."""
+        """The step of a checkpoint. Its event comes when it is on the disk: training may be further."""
         start = self._starts.get(event.epoch)
         if start is None or event.split != "train":
             return float(self.trained)
@@ -303,13 +303,13 @@ class Board:
 
 
 def _last_texts(event: Evaluated) -> Mapping[str, str]:
-    """What text metrics said of the whole set: after its last batch."""
+    """The values of text metrics for the whole set, which they have after its last batch."""
     blocks = event.record.blocks
     return blocks[-1].texts if blocks else {}
 
 
 def checkpoints(saved: Iterable[Saved], best: str | None = None) -> list[Json]:
-    """Checkpoints for the page, in the order they were saved; it shows the newest first."""
+    """Checkpoints for the page, in the order they were saved; the page shows the newest first."""
     rows: list[dict[str, Any]] = [
         {
             "label": each.label,
@@ -348,7 +348,7 @@ class Rank(Protocol):
 
 
 def ranks(fleet: Sequence[Rank]) -> list[Json]:
-    """The processes that train, for the page; a single one needs no table."""
+    """The training processes for the page; empty for a single process, which needs no table."""
     return [_rank(each) for each in fleet] if len(fleet) > 1 else []
 
 
@@ -366,7 +366,7 @@ def _rank(info: Rank) -> Json:
 
 
 def _values(metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Of validation where there are any, else of training."""
+    """The validation values if there are any, else the training values."""
     values = metrics.get("valid") or metrics.get("train") or {}
     return ", ".join(f"{one_line(name)} {number(value)}" for name, value in values.items())
 

@@ -1,7 +1,7 @@
 """The built front end of the panel: one script, one style sheet.
 
-Both are made from `notebook_learner/widget/js` when the package is built, are in every wheel and sdist, and
-are read when the first panel is shown.
+The package build makes both from `notebook_learner/widget/js`. Every wheel and sdist contains them. They are
+read when the first panel is shown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ STATIC = Path(__file__).parent / "static"
 
 _HOW = """\
 the front end of the panel is not there: {path}
-It is built when the package is. In a checkout, either of these builds it:
+The package build makes it. In a checkout, either of these commands builds it:
   pip install -e .
   cd {source} && npm ci --ignore-scripts && npm run build"""
 
@@ -24,9 +24,9 @@ class BundleError(RuntimeError):
 
 @cache
 def script() -> str:
-    """The panel as a JavaScript module, for a widget's `_esm`.
+    """Return the panel as a JavaScript module, for a widget's `_esm`.
 
-    A string, because a widget that was given a path watches that file, and is kept alive by watching.
+    It is a string because a widget with a path watches that file, and the watching keeps the widget alive.
 
     Raises:
         BundleError: it was never built.
@@ -36,7 +36,7 @@ def script() -> str:
 
 @cache
 def style() -> str:
-    """The panel's style sheet, for a widget's `_css`.
+    """Return the panel's style sheet, for a widget's `_css`.
 
     Raises:
         BundleError: it was never built.

@@ -16,15 +16,15 @@ _MOVES = ("run", "step", "step_epoch")
 def obstacles(
     status: Status, *, begun: bool, saved: bool, lacks: str = "", kept: bool = True, away: str = ""
 ) -> dict[str, str]:
-    """By button: nothing where it can be used, else the reason why not.
+    """For each button: "" if it can be used, else the reason why not.
 
     Args:
-        status: of the learner.
-        begun: whether a step was taken.
+        status: the learner's status.
+        begun: whether the learner has taken a step.
         saved: whether there is a checkpoint.
-        lacks: what it needs before it can train.
-        kept: whether an earlier step can be gone back to.
-        away: who else goes on with the run.
+        lacks: what the learner needs before it can train.
+        kept: whether the learner can go back to an earlier step.
+        away: which other process or learner continues the run.
 
     >>> obstacles("running", begun=True, saved=False)["step"]
     'it is running; pause it first'
@@ -38,7 +38,7 @@ def obstacles(
     if status not in ("paused", "failed"):
         found["stop"] = "nothing is running" if status != "stopped" else "it is stopped"
     if status == "finished":
-        found.update(dict.fromkeys(_MOVES, "all epochs are over; ask for more of them"))
+        found.update(dict.fromkeys(_MOVES, "all epochs are over; set a higher number of epochs"))
     if not begun:
         found["rewind"] = found["rewind_to"] = "no step was taken yet"
     elif not kept:

@@ -1,5 +1,7 @@
-"""The curves of a panel: the whole history of each metric in a bounded number of buckets, so that a run of a
-million steps is sent like one of a thousand, and a spike of one step is still there."""
+"""The curves of a panel: the whole history of each metric in a limited number of buckets.
+
+A run of a million steps then takes as few bytes as one of a thousand, and a spike of one step stays visible.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from ..event.values import Floats
 LIMIT = 2048
 """Buckets of a series at most: a screen has fewer pixels across."""
 MOST_NEW = 4096
-"""Points of a series that one message adds at most; of more, the lowest and highest are told."""
+"""Points of a series in one message, at most; of more points, only the lowest and highest are sent."""
 AT_ONCE = 16_384
-"""Points that wait to be put into buckets, at most, until somebody asks for these: grouping takes tens of
-microseconds, however few they are, and messages tell of points."""
+"""Points that wait to be put into buckets, at most, until the buckets are read. Grouping takes tens of
+microseconds even for a few points, and messages carry points, not buckets."""
 
 Key = tuple[str, Split]
 
 
 class CurveSeries:
-    """One metric of one split: buckets of equally many points, which grow as the points do.
+    """One metric of one split, in buckets with the same number of points. More points make larger buckets.
 
     >>> series = CurveSeries(limit=4)
     >>> series.add(np.arange(1.0, 10.0), np.array([0, 0, 9, 0, 0, 0, 0, 0, 1.0]))
@@ -45,12 +47,12 @@ class CurveSeries:
 
     @property
     def size(self) -> int:
-        """Points of a full bucket."""
+        """The number of points in a full bucket."""
         self._settle()
         return self._size
 
     def add(self, x: Floats, values: Floats) -> None:
-        """Append points, in order. The arrays must not change any more."""
+        """Append points, in order. The caller must not change the arrays afterwards."""
         if not len(x):
             return
         self._waiting.append((x, values))
@@ -59,7 +61,7 @@ class CurveSeries:
             self._settle()
 
     def _settle(self) -> None:
-        """Put what waits into buckets."""
+        """Put the waiting points into buckets."""
         if not self._waiting:
             return
         x, values = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))
@@ -70,7 +72,7 @@ class CurveSeries:
             self._write(0, _grouped(self._table[:, : self._length], self._size))
 
     def put(self, x: float, value: float) -> None:
-        """Append a point, or replace the last one, if it stands at the same x."""
+        """Append a point, or replace the last one if it has the same x."""
         self._settle()
         last = self._table[:, self._length - 1]
         if self._length and last[_X] == x and last[_COUNT] == 1:
@@ -80,12 +82,12 @@ class CurveSeries:
 
     @property
     def last(self) -> float:
-        """The x of the last bucket; before all others where there is none."""
+        """The x of the last bucket; without buckets, an x before all others."""
         self._settle()
         return float(self._table[_X, self._length - 1]) if self._length else -1.0
 
     def columns(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """x, low, high and mean of every bucket; NaN where no value of it is a number."""
+        """x, low, high and mean of every bucket; NaN for a bucket without numbers."""
         self._settle()
         x, low, high, mean, _ = self._table[:, : self._length]
         return x, low, high, mean
@@ -96,7 +98,7 @@ class CurveSeries:
         return self._table[: _MEAN + 1, : self._length].astype("<f8").tobytes()
 
     def _join(self, added: Floats) -> None:
-        """Append buckets, after the last one was filled up: only that may be less than full."""
+        """Fill up the last bucket, then append the others: only the last bucket may be partly filled."""
         start = self._length
         if start and self._table[_COUNT, start - 1] < self._size:
             start -= 1
@@ -118,11 +120,11 @@ _X, _LOW, _HIGH, _MEAN, _COUNT = range(len(_COLUMNS))
 
 
 def _grouped(buckets: Floats, size: int) -> Floats:
-    """Neighbours joined to buckets of `size` points; the last may have fewer."""
+    """Join neighbours to buckets of `size` points; the last bucket may have fewer."""
     x, low, high, mean, count = buckets
     starts = np.flatnonzero(np.diff((np.cumsum(count) - 1) // size, prepend=-1.0))
     known = np.where(np.isnan(mean), 0.0, count)
-    with np.errstate(invalid="ignore"):  # a bucket without any number stays without
+    with np.errstate(invalid="ignore"):  # a bucket without numbers stays NaN
         total = np.add.reduceat(np.where(known > 0, mean * known, 0.0), starts) / np.add.reduceat(
             known, starts
         )
@@ -139,7 +141,7 @@ def _grouped(buckets: Floats, size: int) -> Floats:
 
 @dataclass
 class _Fresh:
-    """Points that pages have not been told of."""
+    """Points that were not sent to the pages yet."""
 
     x: list[Floats] = field(default_factory=list)
     values: list[Floats] = field(default_factory=list)
@@ -166,8 +168,10 @@ def _thinned(x: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 class Curves:
-    """The plotted metrics of a run, by the run's training steps: training step by step, validation as one
-    point a pass, where it took place."""
+    """The plotted metrics of a run over its training steps.
+
+    Training has a point for each step, validation one for each pass, at the step where the pass took place.
+    """
 
     def __init__(self) -> None:
         self.series: dict[Key, CurveSeries] = {}
@@ -179,7 +183,7 @@ class Curves:
         self._fresh.clear()
 
     def block(self, block: MetricBlock, names: set[str]) -> None:
-        """The values of training steps."""
+        """Add the values of training steps."""
         if block.split != "train":
             return
         x = np.arange(block.iteration - block.count + 1, block.iteration + 1, dtype=np.float64)
@@ -190,19 +194,19 @@ class Curves:
                 self._note((name, "train"), at, values)
 
     def point(self, name: str, split: Split, x: float, value: float) -> None:
-        """The value of a pass so far, or its final one."""
+        """Set the value of a pass so far, or its final one."""
         self._of((name, split)).put(x, value)
         self._note((name, split), np.array([x]), np.array([value]))
 
     def passed(self, finals: Mapping[str, float], names: set[str], start: float, end: float) -> None:
-        """A training pass is over. A metric that has a value of a pass only (AUROC) gets its point here."""
+        """End a training pass. A metric with one value per pass (AUROC) gets its point here."""
         for name in names & set(finals):
             series = self.series.get((name, "train"))
             if series is None or series.last <= start:
                 self.point(name, "train", end, finals[name])
 
     def rebuild(self, record: Record, names: dict[Split, set[str]]) -> None:
-        """Begin anew with what was measured."""
+        """Start again from the recorded values."""
         self.clear()
         trained = 0
         for past in record:
@@ -218,13 +222,13 @@ class Curves:
         self.forget()
 
     def fresh(self) -> list[tuple[Key, Floats, Floats]]:
-        """The points since this was last asked, which are then known."""
+        """Return the points since the last call, and count them as sent."""
         told = [(key, *fresh.take()) for key, fresh in self._fresh.items() if fresh.x]
         self._fresh.clear()
         return told
 
     def forget(self) -> None:
-        """Whoever looks is told everything: no point is new."""
+        """Drop the unsent points: the next message sends all points anyway."""
         self._fresh.clear()
 
     def _of(self, key: Key) -> CurveSeries:
@@ -237,7 +241,7 @@ class Curves:
 
 
 def _present(x: Floats, column: Column) -> tuple[Floats, Floats]:
-    """The rows with a value: a weight of 0, or a reading that is NaN, means that there is none."""
+    """The rows with a value: a weight of 0, or a NaN reading, marks a row without one."""
     missing = np.isnan(column.values) if column.weights is None else column.weights == 0
     if not missing.any():
         return x, column.values

@@ -1,7 +1,7 @@
-"""What a panel tells of a learner's breakpoints, of its inspection, and of how far back it can go.
+"""A learner's breakpoints, its inspection and the earliest step it can go back to, for the panel.
 
-None of them has events of its own: a cell, or another page, may switch a breakpoint at any time. So each
-message asks whether anything of it is other than it was last told.
+They have no events: a cell or another page may switch a breakpoint at any time. So each message checks
+whether any of them has changed since the last one.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .shown_learner import InspectionReport, ShownLearner, Stop
 from .wire import Json
 
 NOTHING: Json = {"breakpoints": [], "inspection": [], "inspected": None, "reach": None}
-"""Where there is no learner: in the panel of files."""
+"""The values for a panel without a learner, which shows a run's files."""
 
 
 @dataclass
 class Debugger:
-    """Remembers what was told, to tell when that has changed."""
+    """Remembers what was sent, to find out when it has changed."""
 
     _changes: int = -1
     _hit: Stop | None = None
@@ -28,17 +28,17 @@ class Debugger:
     _sections: list[Json] | None = None
 
     def changed(self, learner: ShownLearner) -> bool:
-        """Whether the pages show something that does not hold any more."""
+        """Whether the pages show something that is no longer true."""
         hit, seen = _here(learner)
         changes = learner.breakpoints.changes
         return changes != self._changes or hit is not self._hit or seen is not self._seen
 
     def told(self, learner: ShownLearner, trained: int) -> Json:
-        """All of it, which is then known.
+        """Return all of it, and count it as sent.
 
         Args:
-            learner: to tell of.
-            trained: training steps of the run up to where it stands.
+            learner: the learner that the panel shows.
+            trained: training steps of the run up to its present position.
         """
         breakpoints = learner.breakpoints
         self._changes = breakpoints.changes
@@ -54,7 +54,7 @@ class Debugger:
 
 
 def _here(learner: ShownLearner) -> tuple[Stop | None, InspectionReport | None]:
-    """What belongs to the place where it stands: nothing of that holds once it sets out."""
+    """The breakpoint hit and the inspection at the present step: neither holds when the learner runs on."""
     return (None, None) if learner.status == "running" else (learner.hit, learner._last_seen)
 
 

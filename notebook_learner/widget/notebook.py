@@ -1,4 +1,4 @@
-"""Where this process shows things: which front end, which cell. IPython is asked only where it is loaded."""
+"""The front end and the cell in which this process shows its output. This module never loads IPython."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Any, Literal
 
 FrontEnd = Literal["page", "lines", "none"]
 CHOICE = "NOTEBOOK_LEARNER_FRONT_END"
-"""Set to "page" or "lines", it overrules what is found out."""
+"""Set to "page" or "lines", it replaces the detected front end."""
 
 
 def shell() -> Any:
-    """IPython's shell in a kernel; None elsewhere."""
+    """Return IPython's shell in a kernel; None outside of one."""
     ipython = sys.modules.get("IPython")
     found = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     return found if getattr(found, "kernel", None) is not None else None
 
 
 def front_end() -> FrontEnd:
-    """Who is at the other end of this kernel: a page that shows widgets, or a program that only collects
-    outputs (nbclient, nbconvert, papermill); none where this is no kernel.
+    """Return the kind of program that uses this kernel.
 
-    The pages of JupyterLab, Notebook 7, VS Code and Colab tell with every cell which one it is; the
-    programs do not.
+    It is a page that shows widgets, or a program that only collects outputs (nbclient, nbconvert,
+    papermill). Outside a kernel there is no front end.
+
+    JupyterLab, Notebook 7, VS Code and Colab send their own metadata with every cell; the programs do not.
     """
     found = shell()
     if found is None:
@@ -38,15 +39,14 @@ def front_end() -> FrontEnd:
 
 
 def cell() -> str:
-    """What tells the cell that runs now from every other; nothing where none runs, as when a button of a
-    page began this."""
+    """Return an id of the cell that runs now; "" if no cell runs, for example after a click on a button."""
     found = shell()
     header = {} if found is None else _parent(found).get("header") or {}
     return str(header.get("msg_id", "")) if header.get("msg_type") == "execute_request" else ""
 
 
 def at_end_of_cell(work: Callable[[], None]) -> bool:
-    """Do this once the cell that runs is over, before its reply; False where none runs, or nobody would."""
+    """Call `work` at the end of the running cell, before its reply; False if that is impossible."""
     events = getattr(shell(), "events", None)
     if events is None or not cell():
         return False
@@ -60,7 +60,7 @@ def at_end_of_cell(work: Callable[[], None]) -> bool:
 
 
 def publish(data: dict[str, Any], name: str, *, update: bool = False) -> None:
-    """Show something below the cell that runs, or put it in place of what has that name."""
+    """Show something below the running cell, or replace the output of that name."""
     from IPython.display import publish_display_data
 
     show: Any = publish_display_data  # without types
@@ -71,6 +71,6 @@ def _parent(found: Any) -> dict[str, Any]:
     kernel = found.kernel
     try:
         parent = kernel.get_parent("shell")
-    except (AttributeError, TypeError, LookupError):  # ipykernel 5 has none; a thread of its own no parent
+    except (AttributeError, TypeError, LookupError):  # not in ipykernel 5, nor on a new thread
         parent = getattr(kernel, "_parent_header", None)
     return parent if isinstance(parent, dict) else {}

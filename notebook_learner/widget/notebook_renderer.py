@@ -1,5 +1,8 @@
-"""The renderer of a notebook: a panel where a page shows it, lines where a program collects outputs, and
-below both a picture that needs no running kernel."""
+"""The renderer of a notebook.
+
+It shows a panel on a page, and lines in a program that collects outputs. Below both it puts a picture that
+needs no running kernel.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,22 @@ from .still_panel import Still
 
 _INSTEAD = "the panel of a learner, which needs its kernel"
 LONG = 1.0
-"""Seconds of training after which the picture is drawn anew in any case: steps by hand are shorter."""
+"""Seconds of training after which the picture is always drawn again; manual steps take less time."""
 _OVER = ("paused", "failed", "stopped", "finished")
 
 
 def display_of_page() -> NotebookRenderer | None:
-    """The display of a learner that has another one, or none, on a page; None where nobody looks."""
+    """The panel for a learner with another renderer or none; None if the front end is not a page."""
     return NotebookRenderer() if notebook.front_end() == "page" else None
 
 
 class NotebookRenderer:
-    """What a learner looks like in a notebook: `renderer("panel")`, and the default there.
+    """Shows a learner in a notebook: `renderer("panel")`, the default there.
 
-    On a page (JupyterLab, Notebook 7, VS Code, Colab) it is the live panel; under nbclient, nbconvert and
-    papermill, which nobody looks at, it writes lines. A picture of the curves with a table follows below, at
-    epochs, pauses and the end: what a saved notebook shows. The sets that were evaluated are part of it.
+    On a page (JupyterLab, Notebook 7, VS Code, Colab) it shows the live panel. Under nbclient, nbconvert and
+    papermill, which have no user at a page, it writes lines. Below, it draws a picture of the curves with a
+    table, at epochs, pauses and the end. A saved notebook shows this picture. The table includes the
+    evaluated sets.
     """
 
     def __init__(self) -> None:
@@ -46,21 +50,21 @@ class NotebookRenderer:
         self._opened: RunOpened | None = None
         self._name = f"notebook-learner-{uuid4().hex}"
         self._cell = ""
-        """Where it appeared last."""
+        """The cell in which it appeared last."""
         self._fitting = False
         self._since = monotonic()
-        """When it began to run."""
+        """The time at which the learner began to run."""
         self._frozen = False
         self._begins = False
-        """Whether a run was opened and has not moved yet."""
+        """Whether a run was opened and has taken no step yet."""
         self._behind = False
-        """Whether the picture is drawn anew when the cell ends."""
+        """Whether the picture is drawn again when the cell ends."""
 
     def __repr__(self) -> str:
         return "NotebookRenderer()"
 
     def attach(self, learner: ShownLearner, /) -> None:
-        """Show this learner. It is not kept alive, and the panel goes with it."""
+        """Show this learner, without keeping it alive. The panel closes when the learner is gone."""
         self._learner = weakref.ref(learner)
         if notebook.front_end() == "page":
             self._panel = self._opened_panel(learner)
@@ -92,15 +96,16 @@ class NotebookRenderer:
             case RunOpened():
                 self._opened, self._begins = event, True
             case Notice() if (self._begins or event.answers) and self._panel is not None:
-                # What became of an earlier run, and why nothing was done, has to outlive a log's last lines.
+                # The panel keeps only the last log lines. The fate of an earlier run, and the reason why
+                # nothing was done, must stay longer.
                 print(event.text if event.level == "info" else f"{event.level}: {event.text}")
             case EpochEnded():
                 self._draw(final=False)
             case StatusChanged(status="running"):
                 self._since = monotonic()
             case StatusChanged() if event.status in _OVER and (self._fitting or not notebook.cell()):
-                # A button of the panel may have begun it, long after the cell that trained was over. A verb
-                # in a later cell says where the learner stands; the picture stays as its own cell left it.
+                # A button may have started this run, long after the training cell was over. A call in a
+                # later cell prints the learner's position; the picture stays as its own cell left it.
                 self._draw(final=self._fitting or monotonic() - self._since > LONG)
                 self._fitting = False
             case Evaluated():
@@ -109,7 +114,7 @@ class NotebookRenderer:
                 pass
 
     def show(self) -> None:
-        """Appear below the cell that runs, once."""
+        """Appear below the running cell, once."""
         self._fitting = True
         here = notebook.cell()
         if self._frozen or here in ("", self._cell):
@@ -117,30 +122,30 @@ class NotebookRenderer:
         self._cell = here
         self._still = Still()
         if self._panel is not None:
-            # Front ends show the text where the widget cannot be: no word of it may be of this moment only.
+            # A front end shows this text if it cannot show the widget: the text must stay true later.
             notebook.publish({"text/plain": _INSTEAD, **self._panel.wire.bundle()}, self._name)
 
     def blocking(self) -> AbstractContextManager[Callable[[], None]]:
-        """A cell trains or waits meanwhile."""
+        """Return a context in which a cell trains or waits."""
         return nullcontext(_nothing) if self._panel is None else self._panel.blocking()
 
     def bundle(self) -> dict[str, Any]:
-        """The panel, for a cell whose last line is the learner."""
+        """Return the panel, for a cell whose last line is the learner."""
         return {} if self._panel is None or self._frozen else self._panel.wire.bundle()
 
     def freeze(self) -> None:
-        """Leave the picture and the table, here and now, and end the panel."""
+        """Draw the picture and the table now, and close the panel."""
         if notebook.shell() is not None and self._still is None:
             self._still = Still()
         self._draw(final=True)
         if self._panel is not None and not self._frozen:
-            if self._cell:  # or a saved notebook would say that a widget is missing
+            if self._cell:  # else a saved notebook would report a missing widget
                 notebook.publish({"text/plain": ""}, self._name, update=True)
             self._panel.close()
         self._frozen = True
 
     def _draw_later(self) -> None:
-        """Once for all sets that a cell evaluates, perhaps one at every step: a picture takes a while."""
+        """Draw once for all sets of a cell: a picture takes time, and a cell may evaluate a set per step."""
         if self._still is None or self._frozen or self._behind:
             return
         self._behind = True
@@ -157,7 +162,7 @@ class NotebookRenderer:
             return
         infos = None if self._opened is None else self._opened.metrics
         run = "" if self._opened is None else f"{PurePath(self._opened.directory).name} · "
-        # While it runs the picture is drawn now and then, and says what it was true of.
+        # During a run the picture is drawn from time to time, and names the step that it shows.
         status = "as of" if learner.status == "running" else f"{learner.status} at"
         headline = f"{run}{status} {learner.position}"
         history = learner.history

@@ -1,8 +1,8 @@
-"""The panel of one learner: takes its events, tells the pages three times a second at most, less often where
-that takes long, carries out what they ask for.
+"""The panel of one learner: takes its events, updates the pages, and carries out their requests.
 
-Events come on the training thread, requests in the kernel's main thread, and both may be one: a cell that
-trains is served between two blocks of steps. Nothing is sent while nobody looks.
+It updates the pages three times a second at most, less often if a message takes long. Events come on the
+training thread, requests on the kernel's main thread. Both may be the same thread: then requests are served
+between two blocks of steps of the training cell. Nothing is sent while no page is visible.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from .wire import Json, Message, Request, parse
 INTERVAL = 0.3
 """Seconds between two messages, at least."""
 IDLE_PER_COST, LONGEST = 600, 2.0
-"""After a message, steps are not told before this many times as long as it took, nor later than after these
-seconds: a sixth of a percent of the time where a message takes up to three milliseconds. The kernel's thread
-that sends it takes as much again; and the next steps are slower, since the processor's caches hold something
-else then, and a browser on the same machine draws: twice as much."""
+"""After a message, no steps are sent for this many times as long as the message took, but never longer than
+these seconds. A message of up to three milliseconds so takes a sixth of a percent of the time. The kernel's
+sending thread takes as much again. The next steps are slower too, because the processor's caches have other
+contents and a browser on the same machine draws: twice as much."""
 MOST_BLOCKS = 256
-"""Blocks of steps that wait to be folded in, at most: one at a time costs three times as much."""
+"""Blocks of steps that wait to be added, at most. Adding them one by one costs three times as much."""
 PATIENCE = 60.0
-"""Seconds after which a page that says nothing is taken for closed; an open one speaks every 20."""
+"""Seconds after which a silent page counts as closed; an open page sends a message every 20 seconds."""
 
 
 class Wire(Protocol):
-    """What carries messages: `view.View`, or a test."""
+    """Carries messages: `view.View`, or a test's own."""
 
     def send(self, message: Message) -> None: ...
     def bundle(self) -> dict[str, Any]: ...
@@ -61,7 +61,7 @@ class Wire(Protocol):
 
 
 class Servant(Protocol):
-    """What reaches a kernel that is busy: `shell.Servicing`."""
+    """Handles messages while the kernel is busy: `shell.Servicing`."""
 
     @property
     def mode(self) -> str: ...
@@ -75,8 +75,8 @@ class Panel:
     """Shows one learner to any number of pages, and passes their requests on.
 
     Args:
-        wire: makes what carries messages, given what takes them.
-        servant: what reaches a busy kernel, where there is one.
+        wire: makes the carrier of messages from the function that takes them.
+        servant: handles messages while the kernel is busy, if there is a kernel.
     """
 
     def __init__(
@@ -85,32 +85,32 @@ class Panel:
         self._lock = threading.RLock()
         self._board, self._curves = Board(), Curves()
         self._blocks: list[MetricBlock] = []
-        """Steps that neither of the two knows of yet: nobody is told of them before the interval is over."""
+        """Steps that neither of the two has yet: no page gets them before the interval is over."""
         self._learner: Callable[[], ShownLearner | None] = lambda: None
         self._servant = servant
         self._seq = 0
         self._sent = 0.0
         self._rest = 0.0
-        """Seconds after that for which steps are not told."""
+        """Seconds after that during which no steps are sent."""
         self._later: threading.Timer | None = None
         self._fixed_changed = self._events_changed = self._files_changed = True
         self._files: list[Json] = []
         self._away = ""
-        """Who else goes on with the run, as the pages know it."""
+        """Which other process or learner continues the run, as last sent to the pages."""
         self._debugger = Debugger()
         self._lookers: dict[str, float] = {}
         self._current = False
-        """Whether the pages have all that was sent, so that news alone are enough."""
+        """Whether the pages have all that was sent, so that sending only the changes is enough."""
         self._blocking = False
         self.wire = wire(_weakly(self))
 
     def attach(self, learner: ShownLearner) -> None:
-        """Show this learner; whoever makes the panel passes its events on. It is not kept alive."""
+        """Show this learner, without keeping it alive. The panel's owner passes the learner's events on."""
         self._learner = weakref.ref(learner)
         learner._tell(self)
 
     def show_files(self, saved: Sequence[Saved], lines: Iterable[str]) -> None:
-        """What the files of a run tell beside its values, where no learner does."""
+        """Show a run's checkpoints and log lines from its files, if there is no learner."""
         with self._lock:
             self._files = boards.checkpoints(saved)
             self._board.notes = False
@@ -119,7 +119,7 @@ class Panel:
             self._events_changed = True
 
     def close(self) -> None:
-        """The learner is gone, or the panel was frozen."""
+        """Close the panel: the learner is gone, or the panel was frozen."""
         with self._lock:
             self._lookers.clear()
         self.wire.close()
@@ -144,7 +144,7 @@ class Panel:
 
     @contextmanager
     def blocking(self) -> Iterator[Callable[[], None]]:
-        """A cell trains or waits meanwhile: whoever clicks is served between its steps."""
+        """A context in which a cell trains or waits: clicks are served between its steps."""
         servant = self._servant
         if servant is None or threading.current_thread() is not threading.main_thread():
             yield lambda: None
@@ -197,7 +197,7 @@ class Panel:
         self._files_changed |= isinstance(event, (RunOpened, Rewound, CheckpointSaved))
 
     def _draw_from_the_past(self, info: MetricInfo) -> None:
-        """A metric became known: what is restored may have values of it, told of before its name was."""
+        """Draw a newly known metric: a restored run may have sent its values before its name."""
         learner = self._learner()
         record = () if learner is None else learner.history.snapshot()
         blocks = (block for past in record if past.split == info.split for block in past.blocks)
@@ -211,7 +211,7 @@ class Panel:
         self._curves.passed(event.finals, board.plotted()["train"], start, end)
 
     def _validated(self) -> None:
-        """One point a pass, which moves until the pass is over."""
+        """Set the point of a validation pass; its value changes until the pass is over."""
         board = self._board
         for name in board.plotted()["valid"]:
             value = board.tally.average(name, "valid")
@@ -223,19 +223,19 @@ class Panel:
     @property
     def _looked_at(self) -> bool:
         if self._blocking and self._servant is not None and self._servant.mode == "interrupt":
-            return bool(self._lookers)  # nobody can be heard, so nobody's silence means anything
+            return bool(self._lookers)  # no page can be heard now, so a silent page may be open
         now = time.monotonic()
         return any(until > now for until in self._lookers.values())
 
     def _tell_steps(self) -> None:
-        """They need no thread that waits: others follow, or the end of the run does."""
+        """Send steps. No thread has to wait for the last one: more steps follow, or the end of the run."""
         if self._looked_at:
             self._tell()
         else:
             self._miss()
 
     def _tell_soon(self) -> None:
-        """Now, or once the interval is over: what came last is always told, to who looks later, too."""
+        """Send now, or once the interval is over, so that the last event always reaches the pages."""
         left = self._sent + INTERVAL - time.monotonic()
         if not self._looked_at:
             self._miss()
@@ -252,7 +252,7 @@ class Panel:
             self._tell_soon()
 
     def _miss(self) -> None:
-        """Nobody looks, so nobody is told; whoever looks next is told everything."""
+        """Send nothing, because no page is visible. The next visible page gets everything."""
         self._current = False
         self._curves.forget()
 
@@ -296,7 +296,7 @@ class Panel:
         """The parts of the board that a page does not know yet."""
         board, learner = self._board, self._learner()
         if learner is not None:
-            board.tally.num_epochs = learner.num_epochs  # set by a person, it is no event
+            board.tally.num_epochs = learner.num_epochs  # the user's own assignment sends no event
             self._events_changed |= self._debugger.changed(learner)
         told = board.moving() | {"ranks": [] if learner is None else boards.ranks(learner._ranks())}
         if self._fixed_changed:
@@ -313,7 +313,7 @@ class Panel:
             return {"controls": {}, "checkpoints": self._files, "connection": nobody, **NOTHING}
         if self._files_changed:
             self._files_changed = False
-            # Not here: this may be the training's thread, which waits for no disk.
+            # Not on this thread: it may be the training thread, which must not wait for a disk.
             threading.Thread(target=self._read_files, name="notebook_learner panel", daemon=True).start()
         told = self._debugger.told(learner, self._board.trained)
         reach = told["reach"]
@@ -335,11 +335,11 @@ class Panel:
 
     def _read_files(self) -> None:
         learner = self._learner()
-        if learner is None or learner._elsewhere:  # what is there is another's
+        if learner is None or learner._elsewhere:  # another one writes these files now
             return
         try:
             saved, best = learner._saved()
-        except (NotebookLearnerError, OSError):  # the training itself tells of it, once it has to save
+        except (NotebookLearnerError, OSError):  # the training reports it at its next save
             return
         files = boards.checkpoints(saved, best)
         with self._lock:
@@ -354,7 +354,7 @@ class Panel:
     # From the pages ------------------------------------------------------------------------------------
 
     def receive(self, content: object) -> None:
-        """Take a message of a page, in whichever thread the kernel gives it."""
+        """Take a message of a page, on any thread of the kernel."""
         try:
             request = parse(content)
         except CommandError as refused:
@@ -380,8 +380,7 @@ class Panel:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """What changed while nothing happened here: a cell adds a breakpoint without any event, another
-        process goes on with a run that is over."""
+        """Find changes that send no event: a cell adds a breakpoint, or another process continues the run."""
         learner = self._learner()
         with self._lock:
             if learner is None or not self._current:
@@ -400,7 +399,7 @@ class Panel:
                 self._lookers.pop(client, None)
 
     def _repeat(self) -> None:
-        """Everything anew, for a page that has nothing, or missed something."""
+        """Send everything again, for a page that has nothing yet or missed a message."""
         with self._lock:
             self._current = False
             self._tell()
@@ -411,8 +410,8 @@ class Panel:
             self._answer(request.seq, False, "the learner is gone; this is what it had done")
             return
         steering = Steering(learner, failed=self._failed)
-        # On a thread of its own: neither the kernel's main thread, which a cell may hold and which takes the
-        # requests, nor the training waits for the verb. What a step prints belongs below the cell of now.
+        # On a new thread: the training must not wait for the command, nor the kernel's main thread, which
+        # takes the requests and may run a cell. The copied context puts prints below the present cell.
         work = partial(copy_context().run, self._do, steering, request)
         threading.Thread(target=work, name="notebook_learner panel", daemon=True).start()
 
@@ -434,7 +433,7 @@ class Panel:
 
 
 def _is_one_of_many(event: Event) -> bool:
-    """Whether others like it follow in a moment."""
+    """Whether similar events follow soon."""
     return isinstance(event, MetricBlock) or (isinstance(event, SetProgress) and not event.over)
 
 
@@ -443,7 +442,7 @@ def _head(name: str, split: str, points: int) -> Json:
 
 
 def _weakly(panel: Panel) -> Callable[[object], None]:
-    """What takes messages, without keeping the panel: every widget is kept until it is closed."""
+    """The function that takes messages. It does not keep the panel alive, though an open widget keeps it."""
     known = weakref.ref(panel)
 
     def receive(content: object) -> None:
@@ -456,7 +455,7 @@ def _weakly(panel: Panel) -> Callable[[object], None]:
 
 _CONNECTIONS = {
     "boundary": "a cell is training; buttons act at its next step",
-    "subshell": "a cell is training; buttons act at its next step where the page uses subshells (JupyterLab)",
+    "subshell": "a cell is training; buttons act at its next step if the page uses subshells (JupyterLab)",
     "background": "",
     "interrupt": "a cell is training, and this kernel hears only its interrupt button until it is over",
 }

@@ -1,5 +1,7 @@
-"""The widget itself: one model in the kernel, and as many views of it on pages as people open. It carries
-messages and knows nothing of what they say."""
+"""The widget itself: one model in the kernel, with any number of views on pages.
+
+It carries messages and does not interpret them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ MIME = "application/vnd.jupyter.widget-view+json"
 
 
 class _PanelWidget(anywidget.AnyWidget):
-    # As text: a path would be watched for changes, which keeps every closed widget alive.
+    # As text: anywidget would watch a path for changes, and that keeps every closed widget alive.
     _esm = script()
     _css = style()
 
@@ -25,9 +27,11 @@ _layouts: list[ipywidgets.Layout] = []
 
 
 def _layout() -> ipywidgets.Layout:
-    """One for all panels. ipywidgets keeps each until it is closed, and this one never is: when the last
-    widget of a notebook is closed, JupyterLab ends the kernel's thread for widgets, and what that thread has
-    not read by then becomes a complaint of asyncio's below some cell."""
+    """The one layout of all panels. It is never closed.
+
+    When the last widget of a notebook is closed, JupyterLab ends the kernel's thread for widgets. If that
+    thread has unread messages, asyncio prints an error below some cell.
+    """
     if not _layouts or _layouts[0].comm is None:  # Widget.close_all() closes it, too
         _layouts[:] = [ipywidgets.Layout()]
     return _layouts[0]
@@ -37,7 +41,7 @@ class View:
     """The panel's side of the wire.
 
     Args:
-        receive: is given the content of every message of a page, in the kernel's main thread.
+        receive: called with the content of every message of a page, on the kernel's main thread.
     """
 
     def __init__(self, receive: Callable[[object], None]) -> None:
@@ -45,14 +49,14 @@ class View:
         self._widget.on_msg(lambda widget, content, buffers: receive(content))
 
     def send(self, message: Message) -> None:
-        """To all pages; from any thread."""
+        """Send a message to all pages. Any thread may call this."""
         self._widget.send(message.content, list(message.buffers))
 
     def bundle(self) -> dict[str, Any]:
-        """What shows a view of it, for a cell's output."""
+        """Return the output of a cell that shows a view of the widget."""
         model = self._widget.model_id
         return {MIME: {"version_major": 2, "version_minor": 0, "model_id": model}}
 
     def close(self) -> None:
-        """Free what the kernel and the pages hold for it."""
+        """Free the widget's memory in the kernel and on the pages."""
         self._widget.close()

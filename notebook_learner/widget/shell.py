@@ -1,9 +1,9 @@
-"""Buttons that work while a cell trains.
+"""Make buttons work while a cell trains.
 
-A notebook's page talks to the kernel's main thread, and that thread is busy: what a button sends waits until
-the cell is over. So the training looks between two steps, at most 20 times a second, whether something came,
-and lets the kernel handle what does not change the order of cells: messages of widgets, and the questions of
-a page that was just (re)loaded, or that completes a name. Cells that were sent meanwhile wait their turn.
+A notebook's page talks to the kernel's main thread. While a cell trains, that thread is busy, and the message
+of a button would wait until the cell is over. So the training checks for messages between two steps, at most
+20 times a second. The kernel then handles those that do not change the order of cells: messages of widgets,
+and the questions of a page that was just (re)loaded or that completes a name. New cells wait as usual.
 
     servicing = shell.servicing()            # None outside a kernel
     with servicing.during():
@@ -11,14 +11,13 @@ a page that was just (re)loaded, or that completes a name. Cells that were sent 
             step()
             servicing.serve()
 
-Prints of the steps stay with their cell. What the handler of a message prints goes where it always goes: it
-belongs to the message, not to the cell; JupyterLab shows it in its log console, and an `Output` widget can
-catch it.
+The steps print below their cell, as usual. What the handler of a message prints belongs to the message, not
+to the cell: JupyterLab shows it in its log console, and an `Output` widget can catch it.
 
-This uses parts of ipykernel that it does not promise to keep (see shell_streams.py). They are tried first; if
-something is missing, or fails later, a line in the log of "notebook_learner" says so, training goes on, and
-buttons act when the cell is over. `NOTEBOOK_LEARNER_SERVICING=off` in the environment, or `disable()`,
-switches it off.
+This uses private parts of ipykernel, which may change (see shell_streams.py). They are tested first. If one
+is missing, or fails later, the log of "notebook_learner" says so. Training then continues, and buttons act
+when the cell is over. `NOTEBOOK_LEARNER_SERVICING=off` in the environment, or `disable()`, switches
+servicing off.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ Mode = Literal["boundary", "subshell", "interrupt"]
 SWITCH = "NOTEBOOK_LEARNER_SERVICING"
 """The environment variable that switches servicing off."""
 PAUSE = 0.05
-"""Seconds between two looks: a click acts at once for a person, and a look costs 1-4 us."""
+"""Seconds between two checks: short enough that a click seems to act at once. A check costs 1-4 us."""
 ROUND = 0.05
-"""Seconds after which a flood of messages (a slider that is dragged) lets the training go on."""
+"""Seconds of messages after which the training continues, even if more wait (the user drags a slider)."""
 
 _log = logging.getLogger("notebook_learner")
 _lock = threading.Lock()
@@ -54,7 +53,7 @@ _disabled = False
 
 
 def servicing() -> Servicing | None:
-    """The servicing of this process's kernel, or None where no kernel runs."""
+    """Return the servicing of this process's kernel; None outside a kernel."""
     global _current
     kernel = _find_kernel()
     if kernel is None:
@@ -66,9 +65,9 @@ def servicing() -> Servicing | None:
 
 
 def disable() -> None:
-    """Switch servicing off for the rest of this process; messages are handled when the cell is over."""
+    """Switch servicing off for this process; messages are then handled when the cell is over."""
     global _disabled
-    _disabled = True  # a run that is being served sees it when it looks next, in its own thread
+    _disabled = True  # a run that is served sees it at its next check, on its own thread
 
 
 def _is_off() -> bool:
@@ -76,7 +75,7 @@ def _is_off() -> bool:
 
 
 def _find_kernel() -> Any | None:
-    # A kernel that runs has loaded IPython. Where it is not loaded there is none, and nothing is loaded.
+    # A running kernel has loaded IPython. If IPython is not loaded, there is no kernel: no need to load it.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None)
@@ -86,7 +85,7 @@ class Servicing:
     """Hands the page's messages to the kernel between the steps of a training. Get it with `servicing()`.
 
     Attributes:
-        kernel: the kernel that runs this process.
+        kernel: the kernel of this process.
         problem: why messages cannot be served at step boundaries, or "".
     """
 
@@ -105,9 +104,9 @@ class Servicing:
 
     @property
     def mode(self) -> Mode:
-        """How a message reaches a handler while a cell runs.
+        """When a message reaches its handler while a cell runs.
 
-        "boundary": at the next step. "subshell": on another thread, where the page asks for that (JupyterLab
+        "boundary": at the next step. "subshell": on another thread, if the page asks for that (JupyterLab
         with ipykernel 7.0 to 7.3). "interrupt": when the cell is over; only the kernel's own ■ acts at once.
         """
         if self._inbox is not None and not _is_off():
@@ -120,7 +119,7 @@ class Servicing:
         return self._open
 
     def open(self) -> None:
-        """A run that blocks the main thread begins. Opening twice is like opening once."""
+        """Begin to serve a run that blocks the main thread. A second call has no effect."""
         if self._open or self.mode != "boundary" or threading.get_ident() != self._main:
             return
         assert self._inbox is not None
@@ -131,8 +130,11 @@ class Servicing:
             self._give_up(error)
 
     def serve(self) -> None:
-        """Let the kernel handle what came; call it between any two steps. Where there is nothing to do it
-        costs less than a microsecond, and a few of them 20 times a second. Only the main thread serves."""
+        """Let the kernel handle waiting messages; call it between any two steps.
+
+        Without messages it costs less than a microsecond, and a few microseconds 20 times a second. Only the
+        main thread serves.
+        """
         if not self._open or monotonic() < self._next:
             return
         if self._serving or threading.get_ident() != self._main:
@@ -150,7 +152,7 @@ class Servicing:
             self._next = monotonic() + PAUSE
 
     def close(self) -> None:
-        """The run is over, however it ended: what was not served is the kernel's again, in order."""
+        """End the serving of a run. The kernel gets the messages that are left, in order."""
         if not self._open or threading.get_ident() != self._main:
             return
         self._open = False
@@ -161,7 +163,7 @@ class Servicing:
 
     @contextmanager
     def during(self) -> Iterator[None]:
-        """Open for a block of code. In another block that is open, the outer one closes."""
+        """Open for a block of code. In nested blocks, the outer one closes."""
         opens = not self._open
         try:
             self.open()
@@ -176,7 +178,7 @@ class Servicing:
         inbox = self._inbox
         if inbox is None or not inbox.has_news():
             return
-        # From the first message taken out until all is put back, an interrupt would lose something.
+        # Until all messages are put back, an interrupt would lose some.
         with _held_interrupt():
             message = inbox.next()
             if message is None:
@@ -195,7 +197,7 @@ class Servicing:
             self._inbox.close()
 
     def _give_up(self, error: Exception) -> None:
-        """Something is not as this module believes: never serve again, and say so once."""
+        """Never serve again, and log it once: ipykernel does not work as this module expects."""
         inbox, self._inbox, was_open, self._open = self._inbox, None, self._open, False
         self.problem = f"{type(error).__name__}: {error}"
         _log.warning(
@@ -214,7 +216,7 @@ class Servicing:
 
 
 def _tested_inbox(kernel: Any) -> shell_streams.Inbox:
-    """The kernel's inbox, after everything that serving needs was looked at once. Raises what is wrong."""
+    """Return the kernel's inbox after one test of all that serving needs; raise an error if a test fails."""
     import zmq
 
     inbox = shell_streams.find_inbox(kernel)
@@ -228,13 +230,15 @@ def _tested_inbox(kernel: Any) -> shell_streams.Inbox:
             raise TypeError(f"its {name} is no function")
     inbox.open()
     inbox.has_news()
-    inbox.close()  # gives the event loop back the news that this look may have used up
+    inbox.close()  # wakes the event loop again, for a message whose signal this check may have used up
     return inbox
 
 
 def _delivers_on_subshells(kernel: Any) -> bool:
-    """Whether a widget's message that asks for a subshell gets there: ipykernel 7.4 sends it to the loop that
-    wrote to the widget last, mostly the main thread."""
+    """Whether a widget's message gets to the subshell that it asks for.
+
+    ipykernel 7.4 sends it to the loop that wrote to the widget last, mostly that of the main thread.
+    """
     if not getattr(kernel, "_supports_kernel_subshells", False):
         return False
     comm = sys.modules.get("ipykernel.comm.comm")
@@ -246,7 +250,7 @@ def _delivers_on_subshells(kernel: Any) -> bool:
 
 @contextmanager
 def _held_interrupt() -> Iterator[None]:
-    """■ counts when all is put back. Pressed a second time it counts at once: then a handler hangs."""
+    """Delay ■ until all is put back. A second press acts at once: then a handler hangs."""
     before = signal.getsignal(signal.SIGINT)
     if not callable(before):
         yield
@@ -270,10 +274,9 @@ def _held_interrupt() -> Iterator[None]:
 
 @contextmanager
 def _same_parent(kernel: Any) -> Iterator[None]:
-    """Whatever is dispatched meanwhile, prints and displays belong to the same cell before and after, and the
-    kernel is busy with it."""
+    """Handle other messages without changing the present cell's prints, displays and busy status."""
     ident, parent = kernel._parent_ident["shell"], kernel.get_parent("shell")
-    _flush_prints()  # older kernels look only when they send a text whose it is
+    _flush_prints()  # older kernels choose the cell of a print only when they send it
     try:
         yield
     finally:
@@ -290,7 +293,7 @@ def _flush_prints() -> None:
 
 @contextmanager
 def _without_hooks(kernel: Any) -> Iterator[None]:
-    """The kernel's hooks around a handler put Python's own SIGINT handler in the place of the run's."""
+    """Leave out the kernel's hooks around a handler: they replace the run's SIGINT handler by Python's."""
     names = ("pre_handler_hook", "post_handler_hook")
     own = {name: vars(kernel)[name] for name in names if name in vars(kernel)}
     try:
@@ -313,8 +316,10 @@ TURNS = 100
 
 
 def _drive(handling: Any) -> None:
-    """Run the kernel's coroutine here and now. The handlers of ipykernel never wait; one that does is ended
-    by the event loop when the cell is over."""
+    """Run the kernel's coroutine now. The handlers of ipykernel never wait.
+
+    If one does wait, the event loop finishes it when the cell is over.
+    """
     if not inspect.iscoroutine(handling):
         return
     waits_for = None
@@ -333,7 +338,7 @@ _unfinished: set[asyncio.Future[Any]] = set()
 
 
 class _Rest:
-    """A coroutine from the point where it began to wait."""
+    """The rest of a coroutine, from the point where it began to wait."""
 
     def __init__(self, handling: Any, waits_for: Any) -> None:
         self._handling, self._waits_for = handling, waits_for

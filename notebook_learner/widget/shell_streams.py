@@ -1,7 +1,7 @@
-"""Where a kernel keeps the messages that wait for its main thread, and how to take some of them out.
+"""The messages that wait for a kernel's main thread, and how to take some of them out.
 
-All of this is ipykernel's private business: the attributes named here were read in its releases 6.17 to 7.4,
-and the tests go through that range. What cannot be found raises, and nothing is served then.
+This uses private attributes of ipykernel. They were read in its releases 6.17 to 7.4, and the tests cover
+that range. A missing attribute raises an error, and then nothing is served.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ SERVED = frozenset(
         "history_request",
     }
 )
-"""What is answered between two steps: questions, and messages of widgets. Never a cell: cells run in order,
-each when the one before it is over."""
+"""The messages that are handled between two steps: questions, and messages of widgets. Cells are never among
+them: each runs when the one before it is over."""
 
 
 class Inbox(Protocol):
-    """Messages that came for the main thread while it computes. Only the main thread may ask."""
+    """Messages that arrived for the main thread while it computes. Only the main thread may use it."""
 
     def open(self) -> None:
         """Begin to look."""
 
     def has_news(self) -> bool:
-        """Whether something came since `next` had nothing more to give; about 1 us."""
+        """Whether a message came since `next` last returned None; takes about 1 us."""
 
     def next(self) -> list[Any] | None:
-        """The frames of the next message to serve, taken out; all others stay, in their order."""
+        """Take out the next message to serve and return its frames; all others stay, in order."""
 
     def close(self) -> None:
-        """Leave what is still there to the kernel, in order."""
+        """Give the messages that are left to the kernel, in order."""
 
 
 def kind_of(kernel: Any, frames: list[Any]) -> str:
-    """The type of a message, "" for what is none: the kernel complains about that when it gets it."""
+    """The type of a message; "" for an invalid message, which the kernel itself reports when it gets it."""
     try:
         return str(_header(kernel.session, frames)["msg_type"])
     except Exception:
@@ -53,7 +53,7 @@ def kind_of(kernel: Any, frames: list[Any]) -> str:
 
 
 def _header(session: Any, frames: list[Any]) -> dict[str, Any]:
-    # The signature is not looked at: the kernel does so when the message is dispatched.
+    # The signature is not checked here: the kernel checks it when it dispatches the message.
     _, parts = session.feed_identities(frames, copy=False)
     header: dict[str, Any] = session.unpack(parts[1].bytes)  # parts: signature, header, parent, ...
     return header
@@ -63,7 +63,7 @@ def find_inbox(kernel: Any) -> Inbox:
     """The inbox of this kernel.
 
     Raises:
-        AttributeError: this kernel is made in another way than those that are known.
+        AttributeError: this kernel is unlike all known ones.
     """
     if getattr(kernel, "shell_channel_thread", None) is not None:
         return ChannelInbox(kernel)
@@ -71,9 +71,12 @@ def find_inbox(kernel: Any) -> Inbox:
 
 
 class ChannelInbox:
-    """ipykernel 7: a thread reads the shell channel, finds out which (sub)shell a message is for, and
-    sends it through a pair of sockets. The end of the pair that belongs to the main thread is read here,
-    so what is for a subshell never comes by."""
+    """The inbox of ipykernel 7.
+
+    There, a thread reads the shell channel, finds the (sub)shell of each message, and sends the message
+    through a pair of sockets. This class reads the main thread's end of its pair, so it never gets a message
+    for a subshell.
+    """
 
     def __init__(self, kernel: Any) -> None:
         import zmq
@@ -91,7 +94,7 @@ class ChannelInbox:
             self._deliver = self._stream._recv_callback
 
     def has_news(self) -> bool:
-        socket = self._stream.socket  # None once the kernel shuts down, which may be while a cell trains
+        socket = self._stream.socket  # None once the kernel shuts down, perhaps while a cell trains
         return socket is not None and bool(socket.get(self._events) & self._readable)
 
     def next(self) -> list[Any] | None:
@@ -103,13 +106,13 @@ class ChannelInbox:
         return None
 
     def close(self) -> None:
-        # on_recv() also looks at the socket again: the event loop hears of a message only once, when it
-        # comes, and has_news() may have used that up.
+        # on_recv() also checks the socket again: the event loop gets one signal for a message, when it
+        # arrives, and has_news() may have used that up.
         if not self._kept:
             self._stream.on_recv(self._deliver, copy=False)
             return
-        # The cell may go on for long, and what comes meanwhile must not overtake what was kept: whoever
-        # is called first by the event loop delivers the kept ones.
+        # The cell may run for long, and new messages must not overtake the kept ones: the first callback
+        # of the event loop delivers the kept ones.
         self._stream.on_recv(self._in_order, copy=False)
         self._stream.io_loop.add_callback(self._release)
 
@@ -124,12 +127,12 @@ class ChannelInbox:
             handling = self._deliver(self._kept.popleft())
             if inspect.isawaitable(handling):
                 task = asyncio.ensure_future(handling)
-                self._starting.add(task)  # the event loop holds tasks by weak references only
+                self._starting.add(task)  # the event loop has only weak references to tasks
                 task.add_done_callback(self._starting.discard)
 
 
 class QueueInbox:
-    """ipykernel 6: the main thread itself reads the shell channel, into a queue of what to do next."""
+    """The inbox of ipykernel 6: the main thread itself reads the shell channel into a queue of work."""
 
     def __init__(self, kernel: Any) -> None:
         import zmq
@@ -151,7 +154,7 @@ class QueueInbox:
 
     def next(self) -> list[Any] | None:
         self._stream.flush(self._readable)
-        # Through get and put, which keep the queue's own books; the ones that stay keep their order.
+        # With get and put, so that the queue's counters stay right; the other messages keep their order.
         waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
         found = next((item for item in waiting if self._is_served(item)), None)
         for item in waiting:
@@ -160,15 +163,15 @@ class QueueInbox:
         if found is None:
             self._known = self._queue.qsize()
             return None
-        self._known = -1  # there may be more of them
+        self._known = -1  # there may be more messages
         frames: list[Any] = found[-1][0]
         return frames
 
     def close(self) -> None:
-        self._stream.flush(self._readable)  # and tells the event loop of what has_news() may have used up
+        self._stream.flush(self._readable)  # wakes the event loop: has_news() may have used up its signal
 
     def _is_served(self, item: Any) -> bool:
-        # An item is (number, function, arguments); other functions than this one are the kernel's own.
+        # An item is (number, function, arguments); items with another function are the kernel's own work.
         _, function, arguments = item
         if function != self._kernel.dispatch_shell or len(arguments) != 1:
             return False

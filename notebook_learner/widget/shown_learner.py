@@ -1,4 +1,4 @@
-"""What a panel needs of the learner it shows, beside the verbs of its buttons."""
+"""What a panel needs of its learner, apart from the commands of its buttons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .board import Rank, Saved
 
 
 class Stop(Protocol):
-    """The breakpoint that stopped the learner where it stands."""
+    """The breakpoint that stopped the learner at its present step."""
 
     @property
     def name(self) -> str: ...
@@ -21,7 +21,7 @@ class Stop(Protocol):
 
 
 class InspectionReport(Inspected, Protocol):
-    """What a step looks like, part by part."""
+    """The report of an inspected step, in sections."""
 
     @property
     def rank(self) -> int: ...
@@ -37,7 +37,7 @@ class MeasuredSteps(StepSource, Protocol):
 
 
 class ShownLearner(Steered, Protocol):
-    """The facts on a panel."""
+    """A learner with the facts that a panel shows."""
 
     @property
     def history(self) -> MeasuredSteps: ...
@@ -47,32 +47,32 @@ class ShownLearner(Steered, Protocol):
     def hit(self) -> Stop | None: ...
     @property
     def _last_seen(self) -> InspectionReport | None:
-        """What `inspect()` last gave, while the learner stands where it was asked."""
+        """The last result of `inspect()`, while the learner is still at the inspected step."""
         ...
 
     @property
     def _reach(self) -> Standing:
-        """The earliest place that it can be rewound to."""
+        """The earliest position that the learner can be rewound to."""
         ...
 
     @property
     def _lacks(self) -> str:
-        """What it needs before it can train; nothing where it can."""
+        """What the learner needs before it can train; "" if it can train."""
         ...
 
     @property
     def _elsewhere(self) -> str:
-        """Which process or learner goes on with its run; nothing where it has that itself."""
+        """Which other process or learner continues its run; "" if it has the run itself."""
         ...
 
     def _ranks(self) -> Sequence[Rank]:
-        """The processes that train, seen without waiting for them; empty where there is one device."""
+        """The training processes, without waiting for them; empty for a single device."""
         ...
 
     def _saved(self) -> tuple[Sequence[Saved], str | None]:
-        """The checkpoints on the disk right now, and the label of the best."""
+        """The checkpoints now on the disk, and the label of the best one."""
         ...
 
     def _tell(self, newcomer: Sink) -> None:
-        """Send a new display everything that happened before."""
+        """Send a new display everything that happened before it was opened."""
         ...

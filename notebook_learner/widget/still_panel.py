@@ -1,9 +1,9 @@
-"""The still form of the panel: what a saved notebook shows of a run when no kernel is there.
+"""The still form of the panel: a saved notebook shows it without a running kernel.
 
-Front ends show no picture for a widget whose kernel is gone, so the picture is an output of its own.
-It is one PNG with a transparent ground, in colours that stand out from white and from near-black. A pair
-of pictures chosen by `prefers-color-scheme` would follow the operating system and not the notebook's
-theme, and needs HTML that viewers of notebooks wash out or leave out of a PDF.
+Front ends show no picture for a widget whose kernel is gone, so the picture is a separate output. It is one
+PNG with a transparent background, in colours that are readable on white and on near-black. Two pictures
+chosen by `prefers-color-scheme` would follow the operating system and not the notebook's theme. They would
+also need HTML that notebook viewers remove, or leave out of a PDF.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Show = Callable[[dict[str, Any], dict[str, Any], str, bool], None]
-"""Takes data by mime type, metadata, the name of the display, and whether that display exists already."""
+"""Takes data by mime type, metadata, the name of the display, and whether that display already exists."""
 
 MOST_BYTES = 60_000
-"""A picture is no larger than this; in the notebook's file it takes a third more."""
+"""The most bytes of a picture; in the notebook's file it takes a third more."""
 MOST_CHARTS = 6
 SHORTEST_PAUSE = 2.0
 """Seconds from one drawing to the next."""
 SHARE = 0.003
-"""Drawings take no more than this part of the time."""
+"""Drawing takes at most this part of the time."""
 
 PIXELS = 88
-"""Pixels of the page to an inch of the figure: the narrowest text is 11 pixels high."""
+"""Pixels of the page per inch of the figure: the smallest text is 11 pixels high."""
 SHARPNESS = (2.0, 1.5, 1.25, 1.0, 0.75)
-"""Pixels of the picture to one of the page: the first that makes a file small enough."""
+"""Pixels of the picture per pixel of the page: the first that gives a small enough file is used."""
 _LEFT, _AROUND = 0.2, 0.24
-"""Inches beside the table, and above and below it together."""
+"""Inches at the left and right of the table, and above and below it together."""
 COLOURS = 256
-"""As many as a byte can number. A picture of all colours takes three times the bytes."""
+"""The colours that one byte can number. A picture with all colours takes three times the bytes."""
 
 
 class Still:
     """One output of a cell with the curves as a picture and the numbers as text.
 
-    It holds no picture and no history from one update to the next.
+    It keeps no picture and no history from one update to the next.
 
     Args:
         show: publishes the output; default: IPython's `display`.
@@ -77,17 +77,17 @@ class Still:
         evaluated: Iterable[Evaluated] = (),
         final: bool = False,
     ) -> None:
-        """Draw what was measured so far, and put it in place of the picture before.
+        """Draw what was measured so far, and replace the previous picture.
 
         Does nothing if the last drawing was a short while ago.
 
         Args:
             history: what was measured.
             infos: units and directions; default: what the history knows.
-            summary_text: the final values as a table, for where pictures are not shown.
-            headline: which run this is and how far it came, in a line.
-            evaluated: the sets that were evaluated, a table below the curves.
-            final: draw in any case, because nothing may follow for long: at a pause and at the end.
+            summary_text: the final values as a table, for viewers that show no pictures.
+            headline: a line with the run's name and its progress.
+            evaluated: the evaluated sets, a table below the curves.
+            final: draw always, because no update may follow for long: at a pause and at the end.
         """
         began = monotonic()
         if not final and began < self._rests_until:
@@ -106,9 +106,9 @@ class Still:
         self._rests_until = ended + max(SHORTEST_PAUSE, (ended - began) / SHARE)
 
     def clear(self) -> None:
-        """Empty the output. The next update makes a new one, in the cell that runs then."""
+        """Empty the output. The next update makes a new output, in the cell that runs then."""
         if self._name is not None:
-            # Not without any mime type: nbconvert warns of an output that has none.
+            # With a mime type: nbconvert warns of an output without one.
             self._publish({"text/plain": ""}, {})
         self._name, self._sharpness, self._rests_until = None, 0, -math.inf
 
@@ -132,7 +132,7 @@ class Still:
         if len(charts) > MOST_CHARTS // 2:
             self._sharpness = max(self._sharpness, 1)  # at full sharpness they would not fit
         drawn = picture(charts, axis, headline, SHARPNESS[self._sharpness], sets)
-        # Curves only gain detail: a sharpness that was too much once is not tried again.
+        # Curves only gain detail: a sharpness that was once too high is not tried again.
         while len(drawn.png) > MOST_BYTES and self._sharpness + 1 < len(SHARPNESS):
             self._sharpness += 1
             drawn = picture(charts, axis, headline, SHARPNESS[self._sharpness], sets)
@@ -141,7 +141,7 @@ class Still:
 
 @dataclass(frozen=True, slots=True)
 class StillPicture:
-    """A PNG, and the pixels of a page that it is to take."""
+    """A PNG, and its size on the page in pixels."""
 
     png: bytes
     width: int
@@ -149,7 +149,7 @@ class StillPicture:
 
 
 def display(data: dict[str, Any], metadata: dict[str, Any], name: str, update: bool) -> None:
-    """Publish an output, or put it in place of the one of that name."""
+    """Publish an output, or replace the output of that name."""
     from IPython import display as ipython
 
     show: Any = ipython.display  # without types
@@ -157,7 +157,7 @@ def display(data: dict[str, Any], metadata: dict[str, Any], name: str, update: b
 
 
 def plain_text(text: str) -> str:
-    """The text without control characters; lines stay lines.
+    """The text without control characters; line breaks stay.
 
     >>> plain_text("a \\x1b[31mred\\r\\n  b")
     'a [31mred\\n  b'
@@ -170,12 +170,12 @@ def _visible(char: str) -> bool:
 
 
 def charts_of(history: StepSource, infos: Sequence[MetricInfo] | None) -> tuple[list[Chart], Axis]:
-    """What there is to draw of every metric that has a number; the names short enough for their place."""
+    """The charts of all metrics with a number, their names cut to fit, and the axis."""
     known = metric_infos(history, infos)
     trained = history.steps("train")
     axis = training_axis(trained["epoch"], trained["step"])
     names = dict.fromkeys(name for split in SPLITS for name in plotted_names(history, split, known))
-    with np.errstate(all="ignore"):  # a loss of 1e308 has no mean, and is no reason to warn
+    with np.errstate(all="ignore"):  # a loss of 1e308 has no finite mean: no warning
         charts = [chart_of(history, name, axis, None, known) for name in names]
     return [_labelled(chart) for chart in charts if chart.series], axis
 
@@ -187,7 +187,7 @@ def _labelled(chart: Chart) -> Chart:
 
 
 def shortened(text: str, most: int) -> str:
-    """The text, cut off where it is longer than `most`.
+    """The text, cut off if it is longer than `most`.
 
     >>> shortened("validation", 6), shortened("loss", 6)
     ('valid…', 'loss')
@@ -198,15 +198,15 @@ def shortened(text: str, most: int) -> str:
 def picture(
     charts: Sequence[Chart], axis: Axis, headline: str, sharpness: float, sets: SetTable | None = None
 ) -> StillPicture:
-    """Draw the first few charts under a headline, and a table below. It takes 0.1 to 0.6 seconds."""
+    """Draw the first few charts under a headline, and a table below them. This takes 0.1 to 0.6 seconds."""
     import matplotlib
 
     more = len(charts) - MOST_CHARTS
     if more > 0:
         headline = f"{headline} · {more} more metric{'s' if more > 1 else ''} not drawn"
-    # Those who have LaTeX set their figures need not wait for it here, nor have it read metrics' names.
+    # Without LaTeX, even if the user's settings ask for it: it is slow, and reads metric names as markup.
     with warnings.catch_warnings(), matplotlib.rc_context({"text.usetex": False}):
-        warnings.simplefilter("ignore")  # a name in a script the font lacks is no reason to fail
+        warnings.simplefilter("ignore")  # a character that the font lacks must not cause a failure
         image = _render(charts[:MOST_CHARTS], axis, one_line(headline), sharpness, sets)
     return StillPicture(
         _png(image, sharpness), round(image.width / sharpness), round(image.height / sharpness)
@@ -224,7 +224,7 @@ def _render(
     from ..renderer.drawing import Palette, panel
     from ..renderer.drawn_table import draw_table, fitted, height
 
-    # A contrast of 3.8 or more to white and of 4.1 or more to #111, where 4.3 to both is what can be had.
+    # A contrast of at least 3.8 to white and 4.1 to #111. The best possible is 4.3 to both.
     ink = "#757b84"
     palette = Palette("none", ink, ink, "#80808048", train="#0a7bc0", valid="#d55e00")
     columns = min(len(charts), 2)
@@ -252,8 +252,8 @@ def _render(
     canvas.draw()
     image = Image.fromarray(np.array(canvas.buffer_rgba()))
     figure.clear()
-    # A figure, its texts and its canvas hold each other until garbage is collected, in a training loop
-    # after many drawings. Four megabytes of pixels need not wait for that.
+    # A figure, its texts and its canvas refer to each other, so only the garbage collector frees them: in a
+    # training loop after many drawings. This frees the four megabytes of pixels now.
     vars(canvas.renderer).clear()
     return image
 

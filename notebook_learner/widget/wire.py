@@ -1,7 +1,7 @@
-"""What goes between the kernel and the page: requests of a page, and messages with numbers beside.
+"""The requests of a page to the kernel, and the kernel's messages with arrays of numbers to the page.
 
-A page is not trusted: whoever can send a message to the kernel could run code there anyway, but a mistake of
-a page must not become a mistake of the training.
+A page is not trusted. A sender of messages to the kernel could run code there anyway, but an error of a page
+must not become an error of the training.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Json = dict[str, Any]
 _LONGEST = 200
 """Characters of a sender's name."""
 _OF_PAGES: dict[str, dict[str, Argument]] = {"hello": {}, "resync": {}, "look": {"visible": FLAG}}
-"""What a page asks for itself. All else are the commands that steer the run."""
+"""A page's requests for itself. All other requests are commands that steer the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a page asks for."""
+    """A request of a page."""
 
     command: Command
     seq: int = 0
@@ -30,14 +30,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a page is told: JSON, and arrays of numbers beside it."""
+    """A message to a page: JSON, and arrays of numbers."""
 
     content: Json
     buffers: tuple[bytes, ...] = ()
 
 
 def parse(content: object) -> Request:
-    """A request of a page, checked.
+    """Check a message of a page and return it as a request.
 
     >>> parse({"cmd": "step", "args": {"n": 10}, "seq": 3, "client": "a1"})
     Request(command=Command(cmd='step', args={'n': 10}), seq=3, client='a1')

@@ -159,7 +159,7 @@ def test_code_that_goes_wrong_only_on_the_way_back_is_found_behind_a_module():
     model = RootOutside()
     culprit = trace_non_finite(None, step_of(model, torch.ones(2, 3)), model)
     assert stage_and_name(culprit) == ("backward", "first")
-    assert culprit.text.endswith("look at what is done with it in the forward of RootOutside")
+    assert culprit.text.endswith("look at what the code does with this output in the forward of RootOutside")
 
 
 def test_a_loss_that_goes_wrong_only_on_the_way_back_is_named():
