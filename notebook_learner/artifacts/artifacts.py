@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Artifacts(RecordedRun):
     """A run, read from its directory in any process, also while another process trains it.
 
-    Each value is read from the files when you ask for it, which does not disturb the run. Only `repair`, `renew`
-    and `export` write. Opening a stranger's run runs no code.
+    Each value is read from the files when you ask for it, which does not disturb the run. Only `repair`,
+    `renew` and `export` write. Opening a stranger's run runs no code.
 
     >>> import tempfile, numpy as np
     >>> from notebook_learner.event import Column, MetricBlock, SplitEnded

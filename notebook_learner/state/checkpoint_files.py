@@ -61,9 +61,8 @@ class FileCheckpointer:
         """What the logs in the directory held, if `load` had to read them."""
         self.lineage = Lineage().branched(Position().key)
         """The way that led to the run's current place."""
-        """The way that led to the checkpoint that was loaded last."""
         self.loaded = Lineage()
-        """Which one led to the checkpoint that was loaded last."""
+        """The way that led to the checkpoint that was loaded last."""
         self._stands_at: tuple[int, int, int] | None = None
         self._last: tuple[int, int, int] | None = None
         """The position of the last state handed to the keeper."""

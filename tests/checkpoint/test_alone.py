@@ -104,7 +104,7 @@ def test_a_recorder_with_options_is_given_by_name(tmp_path):
 
 def test_another_end_of_the_name_says_which_there_are(tmp_path):
     with pytest.raises(
-        CheckpointError, match=r"mine\.pt: .* none of \.h5, \.mpk\.gz, \.safetensors; .*recorder="
+        CheckpointError, match=r"mine\.pt: .* say the format: \.h5, \.mpk\.gz, \.safetensors; .*recorder="
     ):
         save({}, tmp_path / "mine.pt")
     with pytest.raises(CheckpointError, match=r"none of \.h5"):

@@ -210,7 +210,7 @@ def test_where_it_cannot_be_moved_nothing_was_changed_and_it_says_what_to_do(run
 
     monkeypatch.setattr(earlier_run.files, "rename", refuse)
     learner = built(builder_in(run))
-    with pytest.raises(StoreError, match=r"beside it \(Permission denied\).*\.resume\(\).*\.overwrite\(\)"):
+    with pytest.raises(StoreError, match=r"next to it \(Permission denied\).*\.resume\(\).*\.overwrite\(\)"):
         learner.fit()
     assert tree(run) == before and learner.status == "ready"
     monkeypatch.undo()

@@ -75,7 +75,7 @@ export class Controls {
     const reason = h("span", { class: "nl-unseen", id: freshId("why") });
     const button = h("button", { class: "nl-button", type: "button", "data-cmd": cmd }, icon(picture), h("span", {}, label));
     this.#buttons.push({ button, reason, cmd });
-    // The reason lies beside its button, not in it: it is no part of the name.
+    // The reason lies next to its button, not in it: it is not part of the name.
     queueMicrotask(() => button.after(reason));
     return button;
   }

@@ -61,7 +61,7 @@ export class Curves {
     this.#describe(metric);
   }
 
-  /** Show a step of the past that somebody considers; null for none. */
+  /** Show a step of the past that the user considers; null for no step. */
   aim(step) {
     if (this.plot.target === step) return;
     this.plot.target = step;

@@ -1,9 +1,9 @@
-// Breakpoints, and what a step looks like where the training stands.
+// Breakpoints, and what a step looks like at the place where the training stopped.
 
 import { Chooser } from "./chooser.js";
 import { Listing, fill, freshId, h, icon, section, setAttribute, setText, show } from "./dom.js";
 
-/** What a row of the inspection says of values that nobody wants, so that the eye finds it. */
+/** What a row of the inspection says of alarming values: the panel marks such a row. */
 const ALARMING = /\b(NaN|inf|dead)\b|^(failed|not finite)$|\b(no|zero) gradient\b/;
 
 export const isAlarming = ([name, text]) => ALARMING.test(name) || ALARMING.test(text);

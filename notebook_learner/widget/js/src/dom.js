@@ -16,7 +16,7 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A picture of one colour, drawn by a clip-path of the style sheet; the word beside it says the same. */
+/** A picture of one colour, drawn by a clip-path of the style sheet; the word next to it says the same. */
 export const icon = (name) => h("span", { class: `nl-icon nl-icon-${name}`, "aria-hidden": "true" });
 
 export function setText(element, text) {

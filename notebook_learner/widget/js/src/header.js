@@ -42,7 +42,7 @@ export class Header {
   }
 }
 
-/** Of a bar whose end nobody knows: how much of it is filled, and how far that moves when a step was taken. An
+/** For a bar with an unknown end: how much of it is filled, and how far that moves when a step was taken. An
  * animation would have the browser draw sixty times a second, on a core that may be the training's. */
 const [PIECE, MOVE] = [0.25, 0.07];
 

@@ -76,7 +76,7 @@ export class Log {
   }
 
   #scrolled() {
-    if (this.size !== this.#measured()) return; // nobody scrolled: the place changed its size
+    if (this.size !== this.#measured()) return; // the user did not scroll: the place changed its size
     this.atEnd = this.lines.scrollHeight - this.lines.scrollTop - this.lines.clientHeight < 8;
     this.#cover();
   }

@@ -29,7 +29,7 @@ export class Plot {
     this.lines = []; // {split, series}
     this.marks = [];
     this.epoch = null;
-    this.target = null; // a step that somebody considers going back to
+    this.target = null; // a step that the user considers going back to
     this.log = false;
     this.slider = 0;
     this.window = "all"; // "all" | "recent" | [from, to]

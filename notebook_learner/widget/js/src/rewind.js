@@ -4,8 +4,8 @@ import { freshId, h, icon, setAttribute, setText, show } from "./dom.js";
 import { whole } from "./format.js";
 
 /**
- * Where the slider stands, and what it asks for. It stands at the newest step until a person moves it; then it
- * keeps its place, whatever comes from the kernel, until it has acted or was left alone.
+ * The place of the slider, and what it asks for. It stands at the newest step until a person moves it; then it
+ * keeps its place, also when new steps come from the kernel, until it has acted or was left alone.
  */
 export class Aim {
   constructor() {
@@ -27,7 +27,7 @@ export class Aim {
     return this.target ?? this.to;
   }
 
-  /** A person moves it; the newest step is none to go back to. */
+  /** A person moves it; the newest step is not one to go back to. */
   move(step) {
     if (this.asked === null) this.target = step < this.to ? step : null;
   }
@@ -57,7 +57,7 @@ export class Rewinder {
   #dragged = false;
   #why = "";
 
-  /** `aimed(step)` is told of each step that a person considers; null for none. */
+  /** `aimed(step)` is called for each step that a person considers; null for no step. */
   constructor(ask, refuse, aimed, signal) {
     this.#ask = ask;
     this.#refuse = refuse;

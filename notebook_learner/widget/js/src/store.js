@@ -62,7 +62,7 @@ export class Store {
     return seq;
   }
 
-  /** A view says whether somebody can see it. The kernel sends curves only to those who look. */
+  /** A view says whether it can be seen. The kernel sends curves only to those who look. */
   watch(view, visible) {
     const before = this.visible;
     if (visible === null) this.#watching.delete(view);

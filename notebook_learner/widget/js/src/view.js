@@ -113,7 +113,7 @@ export class View {
     this.panel.remove();
   }
 
-  /** Draw once more before the next frame, if anybody can see it. */
+  /** Draw once more before the next frame, if the panel can be seen. */
   schedule() {
     if (this.#frame !== 0 || !this.#looking) return;
     this.#frame = requestAnimationFrame(() => {

@@ -12,7 +12,7 @@ function choosing(ranks = [{ rank: 0 }, { rank: 1 }]) {
   return { choice, asked, hear, answer };
 }
 
-test("rank 0 is looked at until somebody chooses", () => {
+test("rank 0 is looked at until the user chooses", () => {
   const { choice, asked } = choosing();
   assert.deepEqual([choice.rank, choice.busy, asked], [0, false, []]);
 });
@@ -84,7 +84,7 @@ test("of many choices only the newest is asked for, once the first is answered",
   assert.deepEqual([choice.rank, choice.busy, asked], [3, false, [1, 3]]);
 });
 
-test("an answer to somebody else is none", () => {
+test("an answer to another panel is no answer to this one", () => {
   const { choice } = choosing();
   choice.choose(1);
   choice.answered({ seq: 77, ok: true });

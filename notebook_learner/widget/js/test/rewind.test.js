@@ -27,7 +27,7 @@ test("a step that a person chose stays chosen, whatever comes from the kernel", 
   assert.deepEqual([aim.value, aim.words], [42, "rewind to step 42"]);
 });
 
-test("nothing is asked for before somebody says go, and then once", () => {
+test("nothing is asked for before the user says go, and then once", () => {
   const { aim, asked, go } = aimed(42);
   assert.deepEqual(asked, []);
   go();

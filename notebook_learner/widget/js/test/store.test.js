@@ -98,7 +98,7 @@ test("a gap drops deltas and asks once, until a snapshot comes", () => {
   assert.deepEqual(commands(), ["hello", "resync", "resync"]);
 });
 
-test("a resync that nobody answered is asked for again, later", () => {
+test("a resync without an answer is asked for again, later", () => {
   const { store, commands, pass } = bench();
   store.receive(...snapshot(1));
   store.receive(...delta(3));
@@ -154,7 +154,7 @@ test("a snapshot after a long silence ends the waiting for an answer that was lo
   assert.deepEqual([store.pending.size, store.unanswered], [0, 0]);
 });
 
-test("it says when it is looked at, again every 20 s, and when nobody looks any more", () => {
+test("it says when it is looked at, again every 20 s, and when it is not looked at any more", () => {
   const { store, sent, pass } = bench();
   const looks = () => sent.filter(({ cmd }) => cmd === "look").map(({ args }) => args.visible);
   store.receive(...snapshot(1));
