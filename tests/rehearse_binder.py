@@ -96,7 +96,7 @@ def answer_of_lab(clone: Path, env: dict[str, str]) -> None:
 
 
 def fetched(address: str) -> bytes:
-    """A page, or nothing while nobody listens."""
+    """A page, or nothing while no server listens."""
     try:
         # No proxy of the environment in between: the server is on this machine.
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(address, timeout=30) as answer:

@@ -1,6 +1,6 @@
 """The shape of the house: rooms in one line, each of which knows those below it and no other.
 
-Data flows one way, from batch to step to metrics to events to whoever listens; so do imports. What
+Data flows one way, from batch to step to metrics to events to listeners; so do imports. What
 listens (loggers, renderers) knows events and nothing of learners; what runs a step knows nothing of
 who asked for it.
 """

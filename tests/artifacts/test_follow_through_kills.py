@@ -1,5 +1,5 @@
 """A run that is written, killed, resumed and rewound, seen from another process all the while: no value torn
-or told twice, `artifacts.h5` always whole, and nobody in the trainer's way."""
+or told twice, `artifacts.h5` always whole, and the trainer not slowed down."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def train(directory: Path, which: str | None, kill_after: float | None) -> None:
 
 
 class Follower(threading.Thread):
-    """Hears a run to its end; what went wrong is for whoever waits for it."""
+    """Hears a run to its end; the thread that waits for it gets its error."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(daemon=True)
@@ -66,7 +66,7 @@ class Follower(threading.Thread):
 
 
 class Viewer(threading.Thread):
-    """Opens artifacts.h5 again and again, as somebody's viewer does."""
+    """Opens artifacts.h5 again and again, as a viewer of HDF5 files does."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(daemon=True)  # a test that fails does not end it

@@ -67,7 +67,7 @@ class Watch:
         self.began: list[float] = []
         self.flying: list[bool] = []
         self.cpu: list[float] = []
-        """Of the boundaries in `taken`: what the thread computed, whoever else had the processor."""
+        """Of the boundaries in `taken`: what this thread alone computed."""
         self.taken: dict[int, float] = {}
         """By the number of the step that followed: seconds at a boundary that took a checkpoint."""
         self.waited: list[float] = []
@@ -136,7 +136,7 @@ def report(name: str, watch: Watch) -> None:
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # a core for the training, one for whoever writes
+    torch.set_num_threads(1)  # a core for the training, one for the writer thread
     print(f"torch {torch.__version__}, one thread; medians, maxima and how many there were")
     for name in ("small", "large"):
         measure(name)

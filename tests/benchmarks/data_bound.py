@@ -69,7 +69,7 @@ def work_for(step: float, batch: int) -> int:
 
 @contextmanager
 def waits() -> Iterator[list[float]]:
-    """How long each batch was waited for, whoever asks for it."""
+    """How long each batch was waited for, in any of the loops."""
     usual, found = _BaseDataLoaderIter.__next__, list[float]()
 
     def timed(self: Any) -> Any:

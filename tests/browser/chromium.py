@@ -35,7 +35,7 @@ def find(playwright: Playwright) -> str | None:
 
 
 def why_there_is_none() -> str:
-    """For whoever has to say so."""
+    """The line that an error shows."""
     given = os.environ.get("NOTEBOOK_LEARNER_CHROMIUM")
     return f"NOTEBOOK_LEARNER_CHROMIUM={given}: no such file" if given else HOW_TO_GET_ONE
 

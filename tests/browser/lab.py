@@ -204,7 +204,7 @@ class Lab:
 
 
 def _free_port() -> int:
-    # The server tries the next ones if somebody takes it in between.
+    # The server tries the next ones if another process takes it in between.
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -218,5 +218,5 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 
 def _kill(process: psutil.Process) -> None:
-    with suppress(psutil.NoSuchProcess):  # which also says that the number belongs to somebody else by now
+    with suppress(psutil.NoSuchProcess):  # also raised if another process has the number by now
         process.kill()

@@ -50,7 +50,7 @@ class Notebook:
     ) -> None:
         self.lab, self.path = lab, path
         self._context, self._shots, self._opened = context, shots, opened
-        opened.append(self)  # whoever closes all of them sees also one that never got ready
+        opened.append(self)  # so that `close` finds also a page that never got ready
         self.complaints: list[str] = []
         self.page: Page = context.new_page()
         self.page.set_default_timeout(PATIENCE * 1000)
@@ -219,7 +219,7 @@ class Notebook:
 
     @contextmanager
     def _patience(self, what: str, detail: Any = None) -> Iterator[None]:
-        """Whoever waits in vain learns what the page and the server had to say."""
+        """An error after a vain wait shows what the page and the server had to say."""
         try:
             yield
         except Error as error:

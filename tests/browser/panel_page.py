@@ -84,7 +84,7 @@ class PanelPage:
         return int(self.plot.get_attribute("data-points") or 0)
 
     def look(self) -> None:
-        """Scroll to it: a panel that nobody can see draws nothing, and is told nothing."""
+        """Scroll to it: a panel that cannot be seen draws nothing, and gets no news."""
         self.region.wait_for()
         self.region.scroll_into_view_if_needed()
 

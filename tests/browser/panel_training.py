@@ -63,7 +63,7 @@ def build(
     sized: bool = True,
 ) -> Learner:
     """The same training each time, with loaders, so that the panel can run it; one of its training batches,
-    counted from 0, may hold a NaN; and it may be that nobody can ask how many there are."""
+    counted from 0, may hold a NaN; and perhaps it has no length."""
     torch.manual_seed(1)
     train = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(steps)]
     if poisoned is not None:

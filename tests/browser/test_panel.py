@@ -133,7 +133,7 @@ def test_stop_asks_once_and_then_ends_the_run(stepper):
     stepper.click("Run")
     stepper.wait_status("running")
     stepper.click("Stop")
-    stepper.wait_more_points_than(stepper.points)  # nobody said yes: it trains on
+    stepper.wait_more_points_than(stepper.points)  # the dialog was not answered: it trains on
     stepper.wait_status("running")
     stepper.button("Really stop?").click()
     stepper.wait_status("stopped")

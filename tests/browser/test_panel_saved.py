@@ -30,7 +30,7 @@ CELLS = [SETUP + "learner = build('saved', steps=20, epochs=10)", "learner.fit()
 
 
 class WithoutKernel(Notebook):
-    """A notebook whose kernel nobody has any more: JupyterLab asks for another, and gets none."""
+    """A notebook whose kernel is gone: JupyterLab asks for another, and gets none."""
 
     def _wait_ready(self) -> None:
         self.page.locator(".jp-Dialog").get_by_role("button", name="No Kernel").click()

@@ -195,7 +195,7 @@ class Ledger:
 
 
 def standing(lines: Iterable[tuple[str, str]]) -> list[str]:
-    """The announced checkpoints that nobody has let go."""
+    """The announced checkpoints that were not deleted on purpose."""
     found: dict[str, None] = {}
     for verb, label in lines:
         if verb == "saved":

@@ -164,7 +164,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        # Taken again by a call that comes of this one: the garbage collector closes what somebody else left.
+        # Taken again by a call that comes of this one: the garbage collector closes what was left open.
         self._one = threading.RLock()
 
     def __call__(

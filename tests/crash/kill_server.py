@@ -118,7 +118,7 @@ def life(directory: Path, at: AtCall | None) -> None:
 
 
 def inspect(directory: Path, needed: list[str]) -> None:
-    """What a reader finds, before anybody cleans up."""
+    """What a reader finds before anything is repaired."""
     from notebook_learner.artifacts import Artifacts
     from notebook_learner.artifacts.run_status import is_run
 

@@ -30,7 +30,7 @@ TRAINING = Training(epochs=3)
 
 
 def fill(folder: Path) -> Callable[[], None]:
-    """A file of somebody else's takes all the space that there is."""
+    """Another program's file takes all the space that there is."""
     filler = folder / "filler"
     for size in (1 << 16, 1 << 10, 1):
         try:
@@ -51,7 +51,7 @@ def limit(folder: Path) -> Callable[[], None]:
 
 
 def forbid(folder: Path) -> Callable[[], None]:
-    """The directory is somebody else's, who lets nobody write."""
+    """The directory belongs to another user, and only that user may write."""
     me = os.geteuid()
     folders = [path for path in (folder, *folder.rglob("*")) if path.is_dir()]
     for path in folders:

@@ -1,4 +1,4 @@
-"""An error at any call to the file system: whoever trains is told, nothing that was saved is touched, and
+"""An error at any call to the file system: the user sees it, nothing that was saved is touched, and
 once the cause has gone `fit()` goes on to the straight end."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Disks in real trouble: full, limited, read-only, or gone. Whoever trains is told what and where, what was
+"""Disks in real trouble: full, limited, read-only, or gone. The error says what and where, what was
 saved is whole, and once the trouble is over the run goes on to the straight end."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def can_mount(folder: Path) -> bool:
 
 
 def test_a_full_disk(quick_folder: Path) -> None:
-    """Where the system lets nobody mount one, a limit on the size of files stands for it."""
+    """If the system does not allow a mount, a limit on the size of files stands for it."""
     possible = can_mount(quick_folder)
     said, wrong = trained("full", quick_folder, SMALL) if possible else trained("limited", quick_folder)
     assert wrong == []
@@ -84,7 +84,7 @@ def test_a_directory_that_may_not_be_written_to(quick_folder: Path) -> None:
 
 @pytest.mark.soak
 def test_a_file_system_that_turns_read_only(quick_folder: Path) -> None:
-    """Where the system lets nobody mount one, a directory without rights stands for it."""
+    """If the system does not allow a mount, a directory without rights stands for it."""
     possible = can_mount(quick_folder)
     said, wrong = (
         trained("read-only", quick_folder, SMALL) if possible else trained("forbidden", quick_folder)

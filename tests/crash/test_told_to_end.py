@@ -1,5 +1,5 @@
 """SIGTERM and SIGHUP, to a real process in whatever it does: it stands at the next step, saves, and ends by
-that signal; the run then goes on to the bits of one that nobody told to end."""
+that signal; the run then goes on to the bits of one that did not get it."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def play(
         here = Round(root, draw, mounts)
         try:
             here.play()
-            # A run that lives is left alone: nobody may overwrite it.
+            # A live run is left alone: no other process may overwrite it.
             living = here.first in ("steps", "fit in the background", "detached", "in a forked child")
             let_in = any(who == "second" for who, _, _ in here.announced)
             if living and let_in and "BusyError" not in here.said[0]:

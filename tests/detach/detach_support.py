@@ -117,7 +117,7 @@ def waiting(gate: Path) -> Path:
 
 
 def waits_at(gate: Path) -> None:
-    """Until somebody opens it."""
+    """Wait until another process opens it."""
     while not gate.exists():
         waiting(gate).touch()
         time.sleep(0.01)

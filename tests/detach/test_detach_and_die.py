@@ -1,5 +1,5 @@
-"""The kernel hands its run over and is killed: the run ends by itself in the bits of the one that nobody
-touched, and its logs are the same to the byte."""
+"""The kernel hands its run over and is killed: the run ends on its own in the bits of a run that was left
+alone, and its logs are the same to the byte."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FULL = Setup(seed=None, window=2, scheduler="cycle", clip=True, ema=True, files=
 def assert_ends_as_the_straight_run(setup: Setup, directory: Path, root: Path) -> None:
     final, written = straight(setup, root / "straight")
     found = list(differences(everything(resumed(setup, directory)), final))
-    # Whether workers of an epoch that is over wait for the next one: there is nobody they could belong to.
+    # Whether workers of an epoch that is over wait for the next one: no process is left that could use them.
     assert [each for each in found if "/warm:" not in each] == []
     assert values_in(directory) == written
 
@@ -133,7 +133,7 @@ def test_a_run_in_the_background_is_handed_over_too(tmp_path: Path) -> None:
 
 def test_the_process_is_told_to_end_and_saves_exactly_where_it_stands(tmp_path: Path) -> None:
     """And a new kernel goes on from there."""
-    run, setup = tmp_path / "run", replace(FULL, seed=7, files=False)  # nobody asked for checkpoints
+    run, setup = tmp_path / "run", replace(FULL, seed=7, files=False)  # without .checkpoints()
     pid = runs_and_dies(
         """
         from exactness import Setup

@@ -63,7 +63,7 @@ def test_a_process_computes_as_the_one_that_it_comes_from() -> None:
 
 
 def test_the_files_of_a_detached_run_are_its_own(tmp_path: Path) -> None:
-    """They are kept beside, or deleted, with the others, and nobody who reads the run trips over them."""
+    """They are set aside, or deleted, with the others, and do not disturb a reader of the run."""
     run, model = tmp_path / "run", net()
     classifier(run).num_epochs(2).build(model, sgd(model), None, batches()).detach()
     until_it_ends(run)
@@ -95,7 +95,7 @@ def test_a_note_that_is_none_says_nothing(text: str, tmp_path: Path) -> None:
 
 
 def test_a_note_names_no_process_but_one_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may come from anywhere, and whoever it names is told to end."""
+    """It may come from anywhere, and the process that it names gets a signal to end."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
         process_of(stranger.pid).note_in(tmp_path)
         assert detached_in(tmp_path) is None
@@ -113,7 +113,7 @@ def test_a_note_names_no_process_but_one_of_ours(tmp_path: Path, monkeypatch: py
 def test_a_process_that_is_dying_still_has_its_files(
     dying: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its socket can be reached for a moment after it was killed, so nobody else begins there before."""
+    """Its socket can be reached for a moment after it was killed, so no other process begins there before."""
 
     def cmdline(process: psutil.Process) -> list[str]:
         if dying == "its memory is gone":

@@ -77,7 +77,7 @@ class Apart:
         self.inside = ("ip", "netns", "exec", self.space, "unshare", "--uts", "sh", "-c", named, "sh")
 
     def pull(self) -> None:
-        """No packet passes any more; nobody is told."""
+        """No packet passes any more, and no side gets an error."""
         _ip("link", "set", self._cable, "down")
 
     def plug_in(self) -> None:

@@ -1,4 +1,4 @@
-"""Rank 0's door: a guest that misbehaves keeps nobody else out."""
+"""Rank 0's door: a guest that misbehaves does not keep the others out."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def learner_with(devices, directory, data=None, **options):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """The bits of an epoch in which nobody asks anything."""
+    """The bits of an epoch without a question in between."""
     learner, _ = learner_with(TWO, tmp_path_factory.mktemp("straight"), epochs=1)
     learner.fit()
     return bits(learner)

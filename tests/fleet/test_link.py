@@ -1,4 +1,4 @@
-"""What ranks of several machines speak over: in order, whole, and with nobody else."""
+"""What ranks of several machines speak over: in order, whole, and with no stranger."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_nobody_is_heard_without_the_key_and_nobody_is_kept_out_by_those():
 
 
 class Wire:
-    """What lies between two machines, with somebody who reads along."""
+    """What lies between two machines, with a stranger who reads along."""
 
     def __init__(self, port):
         self.seen = bytearray()

@@ -23,7 +23,7 @@ def supplied(directory, devices=TWO, dropout=0.5, **options):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """The bits of a run of two ranks that nobody disturbed, with dropout on both."""
+    """The bits of an undisturbed run of two ranks, with dropout on both."""
     learner = supplied(tmp_path_factory.mktemp("straight"))
     learner.fit()
     return bits(learner)

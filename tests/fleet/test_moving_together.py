@@ -19,7 +19,7 @@ from notebook_learner.errors import ConfigurationError, StateError
 
 @pytest.fixture
 def straight(tmp_path):
-    """The bits of a run of two ranks that nobody disturbed, with dropout on both."""
+    """The bits of an undisturbed run of two ranks, with dropout on both."""
     learner = learner_on(TWO, tmp_path / "straight", dropout=0.5)
     torch.manual_seed(5)
     learner.fit(train_loader(), valid_loader())

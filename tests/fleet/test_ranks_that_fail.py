@@ -170,7 +170,7 @@ class Walked:
 
 
 def test_a_validation_that_rank_0_hands_out_may_fail_elsewhere(tmp_path):
-    """Parts that were on their way by then belong to nobody. Rank 0 has gone further meanwhile, so the way
+    """Parts that were on their way by then are of no use. Rank 0 has gone further meanwhile, so the way
     back fails as well; then all can sum again, with other data."""
     here = os.getpid()
 

@@ -1,4 +1,4 @@
-"""A rank that hangs, alive: nobody can tell it from a slow one, but who interrupts twice is heard."""
+"""A rank that hangs, alive: it cannot be told from a slow one, but a second interrupt ends the wait."""
 
 from __future__ import annotations
 

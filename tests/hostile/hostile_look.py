@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def forbid(package: str) -> None:
-    """Whoever wants it now fails."""
+    """An import of it fails from now on."""
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         sys.modules[name] = None  # type: ignore[assignment]
 

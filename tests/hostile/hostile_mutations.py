@@ -208,7 +208,7 @@ def _pick(document: Json, chance: random.Random) -> tuple[Any, Any]:
 
 
 def mutated(document: Json, chance: random.Random, kinds: bool = True) -> Json:
-    """JSON with one place, or a few, that nobody wrote."""
+    """JSON with one place, or a few, that no writer wrote."""
     document = deepcopy(document)
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         if not _places(document, []):

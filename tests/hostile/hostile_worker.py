@@ -102,7 +102,7 @@ class Watch:
 
 
 class Largest:
-    """The largest tensor on the host that somebody asked for, whether or not its memory was touched."""
+    """The largest tensor on the host that was asked for, whether or not its memory was touched."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -293,7 +293,7 @@ def main(samples_at: Path, work: Path, first: int, count: int) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
     run_info.git_commit = lambda *_: None  # it is asked for wherever the process stands, whatever a file says
-    file_calls.sync = file_calls.sync_directory = lambda *_: None  # nobody pulls the plug here
+    file_calls.sync = file_calls.sync_directory = lambda *_: None  # no power cut happens here
     samples = {path.name: files_of(path) for path in sorted(samples_at.iterdir())}
     directory = work / "run"
     directory.mkdir(parents=True)

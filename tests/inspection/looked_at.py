@@ -10,7 +10,7 @@ from notebook_learner import ClassificationOutput
 
 
 class ConvNet(nn.Module):
-    """BatchNorm, dropout, an in-place ReLU that runs twice, a layer nobody calls."""
+    """BatchNorm, dropout, an in-place ReLU that runs twice, a layer that is never called."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whoever made the first NaN is named: planted in the data, a parameter, a module, the loss, the way back."""
+"""The place of the first NaN is named: planted in the data, a parameter, a module, the loss, backward."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ class Moment:
 
 @dataclass
 class ByHand:
-    """The straight run, written as anybody would: every boundary of it, and what it measured."""
+    """The straight run, written by hand: every boundary of it, and what it measured."""
 
     moments: list[Moment] = field(default_factory=list)
     """`moments[k]`: after k steps, of training and validation; the end of an epoch comes after them."""
@@ -316,7 +316,7 @@ def by_hand(workers: int = 0, epochs: int = EPOCHS) -> ByHand:
 
 
 def trained_by_hand(data: tuple[DataLoader[Any], DataLoader[Any]], epochs: int) -> ByHand:
-    """As anybody would write it."""
+    """Written by hand."""
     seed_everything()
     calm = Trouble()
     model = Net(calm)

@@ -57,7 +57,7 @@ def users_files_in(run):
 
 
 def half_way(run, files=True):
-    """A learner that was paused, and is still held by somebody."""
+    """A learner that was paused, and to which a variable still refers."""
     learner = built(builder_in(run, epochs=3, files=files))
     learner.step(6)
     return learner

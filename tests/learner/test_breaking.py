@@ -1,5 +1,5 @@
 """A step is broken off only where no lock is left behind: what was taken in that moment would never be given
-back, and somebody would wait for it for ever."""
+back, and a thread would wait for it for ever."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SOON = 30.0
 
 
 class Lock:
-    """A lock that keeps the frame of whoever takes it."""
+    """A lock that keeps the frame of the function that takes it."""
 
     def __init__(self) -> None:
         self.frames: list[FrameType] = []
@@ -82,7 +82,7 @@ def test_not_where_a_lock_is_taken(take: Callable[[Lock], None]) -> None:
 
 
 def test_where_the_same_lock_is_still_waited_for_it_is() -> None:
-    """Nobody holds what they wait for: without this, a step that waits for its own lock could not be left."""
+    """No other thread holds the lock: without this, a step that waits for its own lock could not be left."""
     lock, breaking = Lock(), Breaking()
     of_a_condition(lock)
     of_a_condition(lock)

@@ -185,7 +185,7 @@ def test_an_interrupt_ends_the_wait_and_whoever_holds_may_go_on_looking() -> Non
 
 
 def test_a_replay_hears_interrupts_and_nothing_else() -> None:
-    """At a replayed boundary the record is that of a later one: nobody may capture there."""
+    """At a replayed boundary the record is that of a later one: no capture may happen there."""
     control = Control()
     control.hold()
     control.request("stop")

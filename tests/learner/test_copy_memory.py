@@ -1,4 +1,4 @@
-"""Memory of copies is used again, once nobody can see it any more, and let go of in the end."""
+"""Memory of copies is used again, once no reference to it is left, and given back in the end."""
 
 import gc
 import threading

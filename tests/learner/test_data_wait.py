@@ -1,4 +1,4 @@
-"""How long steps wait for their batches, shown as a number: counted where somebody asks, and nowhere else."""
+"""How long steps wait for their batches, as a number: counted if a renderer or a logger asks for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who turns the loop: one at a time, in this thread or behind it, and nobody while it is held still."""
+"""Who turns the loop: one at a time, in this thread or behind it, and no thread while it is held still."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_the_driving_thread_asks_without_waiting_for_itself() -> None:
 
 
 def test_asking_waits_for_this_run_not_for_one_that_follows_at_once() -> None:
-    """Whoever runs in a loop, as a sweep does, must not keep another thread in its `pause()`."""
+    """A caller that runs in a loop, as a sweep does, must not keep another thread in its `pause()`."""
     control = Control()
     driver = Driver(control)
     first, more, enough = threading.Event(), threading.Event(), threading.Event()

@@ -80,7 +80,7 @@ REGRESSION = [(X, torch.randn(8))] * 2 + [(X[:3], torch.randn(3))]
 
 
 def warnings_of(builder, loss, train, features=1):
-    """What is said of a training on numbers, as warnings that nobody has asked to be errors."""
+    """What is said of a training on numbers, as warnings that are not errors."""
     model = nn.Linear(6, features)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -148,7 +148,7 @@ def test_samples_in_place_of_batches(builder):
 
 
 def test_data_are_moved_to_the_models_device_by_themselves(builder):
-    """No mistake here: nobody writes x.to(device). On the CPU "meta" stands for another device."""
+    """No mistake here: the step does without x.to(device). On the CPU "meta" stands for another device."""
     seen = []
 
     def step(model, batch):

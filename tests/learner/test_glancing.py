@@ -148,7 +148,7 @@ def test_while_all_is_well_no_step_is_looked_at_in_full_and_no_bit_differs(tmp_p
 
 
 class Mending(optim.SGD):
-    """An optimizer of somebody's own: nobody knows what it does with an infinity."""
+    """An optimizer of the user's own: it may do anything with an infinity."""
 
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:

@@ -17,7 +17,7 @@ from notebook_learner.state.timeline import Timeline
 
 
 class Counted(RandomSampler):
-    """Not torch's own type: its order is drawn anew each time, as nobody knows when it draws."""
+    """Not torch's own type: its order is drawn again each time, since it may draw at any time."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Learners that nobody holds any more: what they leave is finished, and nobody waits for it."""
+"""Learners without a reference: what they leave is finished, and no thread waits for it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def all_that_went_is_finished() -> bool:
 
 
 def test_a_collection_inside_the_hdf5_library_waits_for_nobody(tmp_path: Path) -> None:
-    """The library has one lock. Whoever is collected while it is held has a writer that needs it."""
+    """The library has one lock. A learner that is collected while it is held has a writer that needs it."""
     held = h5py._objects.phil  # the lock; it has no public name
     data = [(torch.randn(4, 3), torch.randn(4, 1))] * 8
     builder = LearnerBuilder(tmp_path).loss(F.mse_loss).renderer("silent")

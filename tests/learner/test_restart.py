@@ -155,7 +155,7 @@ def test_an_epoch_that_was_kept_is_not_kept_again_by_the_restart(tmp_path):
 
 
 def test_the_run_opens_before_it_is_restored(tmp_path):
-    """Whoever shows it counts from the opening, and would forget the epochs before."""
+    """A renderer counts from the opening, and would forget the epochs before."""
     kept, screen = kept_epochs(tmp_path, 1), Tape()
     model = net()
     builder = classifier(tmp_path).num_epochs(2).with_checkpointer(kept).checkpoint(1).renderer(screen)

@@ -503,7 +503,7 @@ def test_checkpoints_print_as_a_table(tmp_path):
 
 
 def test_saving_costs_the_measurements_nothing(tmp_path):
-    """The same events with and without checkpoints: nobody who listens can tell."""
+    """The same events with and without checkpoints: a listener sees no difference."""
     tapes = Tape(), Tape()
     learner_in(tmp_path / "a", renderer=tapes[0]).fit()
     model = net(dropout=0.3)

@@ -1,4 +1,4 @@
-"""A learner and whoever shows it: told everything so far, told when a cell trains, and asked for a bundle."""
+"""A learner and the renderer that shows it: news so far, news of a training cell, and a bundle."""
 
 from __future__ import annotations
 

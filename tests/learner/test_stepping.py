@@ -299,7 +299,7 @@ def test_rewind_says_where_it_stands_and_how_exact_the_way_was(tmp_path: Path) -
 
 
 def test_a_way_back_that_differs_is_measured(tmp_path: Path) -> None:
-    """A model that somebody changed behind the learner's back between two keyframes cannot be exact."""
+    """A model that a cell changed behind the learner's back between two keyframes cannot be exact."""
     b = bench(tmp_path, Trouble())
     b.learner.step(4)
     noise = iter([0.5, 0.25, 0.0, 0.0])

@@ -19,7 +19,7 @@ from notebook_learner.run.silent_replay import Unheard
 
 
 class Talking:
-    """A step that prints, warns nobody, and may stop or fail."""
+    """A step that prints, and may stop or fail."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -78,7 +78,7 @@ def logs(directory):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """The logs of a run that nobody interrupts."""
+    """The logs of a run without an interruption."""
     directory = tmp_path_factory.mktemp("straight")
     learner_in(directory).fit()
     return logs(directory)

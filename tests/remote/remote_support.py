@@ -69,7 +69,7 @@ def learner_in(
 
 
 def straight_weights(directory: Path, **options: Any) -> dict[str, torch.Tensor]:
-    """What the same training ends with that nobody touches."""
+    """What the same training ends with if it is left alone."""
     learner = learner_in(directory, **options, configure=lambda builder: builder.remote_control(False))
     return weights(learner.fit())
 

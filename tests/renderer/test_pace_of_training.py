@@ -33,7 +33,7 @@ def run(first=1, last=EPOCHS):
 
 
 def resumed(epochs=7, step=13):
-    """How a new kernel is told of what an earlier one did: how long that took nobody knows."""
+    """How a new kernel is told of what an earlier one did: how long that took is not known."""
 
     def untimed(part):
         blocks = tuple(

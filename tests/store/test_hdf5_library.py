@@ -1,4 +1,4 @@
-"""h5py is loaded by whoever needs it first, in any thread, and nobody is kept waiting by that."""
+"""h5py is loaded by the first thread that needs it, and no other thread waits for that."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tutorial_runs import FAILS, NOTEBOOKS, OURS, WIDGET, code_cells, digest, ki
 MOST_BYTES = 300_000
 """A clone brings every version along, and GitHub shows no large ones."""
 PLACES = re.compile(r"/(home|root|tmp|work|Users|opt|usr|var)/|[A-Z]:\\\\", re.MULTILINE)
-"""Where something lies on the machine of whoever ran it."""
+"""A path on the machine that ran it."""
 AGAIN = "run `python -m tests.tutorials.write` after an edit, and commit what it writes"
 
 each_tutorial = pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)

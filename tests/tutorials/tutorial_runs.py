@@ -25,8 +25,8 @@ OURS = "notebook_learner_tutorial"
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 INSTEAD = "the panel of a learner, which needs its kernel"
-# As on a page, where the panel stands in place of lines. Nobody draws it here; what a file keeps of a run is
-# the picture below it.
+# As on a page, where the panel stands in place of lines. No browser draws it here; what a file keeps
+# of a run is the picture below it.
 ENVIRONMENT = {
     "NOTEBOOK_LEARNER_FRONT_END": "page",
     "OMP_NUM_THREADS": "1",  # as in every test: small models, and numbers that stay as they are
@@ -87,7 +87,7 @@ def rewrite(file: Path) -> None:
     with TemporaryDirectory() as folder:
         ran = run(nbformat.read(file, as_version=4), Path(folder))
     ran.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    ran.metadata.language_info = {"name": "python"}  # the version is that of whoever ran it last
+    ran.metadata.language_info = {"name": "python"}  # the version is that of the last run
     nbformat.write(ran, file)
 
 

@@ -197,7 +197,7 @@ def test_a_front_end_that_was_never_built_is_told_once_and_lines_take_its_place(
 
 
 def unbuilt(monkeypatch: pytest.MonkeyPatch, static: Path) -> None:
-    """As in a checkout in which nobody built the front end."""
+    """As in a checkout without a built front end."""
     monkeypatch.setattr(bundle, "STATIC", static)
     bundle.script.cache_clear()
     bundle.style.cache_clear()

@@ -41,7 +41,7 @@ def mean_loss(model: torch.nn.Module, work: Work, batches: list[Batch]) -> float
 
 
 def compared(name: str, work: Work) -> dict[str, Any]:
-    """Nobody is quick by training something else. Raises AssertionError where that is so."""
+    """Raise AssertionError if a peer is quick because it trains something else."""
     near, hand = PEERS[name].near, work.feed.by_hand.model
     pairs = [
         (a.detach(), b.detach()) for a, b in zip(hand.parameters(), work.model.parameters(), strict=True)

@@ -152,7 +152,7 @@ class Feed:
         if self._given == len(self):
             self.settle()
         elif self.marks:
-            self.marks.pop()  # somebody looked at the first batch, and begins anew
+            self.marks.pop()  # the library looked at the first batch, and begins again
         self._given = 0
         self.marks.append((now(), Taken(self.spent.cpu, self.spent.wall)))
         in_turn = self.by_hand.epochs > 0
