@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from notebook_learner.store import durable, files
 
@@ -83,3 +86,50 @@ def test_a_system_that_takes_no_hint_gets_the_file_all_the_same(
     pieces = some(100_000)
     durable.write_new(tmp_path / "large", pieces, 100_000)
     assert (tmp_path / "large").read_bytes() == b"".join(pieces)
+
+
+PIECES = st.lists(st.binary(max_size=9), min_size=1, max_size=12)
+COUNTS = st.lists(st.integers(1, 25), min_size=1, max_size=9)
+"""How many bytes the system takes or gives in a call, over and over."""
+
+
+def short(monkeypatch: pytest.MonkeyPatch, name: str, counts: list[int]) -> None:
+    """Let a call on several buffers stop after so many bytes, in the midst of a buffer or between two."""
+    real = getattr(files, name)
+    turn = cycle(counts)
+
+    def some_of_it(descriptor: int, buffers: Any, offset: int) -> int:
+        left, first = next(turn), []
+        for buffer in buffers:
+            if left > 0 and buffer.nbytes:
+                first.append(buffer[:left])
+                left -= buffer.nbytes
+        return real(descriptor, first, offset)
+
+    monkeypatch.setattr(files, name, some_of_it)
+
+
+@given(pieces=PIECES, counts=COUNTS, batch=st.integers(1, 40))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_short_writes_of_several_buffers_lose_and_repeat_nothing(
+    pieces: list[bytes], counts: list[int], batch: int, tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable, "BATCH", batch)
+        short(patch, "write_at", counts)
+        durable.replace(tmp_path / "file", pieces, sum(map(len, pieces)))
+    assert (tmp_path / "file").read_bytes() == b"".join(pieces)
+
+
+@given(pieces=PIECES, counts=COUNTS, most=st.integers(1, 12), before=st.binary(max_size=5))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_short_reads_into_several_buffers_fill_each_with_its_bytes(
+    pieces: list[bytes], counts: list[int], most: int, before: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(before + b"".join(pieces))
+    filled = [bytearray(len(piece)) for piece in pieces]
+    with pytest.MonkeyPatch.context() as patch, durable.opened(tmp_path / "file") as file:
+        patch.setattr(durable, "MOST_BUFFERS", most)
+        short(patch, "read_at", counts)
+        file.fill([memoryview(buffer) for buffer in filled], len(before))
+    assert filled == pieces
