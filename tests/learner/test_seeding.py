@@ -143,6 +143,44 @@ def test_a_batch_of_one_sample_is_no_different() -> None:
     assert fetched(given) == list(by_hand(given))
 
 
+def by_its_generator(generator: torch.Generator, workers: int) -> DataLoader[Any]:
+    return DataLoader(
+        Drawing(nothing), BATCH, shuffle=True, generator=generator, num_workers=workers, collate_fn=list
+    )
+
+
+def by_its_sampler_s(generator: torch.Generator, workers: int) -> DataLoader[Any]:
+    sampler = RandomSampler(range(SIZE), generator=generator)
+    return DataLoader(Drawing(nothing), BATCH, sampler=sampler, num_workers=workers, collate_fn=list)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("made", [by_its_generator, by_its_sampler_s])
+def test_a_generator_of_the_loader_s_own_is_seeded_too(
+    made: Callable[[torch.Generator, int], DataLoader[Any]], workers: int
+) -> None:
+    seeded = torch.Generator().manual_seed(mix(SEED, EPOCH))
+    order = list(RandomSampler(range(SIZE), generator=seeded))
+    for before in (1, 2):  # what was drawn from it before does not count
+        given = made(torch.Generator().manual_seed(before), workers)
+        for skip in (0, 5):
+            assert [index for batch in fetched(given, skip) for index, _ in batch] == order[skip * BATCH :]
+
+
+def test_the_generator_of_a_loader_with_its_own_iteration_is_seeded_too() -> None:
+    class Own(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            yield from super().__iter__()
+
+    def own(before: int) -> Own:
+        generator = torch.Generator().manual_seed(before)
+        return Own(Drawing(nothing), BATCH, shuffle=True, generator=generator, collate_fn=list)
+
+    batches = fetched(own(1))
+    assert fetched(own(2)) == batches
+    assert fetched(own(3), skip=5) == batches[5:]
+
+
 def test_an_error_that_only_an_unseeded_sample_meets_is_none() -> None:
     base = mix(SEED, EPOCH)
 
