@@ -72,13 +72,22 @@ def explain(error: BaseException, where: Position, more: str) -> None:
     note = _STANDS.get(place or "", "The learner stands at {where}.").format(where=where)
     if more:
         note += f" ({more})"
-    if isinstance(error, KeyboardInterrupt):
-        note += " fit() goes on from there."
-    else:
-        note += " Fix the cause and call fit() to go on."
-        if place in _HAS_BATCH:
-            note += " learner.batch is the batch at hand."
+    note += _how_to_go_on(error)
+    if place in _HAS_BATCH and not isinstance(error, KeyboardInterrupt):
+        note += " learner.batch is the batch at hand."
     _replace_note(error, note)
+
+
+def explain_keyframe(error: BaseException, keyframe: Position, why: str) -> None:
+    """Add to the exception that the learner stands at an earlier keyframe, and why not before the step."""
+    note = f"The learner stands at {keyframe}, the last keyframe before this step: {why}."
+    _replace_note(error, note + _how_to_go_on(error))
+
+
+def _how_to_go_on(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return " fit() goes on from there."
+    return " Fix the cause and call fit() to go on."
 
 
 def release_device_memory(error: BaseException, device: torch.device) -> None:

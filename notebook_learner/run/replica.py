@@ -26,7 +26,7 @@ from ..state.validation import check_sound
 from .bounds import At, Until
 from .breakpoint_watch import Again, BreakpointWatch, Hit, Reached
 from .error_lessons import teach
-from .failure import explain, release_device_memory, stage_of, what_moved
+from .failure import explain, explain_keyframe, release_device_memory, stage_of, what_moved
 from .held_step import hold
 from .loop import Loop, Why
 from .rank_protocol import Ranks
@@ -217,7 +217,7 @@ class Replica:
         except BaseException as error:
             cause = error if self.ranks is None else self.ranks.fault(error)
             self._fall_back(keyframe)
-            explain(cause, keyframe.position, f"on the way back to {target}")
+            explain_keyframe(cause, keyframe.position, f"the way back to {target} was not finished")
             if cause is not error:
                 raise cause from error
             raise
@@ -561,14 +561,14 @@ class Replica:
             return
         if isinstance(error, RankDied):  # the replay would need the rank that died
             self._fall_back(keyframe)
-            explain(error, keyframe.position, "")
+            explain_keyframe(error, keyframe.position, "later steps are lost with the rank")
             return
         try:
             replay = self._return_to(target, keyframe)
         except Exception as second:
             cause = second if self.ranks is None else self.ranks.fault(second)
             self._fall_back(keyframe)
-            explain(error, keyframe.position, f"going back to {target} failed too: {cause!r}")
+            explain_keyframe(error, keyframe.position, f"going back to {target} failed too: {cause!r}")
             return
         loop.batch, loop.output = failed, None  # the failed batch has no output yet
         loop.current.cursor.reopen(loop.done)

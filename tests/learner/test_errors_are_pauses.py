@@ -452,6 +452,38 @@ def test_a_window_that_cannot_be_taken_back_is_dropped_as_a_whole(place: str, tm
     assert all(parameter.grad is None for parameter in b.learner.model.parameters())
 
 
+@pytest.mark.parametrize(("every", "keyframe"), [(4, 4), (100, 0)])
+def test_if_going_back_fails_too_the_learner_stands_at_the_keyframe(
+    every: int, keyframe: int, tmp_path: Path
+) -> None:
+    b = bench(tmp_path, Trouble("forward", (1, "train", 6)), configure=lambda it: it.keyframes(every=every))
+    steps: list[int] = []
+
+    def fail_on_the_way() -> None:
+        step = b.learner._replica.loop.position.step
+        again = b.trouble.broken and 6 in steps and step == keyframe + 1
+        steps.append(step)
+        if again:
+            raise Boom("a second time")
+
+    b.trouble.calls["forward"] = fail_on_the_way
+
+    error = fit_fails(b)
+
+    assert steps == [*range(7), keyframe, keyframe + 1]
+    assert "in the forward" in str(error)
+    assert note_of(error) == (
+        f"The learner stands at epoch 1, train, step {keyframe} of 7, the last keyframe before this step: "
+        "going back to epoch 1, train, step 6 of 7 failed too: Boom('a second time'). "
+        "Fix the cause and call fit() to go on."
+    )
+    assert_stands_before(b, (1, "train", keyframe))
+    disturb()
+    b.trouble.fix()
+    b.learner.fit()
+    assert_ended_like(b, by_hand())
+
+
 def test_that_keyframes_are_off_is_said_once(tmp_path: Path) -> None:
     b = bench(tmp_path, Trouble("forward", (1, "train", 4)), configure=no_keyframes)
     for _ in range(2):
