@@ -14,7 +14,9 @@ from notebook_learner.metric import Accuracy, Loss
 
 EPOCHS = 4
 FEW = 12_000
-"""Bytes for keyframes: no more than the one of the epoch at hand."""
+"""Bytes for keyframes: too few for a single one, so only checkpoints are left to go back to."""
+SOME = 30_000
+"""Bytes for the keyframe of the epoch at hand, and for none of two epochs before."""
 
 
 def learner_of(directory, *, window=1, strategy=None, memory=None, seed=5, epochs=EPOCHS):
@@ -85,6 +87,19 @@ def test_a_checkpoint_that_was_deleted_is_not_gone_back_to(tmp_path):
     assert learner.position == before
     assert learner.rewind(to=(4, 1)).exact
     assert_ends_like_the_straight_run(learner, tmp_path / "run", tmp_path, strategy=KeepLast(1), memory=FEW)
+
+
+@pytest.mark.parametrize("memory", [None, SOME])
+def test_without_checkpoints_the_reach_is_the_earliest_place_that_memory_holds(memory, tmp_path):
+    learner = learner_of(tmp_path / "run", memory=memory)
+    learner.run_until((3, "train", 2))
+    reach = learner._reach
+    assert reach.key == {None: (1, 0, 0), SOME: (3, 0, 0)}[memory]
+    if memory is not None:
+        with pytest.raises(StateError, match=f"the earliest place to go back to is {reach};"):
+            learner.rewind(to=(2, "valid", 1))
+    assert learner.rewind(to=reach).exact
+    assert learner.position.key == reach.key == learner._reach.key
 
 
 def test_a_checkpoint_of_steps_that_were_taken_back_is_not_gone_back_to(tmp_path):

@@ -128,6 +128,8 @@ def test_where_only_another_branch_has_one_the_error_names_it_and_how_to_go_ther
     learner._replica.timeline.keyframes.clear()
     with pytest.raises(StateError, match="no keyframe and no checkpoint at or before") as refused:
         learner.rewind(to=(2, 0))
+    assert learner._reach.key == (2, 0, 1), "the place where it stands"
+    assert f"the earliest place to go back to is {learner.position};" in str(refused.value)
     assert "learner.restore('1')" in str(refused.value)
     assert "with_file_checkpointer" not in str(refused.value), "that is in use already"
     assert "KeepAll" not in str(refused.value), "so is this"
