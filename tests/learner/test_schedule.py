@@ -17,8 +17,9 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from notebook_learner import ConfigurationError, RegressionOutput
+from notebook_learner import ConfigurationError, RegressionOutput, StateError
 from notebook_learner.metric import Accuracy, LearningRate, Loss
+from notebook_learner.step.schedule import Torch
 
 EPOCHS, STEPS = 3, 4
 
@@ -247,3 +248,29 @@ def test_the_learner_shows_the_scheduler_that_a_factory_made(tmp_path):
     assert (
         quiet(tmp_path).train_step(lambda m, b: m(b[0]).sum()).build(model, sgd(model), 0.5).scheduler == 0.5
     )
+
+
+FOREIGN = {
+    "a method's name": lambda state: state.update(step="now"),
+    "another kind": lambda state: state.update(last_epoch=[1]),
+    "a list where numbers are": lambda state: state.update(_last_lr=[[0.1]]),
+    "a method's name in the first part": lambda state: state["_schedulers"][0].update(step="now"),
+    "a method's name in the last part": lambda state: state["_schedulers"][1].update(step="now"),
+    "another kind in the last part": lambda state: state["_schedulers"][1].update(gamma=[0.8]),
+    "a word for a part": lambda state: state["_schedulers"].__setitem__(1, "exponential"),
+    "a part too many": lambda state: state["_schedulers"].append({"step": "now"}),
+}
+
+
+@pytest.mark.parametrize("change", FOREIGN)
+def test_a_state_of_another_scheduler_is_refused_however_deep_it_differs(change):
+    """torch would write each value over an attribute, or over a method, of one of the schedulers."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    parts = [LinearLR(optimizer), ExponentialLR(optimizer, 0.8)]
+    schedule = Torch(SequentialLR(optimizer, parts, milestones=[3]))
+    state = schedule.capture()
+    schedule.restore(state)
+    FOREIGN[change](state)
+    with pytest.raises(StateError, match="captured from another"):
+        schedule.restore(state)
+    assert callable(schedule.scheduler.step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,45 @@ def test_an_optimizer_with_a_state_dict_of_its_own_is_asked() -> None:
     optimizer.count = 0
     OptimizerPart(optimizer).restore(state)
     assert optimizer.count == 4
+
+
+class Noting(torch.optim.SGD):
+    """SGD that notes each step, in a list or a deque, wherever torch lets an optimizer keep something."""
+
+    def step(self, closure: Any = None) -> Any:
+        result = super().step(closure)
+        self.state["all"].setdefault("steps", []).append(len(self.param_groups))  # type: ignore[index]
+        for group in self.param_groups:
+            group.setdefault("rates", {"past": []})["past"].append(group["lr"])
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("norms", deque()).append(float(parameter.detach().norm()))
+        return result
+
+
+class NotingItself(Noting):
+    """The same one, read and written by its own methods."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [Noting, NotingItself])
+def test_a_kept_state_does_not_change_while_the_optimizer_goes_on(kind: type[Noting]) -> None:
+    mine = parameters()
+    optimizer = kind(mine, lr=0.1)
+    trained(mine, optimizer, 2)
+    state = OptimizerPart(optimizer).capture()
+    as_captured = deepcopy(state)
+    trained(mine, optimizer, 2)
+    assert list(differences({"kept": state}, {"kept": as_captured})) == []
+    for _ in range(2):  # the second time would show what the steps after the first one wrote
+        OptimizerPart(optimizer).restore(state)
+        assert list(differences({"live": OptimizerPart(optimizer).capture()}, {"live": as_captured})) == []
+        trained(mine, optimizer, 2)
+        assert list(differences({"kept": state}, {"kept": as_captured})) == []
 
 
 def test_restoring_writes_into_the_tensors_that_are_there() -> None:
