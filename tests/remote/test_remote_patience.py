@@ -23,13 +23,27 @@ def connected_to(directory: Path) -> socket.socket:
     return connection
 
 
-def test_guests_that_say_nothing_keep_nobody_out(tmp_path: Path) -> None:
+def test_connections_that_say_nothing_keep_no_request_out(tmp_path: Path) -> None:
     learner = learner_in(tmp_path)
     learner.step()
     silent = [connected_to(tmp_path) for _ in range(server.MOST_GUESTS + 4)]
-    assert control(tmp_path, "status").ok
+    assert control(tmp_path, "status").ok  # it is a guest, too, until its request is read
+    for guest in silent[:5]:
+        assert guest.recv(1) == b"", "the oldest are hung up on"
+    for guest in silent[5:]:
+        guest.setblocking(False)
+        with pytest.raises(BlockingIOError):  # it is still heard
+            guest.recv(1)
     for guest in silent:
         guest.close()
+    del learner
+
+
+def test_a_request_that_is_answered_makes_room_for_another(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    learner.step()
+    for _ in range(server.MOST_TALKS + 2):
+        assert control(tmp_path, "status").ok
     del learner
 
 
