@@ -85,6 +85,7 @@ class LiveIndex:
         """Nothing was trained or restored yet: if the first pass is also the run's first, the run is new."""
         self._moved = False
         """Training was moved to another place, and has not run since."""
+        self._running = False
         self._evaluated: dict[str, Evaluated] = {}
         self._waiting = 0
         self._building = threading.Lock()
@@ -108,7 +109,8 @@ class LiveIndex:
     def refresh(self) -> None:
         """Have the file written again after a checkpoint was saved. From any thread."""
         with self._notes:
-            wanted = self._run is not None and self._rested
+            due = self._rested if self._running else not self._waiting  # at rest no later event writes it
+            wanted = self._run is not None and due
             self._waiting += wanted
         if wanted:
             self._submit(self._job)
@@ -196,7 +198,8 @@ class LiveIndex:
             self._run = replace(self._run, metrics=(*self._run.metrics, event.info))
 
     def _note_status(self, event: StatusChanged, now: float) -> None:
-        self._moved = self._moved and event.status != "running"
+        self._running = event.status == "running"
+        self._moved = self._moved and not self._running
         if self._run is not None:
             self._run = replace(self._run, ended=now if event.status in _ENDED else None)
 

@@ -10,6 +10,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import h5py
 import pytest
 import torch
 from builder_support import Tape, adam, batches, classifier, mistakes_of, net
@@ -482,6 +483,18 @@ def test_artifacts_show_what_the_learner_measured_and_saved(tmp_path):
     fresh = seen.load_model(net(seed=9), epoch="latest")
     for name, tensor in learner.model.state_dict().items():
         assert torch.equal(fresh.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize("way", ["by the pause", "by hand"])
+def test_artifacts_h5_names_the_checkpoint_of_a_run_at_rest(way, tmp_path):
+    learner = learner_in(tmp_path)
+    pause_in(learner, 2)
+    if way == "by hand":
+        learner.step(1)
+        learner.save()
+    learner._replica.saving.close()
+    with h5py.File(tmp_path / "artifacts.h5") as file:
+        assert list(file["checkpoints"]) == labels(learner) != []
 
 
 def test_every_checkpoint_is_announced_once_and_logged(tmp_path):
