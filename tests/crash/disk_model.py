@@ -77,6 +77,17 @@ class Disk:
         """What a machine finds that starts again now."""
         return dict(self._below(self.top, Path(), keep))
 
+    @property
+    def most_waiting(self) -> int:
+        """The number of changes that wait for a sync, in the file or folder that has most."""
+        return max(map(len, self._waiting(self.top)))
+
+    def _waiting(self, node: Node) -> Iterator[list[Any]]:
+        yield node.waiting
+        if isinstance(node, Names):
+            for each in node.after(list).values():
+                yield from self._waiting(each)
+
     def _below(self, names: Names, folder: Path, keep: Keep) -> Iterator[tuple[Path, bytes | None]]:
         yield folder, None
         for name, node in names.after(keep).items():
@@ -225,6 +236,13 @@ def some(chance: random.Random) -> Keep:
         return [change for change in changes if chance.random() < share]
 
     return keep
+
+
+def each_alone_or_missing(most: int) -> Iterator[Keep]:
+    """One change of each file and folder has happened and the others have not, or all but this one have."""
+    for number in range(most):
+        yield lambda changes, at=number: changes[at : at + 1]  # type: ignore[misc]
+        yield lambda changes, at=number: changes[:at] + changes[at + 1 :]  # type: ignore[misc]
 
 
 def write_tree(tree: Tree, folder: Path) -> None:

@@ -23,9 +23,21 @@ from crash_support import (
     unlike,
     wrong_with_checkpoints,
 )
-from disk_model import Disk, Recording, Tree, all_of, nothing, some, tree_of, write_tree
+from disk_model import (
+    Disk,
+    Keep,
+    Recording,
+    Tree,
+    all_of,
+    each_alone_or_missing,
+    nothing,
+    some,
+    tree_of,
+    write_tree,
+)
 
 from notebook_learner import Learner
+from notebook_learner.store import durable
 
 TRAINING = Training(epochs=2, batches=4)
 WHERE = Path("not") / "there" / "yet"
@@ -89,12 +101,12 @@ def test_the_model_of_the_disk_ends_with_what_is_on_the_disk(run: Recorded) -> N
 def test_an_announced_checkpoint_outlives_a_power_cut_at_any_call(run: Recorded, after: Path) -> None:
     chance, wrong, seen = random.Random(1), [], set()
     for number, disk, needed in run.cuts():
-        for keep in (nothing, all_of, some(chance), some(chance)):
+        for keep in (nothing, all_of, some(chance), *each_alone_or_missing(disk.most_waiting)):
             tree = disk.after(keep)
             if is_new(seen, tree, *needed):
                 with written(tree, after):
                     found = wrong_with_checkpoints(after / WHERE, needed)
-                wrong += [(number, run.recording.calls[number], keep.__name__, each) for each in found]
+                wrong += [(number, run.recording.calls[number], each) for each in found]
     assert wrong == []
     assert len(seen) > 250
 
@@ -114,9 +126,32 @@ def test_after_a_power_cut_the_run_goes_on_to_the_straight_end(run: Recorded, af
                     learner.fit()
                     found = unlike(learner, after / WHERE, run.straight)
                     background_of(learner).wait()
-                wrong += [(number, run.recording.calls[number], keep.__name__, each) for each in found]
+                wrong += [(number, run.recording.calls[number], each) for each in found]
     assert wrong == []
     assert len(seen) >= 15
+
+
+def test_the_files_of_an_announced_checkpoint_have_their_names_on_the_disk(run: Recorded) -> None:
+    """Readers of other makers know no temporary names, and nothing of what a restart mends."""
+    for number, disk, _ in run.cuts():
+        verb, given = run.recording.calls[number]
+        if verb == "saved":
+            folder = WHERE / "checkpoint"
+            names = {path.name for path in disk.after(nothing) if path.parent == folder}
+            assert {f"{part}-{given[0]}.h5" for part in ("model", "optim", "scheduler", "state")} <= names
+
+
+@pytest.mark.parametrize("keep", [nothing, all_of])
+def test_a_file_that_was_replaced_is_the_new_one(keep: Keep, tmp_path: Path) -> None:
+    root, recording = tmp_path / "disk", Recording()
+    root.mkdir()
+    with Calls(recording):
+        for data in (b"old", b"new"):
+            durable.replace(root / "file", [data], len(data))
+    disk = Disk(root)
+    for name, given in recording.calls:
+        disk.play(name, given)
+    assert disk.after(keep) == {Path(): None, Path("file"): b"new"}
 
 
 @pytest.mark.parametrize("forgotten", ["sync_directory", "sync"])
