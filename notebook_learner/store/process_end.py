@@ -115,7 +115,27 @@ def _handle(signum: int, frame: FrameType | None) -> None:
         signal.signal(signum, signal.SIG_DFL)
     if _told is None:
         _told = signum
+        _spare_the_step()
     remind()
+
+
+def _spare_the_step() -> None:
+    """The signal may have ended a loader's workers, too. At their end torch raises an error wherever the main
+    thread is. From now on it does so only while a loader waits for them: a running step can end."""
+    if not hasattr(signal, "SIGCHLD"):
+        return
+    handler = signal.getsignal(signal.SIGCHLD)
+    if callable(handler):
+        spared = lambda signum, frame: handler(signum, frame) if _is_loading(frame) else None  # noqa: E731
+        signal.signal(signal.SIGCHLD, spared)
+
+
+def _is_loading(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _end(signum: int) -> None:

@@ -8,6 +8,7 @@ a line of JSON out. A process of its own that has imported everything and then f
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
 import pty
@@ -56,6 +57,17 @@ def told(seconds: float = SOON) -> None:
     until = time.monotonic() + seconds
     while not process_end.why() and time.monotonic() < until:
         time.sleep(0.001)
+
+
+def told_and_their_end() -> None:
+    """Outlast the loader's workers: torch raises at their end, wherever the main thread is."""
+    workers = multiprocessing.active_children()
+    told()
+    if "SIGTERM" in process_end.why():  # they block the other one
+        for worker in workers:
+            worker.join(SOON)
+            assert not worker.is_alive()
+    assert workers
 
 
 def learner_at(
@@ -244,7 +256,7 @@ def nothing_kept(directory: Path) -> None:
 def workers(directory: Path) -> None:
     """The whole group of processes is told, the loader's workers too."""
     os.setpgid(0, 0)
-    learner = learner_at(directory, AT)
+    learner = learner_at(directory, AT, told_and_their_end)
     train = DataLoader(Noisy(7 * BATCH - 2, 1), batch_size=BATCH, shuffle=True, num_workers=2)
     learner.fit(train)
 
