@@ -203,7 +203,7 @@ class SkippingSampler:
             return iter(self.inner)
         start = torch.default_generator.get_state().numpy().tobytes()
         order = self._orders.pop(start, None)
-        if order is None:
+        if order is None or order.broken:
             order = _Order(iter(self.inner))
         else:
             torch.default_generator.set_state(order.after)
@@ -225,14 +225,21 @@ class _Order:
         self._inner = inner
         self._drawn: list[Any] = []
         self._indices = 0
+        self.broken = False
+        """Whether an interrupt came while it was drawn. A sampler is a generator, which an exception ends: it
+        would leave out the rest of the epoch."""
         self._draw()
         self.after = torch.default_generator.get_state()
 
     def _draw(self) -> None:
-        drawn: Any = next(self._inner, END)
-        self._drawn.append(drawn)
-        if drawn is not END:
-            self._indices += len(drawn)
+        try:
+            drawn: Any = next(self._inner, END)
+            self._drawn.append(drawn)
+            if drawn is not END:
+                self._indices += len(drawn)
+        except BaseException:
+            self.broken = True
+            raise
 
     @property
     def nbytes(self) -> int:

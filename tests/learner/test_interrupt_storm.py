@@ -21,6 +21,7 @@ from driver_support import (
     by_hand,
     disturb,
 )
+from torch.utils.data import BatchSampler, RandomSampler
 
 from notebook_learner import Paused
 from notebook_learner.run.loop import Loop
@@ -111,9 +112,10 @@ def interrupted() -> None:
 
 
 class AtAnInstruction:
-    """Two interrupts before the nth instruction of a block of steps, wherever in it that is."""
+    """Two interrupts before the nth instruction of a function, wherever in it that is."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, function: Callable[..., Any], number: int) -> None:
+        self.code = function.__code__
         self.left = number
 
     def __enter__(self) -> AtAnInstruction:
@@ -124,7 +126,7 @@ class AtAnInstruction:
         sys.settrace(None)
 
     def _called(self, frame: Any, event: str, argument: Any) -> Any:
-        if frame.f_code is not Loop._block.__code__:
+        if frame.f_code is not self.code:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._at
@@ -150,7 +152,7 @@ def test_after_a_step_is_broken_off_nothing_breaks_off_the_way_back(
     monkeypatch.setattr(ModelPart, "restore", restored)
     ended = []
     for number in range(1, 200):
-        with AtAnInstruction(number) as instruction:
+        with AtAnInstruction(Loop._block, number) as instruction:
             try:
                 b.learner.fit()
             except (Paused, KeyboardInterrupt) as how:
@@ -159,6 +161,26 @@ def test_after_a_step_is_broken_off_nothing_breaks_off_the_way_back(
         if instruction.left > 0:
             break
     assert ended.count(KeyboardInterrupt) > 5 and ended.count(Paused) > 5
+
+
+@pytest.mark.parametrize("sampler", [BatchSampler, RandomSampler])
+def test_an_interrupt_while_the_order_is_drawn_loses_no_batch(sampler: type[Any], tmp_path: Path) -> None:
+    """The generators of torch's samplers end where an exception leaves them."""
+    b = bench(tmp_path, configure=lambda builder: builder.num_epochs(LONG))
+    broken_off = 0
+    for number in range(1, 200):
+        with AtAnInstruction(sampler.__iter__, number) as instruction:
+            try:
+                b.learner.fit()
+            except Paused:
+                pass
+            except KeyboardInterrupt:
+                broken_off += 1
+        if instruction.left > 0:
+            break
+        assert_stands_like(b.learner, by_hand(epochs=LONG))
+    assert broken_off > 5
+    assert_ended_like(b, by_hand(epochs=LONG))
 
 
 class FromAThread:
