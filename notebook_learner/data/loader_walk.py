@@ -26,7 +26,7 @@ from ..store import hdf5_library
 from .rank_share import Share
 from .rng import mix
 from .sampling import SeededDataset, SkippingSampler
-from .stop_iteration import collate_makes_no_end, next_of
+from .stop_iteration import Once, collate_makes_no_end, next_of
 
 
 def walk_for(loader: Any, seeded: bool, share: Share | None = None) -> Walk:
@@ -45,7 +45,7 @@ def _walk_for(loader: Any, seeded: bool) -> Walk:
         return _StatefulWalk(loader)
     if isinstance(loader, Sequence):
         return _SequenceWalk(loader)
-    return Walk(loader)
+    return _OnceWalk(loader) if isinstance(loader, Iterator) else Walk(loader)
 
 
 def length_of(loader: Any) -> int | None:
@@ -152,6 +152,20 @@ class Walk:
 
     def restore(self, state: Any) -> None:
         """Put a captured state back."""
+
+
+class _OnceWalk(Walk):
+    """An iterator: it cannot be begun again, so an error in it may have been its end."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._once = Once(loader)
+
+    def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
+        return self._once
+
+    def end(self, iterator: Iterator[Any] | None) -> None:
+        super().end(iterator and self.loader)
 
 
 class _SequenceWalk(Walk):

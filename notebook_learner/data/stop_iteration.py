@@ -16,7 +16,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from ..errors import DataError
+from ..errors import DataError, a_kind
 from .sampling import END
 
 _MAKES_BATCHES: tuple[CodeType, ...] = (_MapDatasetFetcher.fetch.__code__, ExceptionWrapper.reraise.__code__)
@@ -46,6 +46,42 @@ def end_of(stop: StopIteration) -> object:
     return END
 
 
+class Once:
+    """An iterator that cannot be begun again. Python ends a generator that raises: what follows would look
+    like the loader's end.
+
+    >>> batches = Once(10 // each for each in (5, 0, 2))
+    >>> next(batches)
+    2
+    >>> next(batches)
+    Traceback (most recent call last):
+    ZeroDivisionError: integer division or modulo by zero
+    >>> next(batches)
+    Traceback (most recent call last):
+    notebook_learner.errors.DataError: the loader, a generator, gave nothing more after its error ...
+    """
+
+    def __init__(self, inner: Iterator[Any]) -> None:
+        self._inner = inner
+        self._error = ""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._inner)
+        except StopIteration:
+            if self._error:
+                raise _lost(self._inner, self._error) from None
+            raise
+        except BaseException as error:
+            self._error = f"{type(error).__name__}: {error}".removesuffix(": ")
+            raise
+        self._error = ""
+        return batch
+
+
 @contextmanager
 def collate_makes_no_end(loader: Any) -> Iterator[None]:
     """Inside, a new iterator has a collate whose StopIteration is an error: from an iterable dataset's
@@ -72,6 +108,15 @@ class _Collate:
             return self.function(samples)
         except StopIteration as stop:
             raise _no_end("collate_fn") from stop
+
+
+def _lost(iterator: Iterator[Any], error: str) -> DataError:
+    return DataError(
+        f"the loader, {a_kind(iterator)}, gave nothing more after its error ({error}): Python ends a "
+        "generator that raises, so the rest of the epoch is lost. Give fit(...) a new loader, and training "
+        "goes on at this place. One that can be walked again (a list, a DataLoader, an object whose __iter__ "
+        "starts anew) loses nothing"
+    )
 
 
 def _no_end(where: str) -> DataError:

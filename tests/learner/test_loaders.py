@@ -9,7 +9,7 @@ from builder_support import SIZES, assert_same_bits, batches, by_hand, classifie
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
-from notebook_learner import ConfigurationError, RegressionOutput
+from notebook_learner import ConfigurationError, DataError, RegressionOutput
 
 
 def test_loaders_may_be_given_to_build_or_to_fit(tmp_path):
@@ -124,6 +124,72 @@ def test_a_stream_given_again_goes_on_where_it_is(tmp_path):
     learner = classifier(tmp_path).build(model, sgd(model), None, stream)
     learner.step(2)
     learner.fit(stream)
+    assert_same_bits(model, by_hand(expected, sgd(expected), batches()))
+
+
+def ending_by(error, at, data):
+    """A generator that raises before the nth batch; an interrupt in it is such an error, too."""
+    for number, batch in enumerate(data):
+        if number == at:
+            raise error
+        yield batch
+
+
+@pytest.mark.parametrize("error", [ValueError("a torn file"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("at", [0, 2])
+def test_what_a_generator_loses_by_an_error_is_not_taken_for_its_end(error, at, tmp_path):
+    model, expected = net(), net()
+    stream = ending_by(error, at, batches())
+    learner = classifier(tmp_path).num_epochs(1).build(model, sgd(model), None, stream)
+    with pytest.raises(type(error)):
+        learner.fit()
+    for _ in range(2):
+        with pytest.raises(
+            DataError, match=rf"a generator, gave nothing more after its error \({type(error).__name__}"
+        ):
+            learner.fit()
+        assert (learner.status, learner.position.step) == ("failed", at)
+    learner.fit(batches())
+    assert_same_bits(model, by_hand(expected, sgd(expected), batches()))
+
+
+def test_what_a_generator_for_validation_loses_is_not_taken_for_its_end(tmp_path):
+    model = net()
+    valid = ending_by(ValueError(), 2, batches())
+    learner = classifier(tmp_path).num_epochs(1).build(model, sgd(model), None, batches(), valid)
+    with pytest.raises(ValueError):
+        learner.fit()
+    with pytest.raises(DataError, match="gave nothing more after its error"):
+        learner.fit()
+    learner.fit(valid=batches())
+    assert learner.status == "finished"
+    assert len(learner.history.steps("valid")) == len(batches())
+
+
+class Recovering:
+    """An iterator that goes on after an error, as `map` does."""
+
+    def __init__(self, data):
+        self.left = [data[0], OSError("not now"), *data[1:]]
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        each = self.left.pop(0)
+        if isinstance(each, OSError):
+            raise each
+        return each
+
+
+def test_an_iterator_that_goes_on_after_an_error_loses_nothing(tmp_path):
+    model, expected = net(), net()
+    learner = classifier(tmp_path).num_epochs(1).build(model, sgd(model), None, Recovering(batches()))
+    with pytest.raises(OSError, match="not now"):
+        learner.fit()
+    learner.fit()
     assert_same_bits(model, by_hand(expected, sgd(expected), batches()))
 
 
