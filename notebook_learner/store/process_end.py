@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -124,18 +125,30 @@ def _spare_the_step() -> None:
     thread is. From now on it does so only while a loader waits for them: a running step can end."""
     if not hasattr(signal, "SIGCHLD"):
         return
-    handler = signal.getsignal(signal.SIGCHLD)
-    if callable(handler):
-        spared = lambda signum, frame: handler(signum, frame) if _is_loading(frame) else None  # noqa: E731
-        signal.signal(signal.SIGCHLD, spared)
+    earlier = signal.getsignal(signal.SIGCHLD)
+    if not callable(earlier):
+        return
+
+    def spared(signum: int, frame: FrameType | None) -> None:
+        while True:
+            try:
+                earlier(signum, frame)
+                return
+            except RuntimeError as error:  # once a loader; a handler of the user's own comes after torch's
+                if not _is_of_torch(error) or _is_loading(frame):
+                    raise
+
+    signal.signal(signal.SIGCHLD, spared)
+
+
+def _is_of_torch(error: RuntimeError) -> bool:
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__") == "torch.utils.data._utils.signal_handling"
 
 
 def _is_loading(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
-            return True
-        frame = frame.f_back
-    return False
+    names = (each.f_globals.get("__name__") for each, _ in traceback.walk_stack(frame))
+    return frame is not None and "torch.utils.data.dataloader" in names
 
 
 def _end(signum: int) -> None:

@@ -13,6 +13,7 @@ import os
 import pickle
 import pty
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -262,6 +263,23 @@ def workers(directory: Path) -> None:
 
 
 @scene
+def own_children(directory: Path) -> None:
+    """The user hears of ended children by a handler, set before torch's; one ends after the signal came."""
+    os.setpgid(0, 0)
+    heard = threading.Event()
+    signal.signal(signal.SIGCHLD, lambda *_: heard.set())
+
+    def strike() -> None:
+        told_and_their_end()
+        heard.clear()
+        subprocess.run(["true"], check=True)
+        say("heard" if heard.wait(SOON) else "unheard")
+
+    learner = learner_at(directory, AT, strike)
+    learner.fit(DataLoader(Noisy(7 * BATCH - 2, 1), batch_size=BATCH, shuffle=True, num_workers=2))
+
+
+@scene
 def evaluation(directory: Path) -> None:
     learner = learner_at(directory, 6)
     learner.step(3)
@@ -303,7 +321,7 @@ def played(name: str, directory: Path, signum: int) -> dict[str, Any]:
                 if terminal >= 0:
                     os.close(terminal)
                 else:
-                    (os.killpg if name == "workers" else os.kill)(pid, signum)
+                    (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signum)
     status = os.waitpid(pid, 0)[1]
     return {"code": os.waitstatus_to_exitcode(status), "told": [each for each in lines if each != "signal"]}
 

@@ -112,6 +112,13 @@ def test_a_signal_to_the_whole_group_with_the_loaders_workers_loses_no_step(play
         assert (ran["at"], ran["wrong"]) == ([2, "train", 3], [])
 
 
+@pytest.mark.parametrize("signum", BOTH)
+def test_the_users_own_handler_of_ended_children_is_called_until_the_end(played, signum) -> None:
+    ran = played("own_children", signum)
+    assert (ran["code"], ran["told"]) == (-signum, ["heard"])
+    assert (ran["at"], ran["wrong"]) == ([2, "train", 3], [])
+
+
 @pytest.mark.parametrize("scene", ["idle", "after_the_background"])
 @pytest.mark.parametrize("signum", BOTH)
 def test_where_nothing_is_at_work_the_process_ends_at_once(played, scene, signum) -> None:
