@@ -111,11 +111,16 @@ def test_a_sequence_output_weighs_its_tokens_without_the_padding():
     assert SequenceOutput(output.loss, output.logits, targets, ignore_index=None).weight == 6
 
 
-def test_a_sequence_output_has_its_classes_where_metrics_look_for_them():
-    logits = torch.randn(2, 4, 5)
-    output = SequenceOutput(torch.tensor(0.5), logits, torch.zeros(2, 4, dtype=torch.long)).output
-    assert output.shape == (2, 5, 4)
-    assert torch.equal(output[:, :, 1], logits[:, 1])
+@pytest.mark.parametrize("places", [(4,), (3, 4)], ids=["a line", "a page of lines"])
+def test_a_sequence_output_has_its_classes_where_metrics_look_for_them(places):
+    logits = torch.randn(2, *places, 5)
+    targets = torch.randint(5, (2, *places))
+    output = SequenceOutput(torch.tensor(0.5), logits, targets).output
+    assert output.shape == (2, 5, *places)
+    assert torch.equal(output, torch.stack([logits[..., label] for label in range(5)], dim=1))
+    assert F.cross_entropy(output, targets) == pytest.approx(
+        float(F.cross_entropy(logits.flatten(0, -2), targets.flatten()))
+    )
 
 
 def test_sequences_are_measured_by_their_tokens(tmp_path):
