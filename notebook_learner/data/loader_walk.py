@@ -162,6 +162,9 @@ class _OnceWalk(Walk):
         self._once = Once(loader)
 
     def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
+        iterator = iter(self.loader)  # it may begin again here all the same
+        if iterator is not self._once.inner:
+            self._once = Once(iterator)
         return self._once
 
     def end(self, iterator: Iterator[Any] | None) -> None:

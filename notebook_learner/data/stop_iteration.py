@@ -56,13 +56,13 @@ class Once:
     >>> next(batches)
     Traceback (most recent call last):
     ZeroDivisionError: integer division or modulo by zero
-    >>> next(batches)
+    >>> next(batches)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     notebook_learner.errors.DataError: the loader, a generator, gave nothing more after its error ...
     """
 
     def __init__(self, inner: Iterator[Any]) -> None:
-        self._inner = inner
+        self.inner = inner
         self._error = ""
 
     def __iter__(self) -> Iterator[Any]:
@@ -70,10 +70,10 @@ class Once:
 
     def __next__(self) -> Any:
         try:
-            batch = next(self._inner)
+            batch = next(self.inner)
         except StopIteration:
             if self._error:
-                raise _lost(self._inner, self._error) from None
+                raise _lost(self.inner, self._error) from None
             raise
         except BaseException as error:
             self._error = f"{type(error).__name__}: {error}".removesuffix(": ")
