@@ -64,7 +64,9 @@ if hasattr(os, "register_at_fork"):
 # No deadline and no slowness check: a test does not fail for the machine's being busy. In CI the same
 # examples every time, so that a change is judged by what it changed; at a desk new ones, kept when they
 # fail.
-UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+UNTIMED = settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.register_profile("desk", UNTIMED)
 settings.register_profile("ci", UNTIMED, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")

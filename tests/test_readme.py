@@ -82,6 +82,7 @@ def requirements():
 # ------------------------------------------------------------------------------- what they promise
 
 
+@pytest.mark.soak
 def test_the_tutorial_learns_digits_and_draws_its_curves(tmp_path):
     script = ROOT / "tutorials" / "digits.py"
     subprocess.run(

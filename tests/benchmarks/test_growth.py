@@ -23,7 +23,7 @@ def test_the_command_takes_a_curve_by_its_name():
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
-@pytest.mark.rounds(3)
+@pytest.mark.rounds(1)
 def test_a_curve_prints_a_row_of_figures_a_size(name):
     rows = rows_of([sys.executable, str(HERE / "growth.py"), name, "--quick"])
 

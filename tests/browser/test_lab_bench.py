@@ -57,6 +57,7 @@ def shared(module_notebook):
     return opened(module_notebook)
 
 
+@pytest.mark.soak
 def test_click_reaches_the_kernel_and_its_answer_the_page(shared):
     shared.panel(0).get_by_role("button", name="count").click()
     wait_counted(shared, 1)

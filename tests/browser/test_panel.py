@@ -111,6 +111,7 @@ def test_ten_clicks_on_step_are_ten_steps_and_rewind_takes_them_back(stepper):
     assert not stepper.notebook.complaints
 
 
+@pytest.mark.soak
 def test_a_checkpoint_saved_by_a_click_is_restored_by_one(stepper):
     for taken in (1, 2):
         stepper.click("Step")
@@ -129,6 +130,7 @@ def test_a_checkpoint_saved_by_a_click_is_restored_by_one(stepper):
     stepper.wait_points(2)
 
 
+@pytest.mark.soak
 def test_stop_asks_once_and_then_ends_the_run(stepper):
     stepper.click("Run")
     stepper.wait_status("running")
@@ -177,6 +179,7 @@ button
 """
 
 
+@pytest.mark.soak
 def test_a_busy_kernel_serves_other_widgets_and_keeps_the_order_of_cells_and_the_place_of_prints(notebook):
     page = notebook(
         [
@@ -279,6 +282,7 @@ def test_each_number_says_what_it_is_of_and_the_bold_one_is_the_epochs(notebook)
     assert [re.sub(r"[\s\d.]+$", "", each) for each in read] == ["train batch", "valid avg"], read
 
 
+@pytest.mark.soak
 def test_the_interrupt_button_pauses_what_the_panels_run_began(notebook):
     page = notebook([SETUP + "learner = build('idle', epochs=1000)\nlearner", "print(learner.status)"])
     page.run(0)

@@ -17,6 +17,7 @@ from notebook_learner.breakpoint import AtStep
 """
 
 
+@pytest.mark.soak
 def test_a_breakpoint_switched_on_by_a_click_stops_a_blocking_fit_and_says_why(notebook):
     page = notebook(
         [

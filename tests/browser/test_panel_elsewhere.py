@@ -89,6 +89,7 @@ def test_a_run_of_another_kernel_is_shown_as_it_grows_and_without_buttons(notebo
     assert not training.complaints
 
 
+@pytest.mark.soak
 def test_a_kernel_of_another_release_pauses_soon_and_serves_other_widgets(notebook, other_release):
     page = notebook(
         [

@@ -90,6 +90,7 @@ def panel(page):
     return panel
 
 
+@pytest.mark.soak
 def test_panel_answer_history_logs_and_hdf5_have_the_same_numbers(page: Notebook, panel: PanelPage):
     answers, history, texts = json.loads(page.result(2).strip("'").replace("\\\\", "\\"))
     shown = panel.region.evaluate(ROWS)

@@ -232,7 +232,7 @@ def findings(panel):
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.rounds(2)
+@pytest.mark.rounds(1)
 def test_each_state_is_readable_in_both_themes_and_has_room_at_both_widths(page, panel_in, state):
     panel = panel_in(state)
     page.page.evaluate("window.same = true")

@@ -46,6 +46,7 @@ def shows(panel, rank):
     expect(panel.ranks).to_have_value(str(rank))
 
 
+@pytest.mark.soak
 def test_the_chosen_rank_shows_its_part_of_the_batch(panel):
     page = panel.notebook
     expect(panel.inspection.get_by_role("heading")).to_have_text("Inspection")

@@ -138,6 +138,7 @@ def test_a_page_without_a_kernel_shows_the_picture_and_nothing_in_its_way(withou
     assert not page.complaints
 
 
+@pytest.mark.soak
 def test_a_frozen_learner_leaves_the_picture_in_page_and_file(trained):
     page, panel = trained.page, trained.panel
     panel.look()
@@ -156,6 +157,7 @@ def test_a_frozen_learner_leaves_the_picture_in_page_and_file(trained):
     assert not page.complaints
 
 
+@pytest.mark.soak
 def test_a_program_that_runs_a_notebook_gets_lines_and_a_picture_and_waits_for_nobody(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(each) for each in CELLS])
     file = tmp_path / "run.ipynb"

@@ -119,6 +119,7 @@ def test_a_cell_is_the_step_and_trains_to_the_bits_of_a_loop_by_hand(page):
     assert result(page, "by hand") == "True"
 
 
+@pytest.mark.soak
 def test_a_cell_edited_while_paused_goes_on_from_that_step_with_the_new_body(page):
     result(page, "build edited")
     cell = number("edited")
@@ -219,6 +220,7 @@ def debugger(page):
     return debugger
 
 
+@pytest.mark.soak
 def test_the_visual_debugger_stops_in_a_body_at_each_step_and_steps_on_in_it(page, debugger):
     result(page, "build stopped")
     train = number("stopped")

@@ -129,26 +129,29 @@ def problems(
 
 
 CODES = (errno.ENOSPC, errno.EIO, errno.EINTR, errno.EROFS)
-ALL = "NOTEBOOK_LEARNER_FAULTS"
-"""Set to "all", each call fails with each error in turn: four times as long."""
+PARTS = 12
 
 
-@pytest.mark.parametrize("part", range(4))
-@pytest.mark.rounds(2)
-def test_an_error_at_any_single_call(part: int, names: list[str], quick_folder: Path, straight: End) -> None:
-    every = os.environ.get(ALL) == "all"
-    numbers = range(len(names)) if every else range(part, len(names), 4)
-    faults = [Fault(number, CODES[(part if every else number // 4) % 4]) for number in numbers]
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("shift", range(len(CODES)))
+@pytest.mark.rounds(1)
+def test_an_error_at_any_single_call(
+    shift: int, part: int, names: list[str], quick_folder: Path, straight: End
+) -> None:
+    """All its cases together: each call fails with each error."""
+    numbers = range(part, len(names), PARTS)
+    faults = [Fault(number, CODES[(number // PARTS + shift) % len(CODES)]) for number in numbers]
     found, hit = problems(faults, quick_folder, straight)
     assert found == []
     assert hit > 0.8 * len(faults)
 
 
+@pytest.mark.parametrize("first", range(0, 28, 7))
 @pytest.mark.rounds(1)
 def test_a_disk_that_is_full_from_any_moment_on_until_somebody_makes_space(
-    names: list[str], quick_folder: Path, straight: End
+    first: int, names: list[str], quick_folder: Path, straight: End
 ) -> None:
-    faults = [Fault(number, errno.ENOSPC, lasting=True) for number in range(0, len(names), 7)]
+    faults = [Fault(number, errno.ENOSPC, lasting=True) for number in range(first, len(names), 28)]
     found, hit = problems(faults, quick_folder, straight)
     assert found == []
     assert hit > 0.8 * len(faults)

@@ -58,25 +58,27 @@ def ended_by(signum: int, ran: dict[str, Any]) -> None:
     assert ran["told"] == []
 
 
-@pytest.mark.parametrize("signum", BOTH)
 @pytest.mark.parametrize("scene", ["fit", "background", "waited"])
-@pytest.mark.rounds(6)
+@pytest.mark.parametrize("signum", BOTH)
+@pytest.mark.rounds(4)
 def test_training_stands_and_is_saved_where_it_is_told_to_end(played, scene, signum) -> None:
     ran = played(scene, signum)
     ended_by(signum, ran)
     assert (ran["at"], ran["wrong"]) == ([2, "train", 3], [])
 
 
-@pytest.mark.parametrize("signum", BOTH)
 @pytest.mark.parametrize("scene", ["validation", "background_validation"])
+@pytest.mark.parametrize("signum", BOTH)
+@pytest.mark.rounds(2)
 def test_a_validation_stands_and_is_saved_where_it_is_told_to_end(played, scene, signum) -> None:
     ran = played(scene, signum)
     ended_by(signum, ran)
     assert (ran["at"], ran["wrong"]) == ([1, "valid", 2], [])
 
 
-@pytest.mark.parametrize("signum", BOTH)
 @pytest.mark.parametrize("scene", ["save", "save_behind"])
+@pytest.mark.parametrize("signum", BOTH)
+@pytest.mark.rounds(2)
 def test_a_save_comes_to_its_end_before_the_process_does(played, scene, signum) -> None:
     ran = played(scene, signum)
     ended_by(signum, ran)
@@ -91,6 +93,7 @@ def test_a_terminal_that_is_closed_leaves_a_saved_run(played, scene) -> None:
 
 
 @pytest.mark.parametrize("signum", BOTH)
+@pytest.mark.rounds(1)
 def test_of_two_trainings_in_one_process_both_are_saved_first(played, quick_folder, signum) -> None:
     ran = played("two_at_once", signum)
     ended_by(signum, ran)
@@ -113,6 +116,7 @@ def test_a_signal_to_the_whole_group_with_the_loaders_workers_loses_no_step(play
 
 
 @pytest.mark.parametrize("signum", BOTH)
+@pytest.mark.rounds(1)
 def test_the_users_own_handler_of_ended_children_is_called_until_the_end(played, signum) -> None:
     ran = played("own_children", signum)
     assert (ran["code"], ran["told"]) == (-signum, ["heard"])
@@ -121,6 +125,7 @@ def test_the_users_own_handler_of_ended_children_is_called_until_the_end(played,
 
 @pytest.mark.parametrize("scene", ["idle", "after_the_background"])
 @pytest.mark.parametrize("signum", BOTH)
+@pytest.mark.rounds(2)
 def test_where_nothing_is_at_work_the_process_ends_at_once(played, scene, signum) -> None:
     ran = played(scene, signum)
     ended_by(signum, ran)
@@ -146,6 +151,7 @@ def test_a_signal_that_is_ignored_stays_ignored(played) -> None:
 
 
 @pytest.mark.parametrize("signum", BOTH)
+@pytest.mark.rounds(1)
 def test_a_handler_of_the_users_own_stays(played, signum) -> None:
     ran = played("own_handler", signum)
     assert (ran["code"], ran["told"], ran["wrong"]) == (0, ["finished"], [])

@@ -92,6 +92,7 @@ def test_a_run_that_was_steered_there_is_so_here(tmp_path: Path, owned: Owned) -
     assert learner.position.epoch == 3 and steered(run, "status").startswith("finished")
 
 
+@pytest.mark.soak
 def test_resumed_and_stopped_through_its_socket_it_saves_where_it_stands(
     tmp_path: Path, owned: Owned
 ) -> None:
@@ -187,6 +188,7 @@ def failing(builder: Any, at: int) -> Learner:
     return learner
 
 
+@pytest.mark.soak
 def test_a_wait_that_is_interrupted_can_be_taken_up_again(tmp_path: Path, owned: Owned) -> None:
     run = tmp_path / "run"
     learner = owned(gated(FULL.learner(run), tmp_path / "open", after=1))

@@ -147,6 +147,7 @@ def test_engines_change_no_number_however_they_are_named_and_live_on(engines, tm
     assert engines.client[:].apply_sync(os.getpid) == pids
 
 
+@pytest.mark.soak
 def test_a_part_of_the_engines_does_what_as_many_processes_of_our_own_do(engines, tmp_path):
     learner = learner_on(engines.client[1:2], tmp_path / "engines")
     torch.manual_seed(5)
@@ -162,6 +163,7 @@ def test_a_part_of_the_engines_does_what_as_many_processes_of_our_own_do(engines
     assert torch.equal(*asked)
 
 
+@pytest.mark.soak
 def test_weights_are_dealt_out_to_engines_and_brought_together_again(engines, tmp_path):
     def in_parts(builder):
         builder.strategy("fsdp")
@@ -238,6 +240,7 @@ def test_a_lost_engine_is_one_error_and_restart_goes_on_with_another_to_the_same
     assert bits(learner) == bits(straight)
 
 
+@pytest.mark.soak
 def test_an_engine_that_was_told_to_end_is_used_no_more_while_the_signal_is_on_its_way(
     own_engine, tmp_path, monkeypatch
 ):
@@ -298,6 +301,7 @@ def test_pausing_stepping_and_rewinding_across_two_networks(two_networks, tmp_pa
 
 
 @pytest.mark.rounds(1)
+@pytest.mark.soak
 def test_an_engine_of_a_kernel_that_was_killed_serves_the_next_one(own_engine, tmp_path):
     program = f"""
 import sys, time
@@ -357,6 +361,7 @@ def test_an_engine_with_other_versions_is_named(engines, tmp_path, monkeypatch):
     assert f"engine 1 on {os.uname().nodename} {there}" in str(caught.value)
 
 
+@pytest.mark.soak
 def test_a_cluster_that_has_ended_is_named(tmp_path):
     theirs = Engines("ended")
     theirs.start(1)

@@ -239,6 +239,7 @@ def test_an_interrupt_breaks_it_off_at_a_boundary_of_all_ranks(tmp_path, straigh
     assert bits(learner) == straight
 
 
+@pytest.mark.soak
 def test_a_second_interrupt_ends_it_inside_a_step_of_rank_0(tmp_path, straight):
     learner, _ = learner_with(TWO, tmp_path, epochs=1)
     learner.step(3)
@@ -259,6 +260,7 @@ def test_a_second_interrupt_ends_it_inside_a_step_of_rank_0(tmp_path, straight):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.soak
 def test_a_rank_that_dies_meanwhile_is_told_and_restart_goes_on_to_the_same_bits(tmp_path, straight):
     learner, _ = learner_with(TWO, tmp_path, epochs=1)
     learner.step(3)

@@ -12,6 +12,7 @@ def resumable(builder):
     builder.grads_accumulation(3).with_file_checkpointer().resume()
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_from_two_devices_to_four_to_one_and_back_to_two(tmp_path):
     alone = begun(tmp_path / "alone", None, lambda b: b.grads_accumulation(3), epochs=2)
     alone.fit(train_loader())

@@ -81,6 +81,7 @@ def test_without_a_keyframe_the_last_checkpoint_is_what_is_left(tmp_path):
 
 
 @posix
+@pytest.mark.soak
 def test_where_nothing_whole_is_left_the_learner_says_so_until_a_state_is_restored(tmp_path):
     learner = running(tmp_path, epochs=30, memory=1)
     with learner.paused():

@@ -91,6 +91,7 @@ def controller_of(kernel: int) -> psutil.Process:
 
 
 @posix
+@pytest.mark.soak
 def test_a_stopped_rank_is_given_up_after_some_seconds(tmp_path):
     learner = running(tmp_path)
     os.kill(learner.devices[1].pid, signal.SIGSTOP)

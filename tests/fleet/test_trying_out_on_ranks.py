@@ -126,6 +126,7 @@ def test_a_change_that_fails_on_another_rank_is_taken_back(tmp_path):
     assert bits(learner) == bits(straight)
 
 
+@pytest.mark.soak
 def test_an_interrupt_takes_it_back_on_all_ranks(tmp_path):
     straight = learner_with(TWO, tmp_path / "straight", dropout=0.5)
     straight.fit()

@@ -191,11 +191,18 @@ def numeric(written: dict[str, bytes]) -> dict[str, bytes]:
     return {name: lines for name, lines in written.items() if "Confusion_Matrix" not in name}
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(setup=setups, program=operations)
 def test_any_program_ends_in_the_bits_of_the_straight_run(
     setup: Setup, program: list[tuple[str, int]]
 ) -> None:
+    carry_out(setup, program)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(setup=setups, program=operations)
+@pytest.mark.soak
+def test_so_do_four_hundred_programs(setup: Setup, program: list[tuple[str, int]]) -> None:
     carry_out(setup, program)
 
 

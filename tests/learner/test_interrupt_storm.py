@@ -186,8 +186,8 @@ def test_an_interrupt_while_the_order_is_drawn_loses_no_batch(sampler: type[Any]
 class FromAThread:
     """Interrupts from another thread, at random moments while training is on."""
 
-    def __init__(self, b: Bench, heard: Callable[[], int]) -> None:
-        self.b = b
+    def __init__(self, b: Bench, size: int, heard: Callable[[], int]) -> None:
+        self.b, self.size = b, size
         self.sent = 0
         self.heard = heard
         self.over = threading.Event()
@@ -197,7 +197,7 @@ class FromAThread:
         chance = random.Random(1)
         moment = threading.Event()
         # Where the machine has other work a call of `fit` takes longer, and more of them fall into one.
-        while self.sent < STORM or self.heard() <= STORM / 4:
+        while self.sent < self.size or self.heard() <= self.size / 4:
             moment.wait(chance.uniform(0.0, 0.004))
             if self.b.learner._driver.busy:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -211,11 +211,13 @@ class FromAThread:
                 pass
 
 
-def test_two_hundred_interrupts_over_one_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [100, STORM, 4 * STORM])
+@pytest.mark.rounds(1)
+def test_many_interrupts_over_one_run(size: int, tmp_path: Path) -> None:
     b = bench(tmp_path, configure=lambda builder: builder.num_epochs(LONG))
     by_hand(epochs=LONG)
     ended: list[str] = []
-    storm = FromAThread(b, heard=lambda: len(ended))
+    storm = FromAThread(b, size, heard=lambda: len(ended))
     b.trouble.where = (LONG, "train", 3)
     b.trouble.calls["forward"] = storm.outlast
 
@@ -273,12 +275,14 @@ assert_logged_like(b.directory, run)
 """
 
 
-def test_interrupts_to_the_whole_process_group_do_not_reach_the_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("storm", [60, STORM])
+@pytest.mark.rounds(1)
+def test_interrupts_to_the_whole_process_group_do_not_reach_the_workers(storm: int, tmp_path: Path) -> None:
     """As a kernel sends them: to the process and all that it started."""
-    storm_on_a_group(tmp_path, seed=2)
+    storm_on_a_group(tmp_path, storm, seed=2)
 
 
-def storm_on_a_group(folder: Path, seed: int) -> None:
+def storm_on_a_group(folder: Path, storm: int, seed: int) -> None:
     """The run of GROUP through a storm: many interrupts, a good part of which ended a call of `fit`."""
     calm, errors = folder / "calm", folder / "errors"
     with errors.open("w") as file:
@@ -297,7 +301,7 @@ def storm_on_a_group(folder: Path, seed: int) -> None:
     chance, moment = random.Random(seed), threading.Event()
     sent = 0
     # While a busy machine starts its workers, ten are one, and some come between two calls of `fit`.
-    while (sent < STORM or len(ended) < STORM // 10) and child.poll() is None:
+    while (sent < storm or len(ended) < storm // 10) and child.poll() is None:
         moment.wait(chance.uniform(0.0, 0.03))
         os.killpg(child.pid, signal.SIGINT)
         sent += 1

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
 
@@ -34,6 +34,14 @@ class Thing:
 
     itself: Thing
     parting: Parting
+
+
+@pytest.fixture(autouse=True)
+def collections_are_short() -> Iterator[None]:
+    """A collection looks at what a test made, and not at all that torch brought: 0.3 s each."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def comes(what: Callable[[], bool]) -> bool:

@@ -86,11 +86,22 @@ def assert_equal_to_the_straight_run(walk: DiskWalk) -> None:
     assert logs(walk.directory) == written
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(setup=setups, program=programs)
 def test_any_program_with_checkpoints_ends_in_the_bits_of_the_straight_run(
     setup: Setup, program: list[tuple[str, int]]
 ) -> None:
+    carry_out(setup, program)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(setup=setups, program=programs)
+@pytest.mark.soak
+def test_so_do_two_hundred_programs(setup: Setup, program: list[tuple[str, int]]) -> None:
+    carry_out(setup, program)
+
+
+def carry_out(setup: Setup, program: list[tuple[str, int]]) -> None:
     root = Path(mkdtemp())
     try:
         walk = DiskWalk(setup, root)
@@ -119,6 +130,7 @@ def test_a_checkpoint_of_any_step_resumes_in_a_new_learner(
 @pytest.mark.parametrize("seed", [7, None])
 @pytest.mark.parametrize("given", [(), ("train",), ("valid",)], ids=["none", "train", "valid"])
 @pytest.mark.parametrize("steps", [1, 4, 7, 8, 10, 12, 17, 20])
+@pytest.mark.rounds(24)
 def test_data_that_comes_with_fit_is_gone_on_with_at_the_same_sample(
     steps: int, given: tuple[str, ...], seed: int | None, tmp_path: Path
 ) -> None:

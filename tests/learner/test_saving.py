@@ -444,6 +444,7 @@ def run_script(directory, rest, *, wait_for="training", action=None):
     return child.returncode, out, err
 
 
+@pytest.mark.soak
 def test_a_process_that_is_told_to_end_saves_the_very_step_it_stands_at(tmp_path):
     code, _, err = run_script(tmp_path, FITS, action=signal.SIGTERM)
     assert code == -signal.SIGTERM, err

@@ -15,7 +15,7 @@ from kernels import INSTALLED, PATIENCE, Page, python_of
 
 HERE = Path(__file__).parent
 OFFER = "Net changed: learner.tools.reload_code() gives the model in training the new methods\n"
-RELEASES = [INSTALLED, "6.17.1"]
+RELEASES = [INSTALLED, pytest.param("6.17.1", marks=pytest.mark.soak)]
 """The one that these tests run with, and the oldest: IPython 7.34, as Colab has it."""
 
 SETUP = f"""

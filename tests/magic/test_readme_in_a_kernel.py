@@ -57,7 +57,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("line", "instead", "error"), BROKEN)
-@pytest.mark.rounds(1)
+@pytest.mark.soak
 def test_a_block_that_does_not_run_is_found(page: Page, line: str, instead: str, error: str) -> None:
     assert README.count(line) == 1
     with pytest.raises(AssertionError, match=re.escape(error)):

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from queue import Empty
@@ -49,6 +49,18 @@ RELEASES: dict[str, list[list[str]]] = {
 }
 if sys.version_info < (3, 11):
     del RELEASES["7.4.0"]  # it needs Python 3.11
+
+
+def _in_the_soak(names: Iterable[str]) -> Iterator[Any]:
+    return (pytest.param(name, marks=pytest.mark.soak) for name in names)
+
+
+EACH = [INSTALLED, *_in_the_soak(RELEASES)]
+"""Parameters: the default run has the installed release, the soak all others."""
+WITH_SUBSHELLS = [
+    *([INSTALLED] if sys.version_info >= (3, 11) else []),
+    *_in_the_soak(name for name in RELEASES if name.startswith("7")),
+]
 
 
 def python_of(release: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernels import INSTALLED, RELEASES, Page, python_of
+from kernels import EACH, WITH_SUBSHELLS, Page, python_of
 
 WIDGET = Path(__file__).parents[2] / "notebook_learner" / "widget"
 
@@ -47,7 +47,7 @@ def told(what):
 names = itertools.count()
 
 
-@pytest.fixture(scope="module", params=[INSTALLED, *RELEASES])
+@pytest.fixture(scope="module", params=EACH)
 def release(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -473,7 +473,7 @@ print(looks, most)
     assert 1 <= int(looks) <= float(most)
 
 
-@pytest.mark.parametrize("release", [name for name in RELEASES if name.startswith("7")], indirect=True)
+@pytest.mark.parametrize("release", WITH_SUBSHELLS, indirect=True)
 def test_what_is_meant_for_a_subshell_is_handled_there(page: Page, release: str) -> None:
     subshell = page.new_subshell()
     page.open_comm("sub")

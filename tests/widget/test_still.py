@@ -425,6 +425,7 @@ def executed(tmp_path_factory):
     return Executed(nbformat.reads(text, as_version=4), len(text.encode()) - before)
 
 
+@pytest.mark.soak
 def test_ten_updates_from_two_cells_leave_one_output_where_it_began(executed):
     assert executed.still.output_type == "display_data"
     assert set(executed.still.data) == {"text/plain", "image/png"}

@@ -205,6 +205,7 @@ CELLS = (
 )
 
 
+@pytest.mark.soak
 def test_a_notebook_that_ran_shows_the_sets_below_the_curves_also_in_its_html(tmp_path: Path) -> None:
     book = v4.new_notebook(cells=[v4.new_code_cell(cell) for cell in CELLS])
     NotebookClient(
