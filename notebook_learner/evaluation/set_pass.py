@@ -21,7 +21,7 @@ from ..event.position import Position
 from ..metric import MetricGroup, TextMetric
 from ..metric.base import AnyMetric
 from ..metric.metric_copies import own_copy
-from ..metric.rank_rows import Rows
+from ..metric.rows import Rows
 from ..run.autograd_mode import ambient_kept_on_error
 from ..run.control import Control
 from ..run.failure import release_device_memory

@@ -11,37 +11,19 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
-    from .accuracy import Accuracy
-    from .auc_pr import AUCPR
-    from .auroc import AUROC
+    from .accuracy import Accuracy, HammingScore, TopKAccuracy
     from .base import AccumulatedText, AnyMetric, Counted, Metric, Ratio, Reading, StepContext, TextMetric
-    from .bleu import BleuScore
+    from .class_counts import Dice, FBetaScore, Precision, Recall
     from .confusion_matrix import ConfusionMatrix
-    from .cpu import CpuMemory, CpuTemperature, CpuUse
-    from .cuda import CudaMetric, GpuReading
-    from .data_wait import DataWait
-    from .dice import Dice
-    from .error_rates import CharErrorRate, WordErrorRate
-    from .fbeta_score import FBetaScore
-    from .grad_norm import GradNorm
     from .group import MetricGroup
-    from .hamming_score import HammingScore
-    from .iteration_speed import IterationSpeed
-    from .learning_rate import LearningRate
-    from .loss import Loss
-    from .mean_absolute_error import MeanAbsoluteError
-    from .mean_squared_error import RMSE, MeanSquaredError
+    from .hardware import CpuMemory, CpuTemperature, CpuUse, CudaMetric, GpuReading
+    from .images import MSSSIM, PSNR, SSIM
+    from .number_errors import R2, RMSE, MeanAbsoluteError, MeanSquaredError
     from .perplexity import Perplexity
-    from .precision import Precision
     from .prediction import Prediction
-    from .psnr import PSNR
-    from .r2 import R2
-    from .recall import Recall
-    from .rouge import RougeLScore
-    from .samples_per_second import SamplesPerSecond
-    from .sequences import SequenceMetric
-    from .ssim import MSSSIM, SSIM
-    from .top_k_accuracy import TopKAccuracy
+    from .ranking import AUCPR, AUROC
+    from .sequences import BleuScore, CharErrorRate, RougeLScore, SequenceMetric, WordErrorRate
+    from .step_values import DataWait, GradNorm, IterationSpeed, LearningRate, Loss, SamplesPerSecond
     from .torch_metric import TorchMetric
 
 __all__ = [  # noqa: RUF022 - in plain order, which the test of public names requires
@@ -93,37 +75,19 @@ __all__ = [  # noqa: RUF022 - in plain order, which the test of public names req
 ]
 
 _HOMES = {
-    "accuracy": "Accuracy",
-    "auc_pr": "AUCPR",
-    "auroc": "AUROC",
+    "accuracy": "Accuracy HammingScore TopKAccuracy",
     "base": "AccumulatedText AnyMetric Counted Metric Ratio Reading StepContext TextMetric",
-    "bleu": "BleuScore",
+    "class_counts": "Dice FBetaScore Precision Recall",
     "confusion_matrix": "ConfusionMatrix",
-    "cpu": "CpuMemory CpuTemperature CpuUse",
-    "cuda": "CudaMetric GpuReading",
-    "data_wait": "DataWait",
-    "dice": "Dice",
-    "error_rates": "CharErrorRate WordErrorRate",
-    "fbeta_score": "FBetaScore",
-    "grad_norm": "GradNorm",
     "group": "MetricGroup",
-    "hamming_score": "HammingScore",
-    "iteration_speed": "IterationSpeed",
-    "learning_rate": "LearningRate",
-    "loss": "Loss",
-    "mean_absolute_error": "MeanAbsoluteError",
-    "mean_squared_error": "RMSE MeanSquaredError",
+    "hardware": "CpuMemory CpuTemperature CpuUse CudaMetric GpuReading",
+    "images": "MSSSIM PSNR SSIM",
+    "number_errors": "MeanAbsoluteError MeanSquaredError R2 RMSE",
     "perplexity": "Perplexity",
-    "precision": "Precision",
     "prediction": "Prediction",
-    "psnr": "PSNR",
-    "r2": "R2",
-    "recall": "Recall",
-    "rouge": "RougeLScore",
-    "samples_per_second": "SamplesPerSecond",
-    "sequences": "SequenceMetric",
-    "ssim": "MSSSIM SSIM",
-    "top_k_accuracy": "TopKAccuracy",
+    "ranking": "AUCPR AUROC",
+    "sequences": "BleuScore CharErrorRate RougeLScore SequenceMetric WordErrorRate",
+    "step_values": "DataWait GradNorm IterationSpeed LearningRate Loss SamplesPerSecond",
     "torch_metric": "TorchMetric",
 }
 

@@ -1,8 +1,4 @@
-"""Metrics that are a formula of counts per class: Precision, Recall, F-beta, Dice.
-
-They do not use torchmetrics, whose multi-class counts go through torch.bincount: it waits for the GPU at
-every step. The cost of a step is in tests/benchmarks/RESULTS.md.
-"""
+"""Metrics that count each class's right and wrong answers: Precision, Recall, F-beta and Dice."""
 
 from __future__ import annotations
 
@@ -13,10 +9,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from ..errors import OutputError, StateError
 from .base import Counted, Floats, Input
-from .decisions import Decision, Threshold
+from .decisions import Decision, Threshold, TopK
 
 Reduction = Literal["micro", "macro", "weighted"]
 REDUCTIONS = ("micro", "macro", "weighted")
@@ -169,3 +166,240 @@ def share(part: Floats, whole: Floats) -> Floats:
     [0.25, 0.0]
     """
     return np.divide(part, whole, out=np.zeros(np.shape(whole)), where=np.asarray(whole > 0))
+
+
+class ShareOfClasses(ClassCounts):
+    """Right answers out of a total. Subclasses give `title` and `formula`."""
+
+    title: ClassVar[str]
+    unit = "%"
+
+    def __init__(
+        self,
+        decision: Decision | None = None,
+        reduction: Reduction = "macro",
+        *,
+        input: Input | None = None,
+    ) -> None:
+        decision = decision or TopK(self.title, 1, None, None)
+        super().__init__(decision, reduction, input)
+        self.name = f"{self.title} {self.suffix}"
+
+    @classmethod
+    def binary(cls, threshold: float, *, pad_token: int | None = None, input: Input | None = None) -> Self:
+        """Make it for yes and no: one score per target of 0 or 1.
+
+        Args:
+            threshold: above it the answer is yes: 0.0 for logits, 0.5 for probabilities.
+            pad_token: targets equal to it are left out.
+            input: takes `output` and `targets` out of another output.
+        """
+        return cls(Threshold(cls.title, threshold, False, pad_token), "micro", input=input)
+
+    @classmethod
+    def multiclass(
+        cls,
+        top_k: int = 1,
+        reduction: Reduction = "macro",
+        *,
+        pad_token: int | None = None,
+        class_dim: int | None = None,
+        input: Input | None = None,
+    ) -> Self:
+        """Make it for one class among several: a score per class, and targets that are class indices.
+
+        Args:
+            top_k: this many best-scored classes are answers, and all of them count (as in Burn).
+            reduction: how the classes' values become one number.
+            pad_token: targets equal to it are left out.
+            class_dim: the dimension of the classes, if dimension 1 and the last one both fit.
+            input: takes `output` and `targets` out of another output.
+        """
+        return cls(TopK(cls.title, top_k, pad_token, class_dim), reduction, input=input)
+
+    @classmethod
+    def multilabel(
+        cls,
+        threshold: float,
+        reduction: Reduction = "macro",
+        *,
+        pad_token: int | None = None,
+        input: Input | None = None,
+    ) -> Self:
+        """Make it for several labels at once: scores and targets of 0 or 1, with the labels in dimension 1.
+
+        Args:
+            threshold: above it the answer is yes: 0.0 for logits, 0.5 for probabilities.
+            reduction: how the labels' values become one number.
+            pad_token: targets equal to it are left out.
+            input: takes `output` and `targets` out of another output.
+        """
+        return cls(Threshold(cls.title, threshold, True, pad_token), reduction, input=input)
+
+
+class Precision(ShareOfClasses):
+    """The share of right answers, out of the answers that named a class, in percent; from the epoch's counts.
+
+    Made by `binary`, `multiclass` or `multilabel`, as in Burn. `Precision()` is `multiclass()`.
+
+    Averages (`reduction`): "macro" is the mean over the classes that at least one target or answer named;
+    "micro" counts all classes as one; "weighted" is the mean weighted by how often each class was the target.
+    A class that was never the answer has precision 0 (as in scikit-learn and Burn).
+
+    A step's weight is its number of targets. The epoch's value comes from counts and not from these weights.
+
+    >>> Precision.multiclass().name
+    'Precision @ TopK(1) [Macro]'
+    >>> Precision.binary(0.0).name
+    'Precision @ Threshold(0)'
+    """
+
+    title = "Precision"
+
+    def formula(self, right: Floats, said: Floats, due: Floats) -> Floats:
+        """Return right answers divided by answers."""
+        return share(right, said)
+
+
+class Recall(ShareOfClasses):
+    """The share of right answers, out of the targets of a class, in percent; from the epoch's counts.
+
+    Made by `binary`, `multiclass` or `multilabel`, as in Burn. `Recall()` is `multiclass()`. It is the mean
+    accuracy per class (balanced accuracy), if every class was a target or an answer at least once.
+
+    Averages (`reduction`): "macro" is the mean over the classes that at least one target or answer named;
+    "micro" counts all classes as one; "weighted" is the mean weighted by how often each class was the target.
+    A class that was never the target has recall 0 (as in scikit-learn and Burn).
+
+    A step's weight is its number of targets. The epoch's value comes from counts and not from these weights.
+
+    >>> Recall.multilabel(0.5, "micro").name
+    'Recall @ Threshold(0.5) [Micro]'
+    """
+
+    title = "Recall"
+
+    def formula(self, right: Floats, said: Floats, due: Floats) -> Floats:
+        """Return right answers divided by targets."""
+        return share(right, due)
+
+
+class FBetaScore(ClassCounts):
+    """The weighted harmonic mean of precision and recall, in percent; from the epoch's counts.
+
+    `beta` is how many times as important recall is: 1 gives the F1 score, 2 gives more weight to recall, 0.5
+    to precision. Made by `binary`, `multiclass` or `multilabel`, as in Burn; `FBetaScore()` is the macro F1
+    score of `multiclass(1.0)`. Averages and weights are those of `Precision`.
+
+    >>> FBetaScore.multiclass(1.0).name
+    'FBetaScore (1) @ TopK(1) [Macro]'
+    """
+
+    unit = "%"
+
+    def __init__(
+        self,
+        beta: float = 1.0,
+        decision: Decision | None = None,
+        reduction: Reduction = "macro",
+        *,
+        input: Input | None = None,
+    ) -> None:
+        if not beta > 0:
+            raise ValueError(
+                f"FBetaScore(beta={beta}): recall is beta times as important, so beta is above 0"
+            )
+        decision = decision or TopK("FBetaScore", 1, None, None)
+        super().__init__(decision, reduction, input)
+        self.beta = beta
+        self.name = f"FBetaScore ({beta:g}) {self.suffix}"
+
+    @classmethod
+    def binary(
+        cls, beta: float, threshold: float, *, pad_token: int | None = None, input: Input | None = None
+    ) -> Self:
+        """Make it for yes and no: one score per target of 0 or 1; arguments as in `Precision.binary`."""
+        return cls(beta, Threshold("FBetaScore", threshold, False, pad_token), "micro", input=input)
+
+    @classmethod
+    def multiclass(
+        cls,
+        beta: float,
+        top_k: int = 1,
+        reduction: Reduction = "macro",
+        *,
+        pad_token: int | None = None,
+        class_dim: int | None = None,
+        input: Input | None = None,
+    ) -> Self:
+        """Make it for one class among several; arguments as in `Precision.multiclass`."""
+        return cls(beta, TopK("FBetaScore", top_k, pad_token, class_dim), reduction, input=input)
+
+    @classmethod
+    def multilabel(
+        cls,
+        beta: float,
+        threshold: float,
+        reduction: Reduction = "macro",
+        *,
+        pad_token: int | None = None,
+        input: Input | None = None,
+    ) -> Self:
+        """Make it for several labels at once; arguments as in `Precision.multilabel`."""
+        return cls(beta, Threshold("FBetaScore", threshold, True, pad_token), reduction, input=input)
+
+    def formula(self, right: Floats, said: Floats, due: Floats) -> Floats:
+        """Return `(1 + beta²)·right / (beta²·due + said)`, which is that mean."""
+        square = self.beta**2
+        return share((1 + square) * right, square * due + said)
+
+
+class Dice(ClassCounts):
+    """Twice the overlap of two masks, divided by the sum of their sizes: 0 to 1, from the epoch's counts of
+    pixels.
+
+    `output` has a score per class (`[batch, classes, height, width]`, or any number of dimensions) and
+    `targets` class indices; the best-scored class of each pixel counts. Class 0 is taken as the background
+    and left out. With a `threshold`, `output` and `targets` are masks, one per channel of dimension 1.
+
+    It is the F1 score of the pixels (`FBetaScore`). Two empty masks give 1. Burn's Dice averages batches;
+    here the pixels of the epoch are counted together. A step's weight is its number of pixels.
+
+    Args:
+        threshold: above it a pixel belongs to the mask: 0.0 for logits, 0.5 for probabilities.
+        reduction: "micro" counts the pixels of all classes together, as Burn does; "macro" is the mean over
+            the classes that occur.
+        include_background: count class 0 like the others. With a threshold all channels count in any case.
+        pad_token: target pixels equal to it are left out (255 in many data sets).
+        class_dim: the dimension of the classes, if dimension 1 and the last one both fit.
+        input: takes `output` and `targets` out of another output.
+
+    >>> Dice().name, Dice(threshold=0.5, reduction="macro").name
+    ('Dice', 'Dice [Macro]')
+    """
+
+    scale = 1.0
+
+    def __init__(
+        self,
+        *,
+        threshold: float | None = None,
+        reduction: Reduction = "micro",
+        include_background: bool = False,
+        pad_token: int | None = None,
+        class_dim: int | None = None,
+        input: Input | None = None,
+    ) -> None:
+        decision = (
+            TopK("Dice", 1, pad_token, class_dim)
+            if threshold is None
+            else Threshold("Dice", threshold, True, pad_token)
+        )
+        super().__init__(decision, reduction, input)
+        self.first = 1 if threshold is None and not include_background else 0
+        self.name = "Dice" if reduction == "micro" else f"Dice [{reduction.capitalize()}]"
+
+    def formula(self, right: Floats, said: Floats, due: Floats) -> Floats:
+        """Return twice the overlap, divided by the sum of both sizes; 1 if both are empty."""
+        sizes = said + due
+        return np.divide(2 * right, sizes, out=np.ones(np.shape(sizes)), where=np.asarray(sizes > 0))

@@ -12,8 +12,7 @@ from torch import Size, Tensor
 
 from ..errors import OutputError, StateError
 from .base import AccumulatedText, Input
-from .classes import class_dimension
-from .tensors import Alike
+from .tensors import Alike, class_dimension
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,8 +15,7 @@ from torch import Size, Tensor
 
 from ..errors import OutputError
 from .base import Floats
-from .classes import class_dimension
-from .tensors import Alike
+from .tensors import Alike, class_dimension
 
 RIGHT, SAID, TRUE = 0, 1, 2
 """Rows of a table of counts per class: right answers, answers, and targets."""

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..errors import StateError, StepError, a_kind
 from ..event.values import Column
-from .adaptor import Update, adapted
 from .base import (
     AccumulatedText,
     AnyMetric,
@@ -24,9 +23,9 @@ from .base import (
     StepContext,
     TextMetric,
 )
-from .logged import Logged
-from .output_checks import checked, checked_type, require_fields
-from .rank_rows import ABSENT, Rows, accumulates, counts_of, merged
+from .output_checks import Update, adapted, checked, checked_type, require_fields
+from .rows import ABSENT, Rows, accumulates, counts_of, merged
+from .step_values import Logged
 from .transfer import alike, to_host
 
 Step = tuple[Update, Callable[[Scalar], None], Callable[[Scalar], None]]

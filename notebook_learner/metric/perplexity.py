@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Size, Tensor
 
 from .base import Floats, Input, Ratio, Scalar
-from .classes import class_dimension, padding
+from .tensors import class_dimension, padding
 
 
 class Perplexity(Ratio):

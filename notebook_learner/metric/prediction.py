@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .adaptor import as_fields
 from .base import Input, TextMetric
+from .output_checks import as_fields
 from .sequences import decoder, kept_of, on_host
 
 _LONGEST = 120

@@ -13,11 +13,10 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import OutputError, StateError
-from .appended_rows import Appended, Part
 from .base import Input, Metric, Scalar
 from .class_counts import Reduction, check_reduction
-from .classes import class_dimension
-from .tensors import Alike, widened
+from .rows import Appended, Part
+from .tensors import Alike, class_dimension, exact_dtype, widened
 
 Kind = Literal["binary", "multiclass", "multilabel"]
 
@@ -249,3 +248,67 @@ def _checked(metric: str, state: Mapping[str, Any]) -> list[Part]:
     if len(scores) != len(targets) or lengths != [len(each) for each in targets]:
         raise StateError(f"the state of {metric} holds no scores with their targets")
     return list(zip(scores, targets, strict=True))
+
+
+class AUROC(Ranking):
+    """The area under the ROC curve, in percent: how often a positive has a higher score than a negative.
+
+    Made by `binary`, `multiclass` (each class against the rest) or `multilabel`; `AUROC()` is `multiclass()`.
+    A tie counts half. The value is exact: pairs are counted in whole numbers. (torchmetrics passes logits
+    through a sigmoid, in which high ones become equal at 1.)
+
+    An epoch has a value; single steps have none. A class without positives or without negatives has no area
+    and is left out of the mean. If no class has an area, or a score is NaN, the epoch's value is NaN.
+    Averages (`reduction`): "macro" is the mean over the classes, "micro" takes all pairs of sample and class
+    as one class, "weighted" weighs classes by their positives.
+
+    It keeps the scores of the epoch on the device (4 bytes per sample and class). Captured states share them,
+    so a keyframe adds only the scores since the one before. A checkpoint inside an epoch holds all of them.
+
+    >>> AUROC.multiclass().name, AUROC.binary().name
+    ('AUROC [Macro]', 'AUROC')
+    """
+
+    title = "AUROC"
+
+    def area(self, ranks: ScoreRanks) -> float:
+        """The share of pairs in the right order, out of all pairs of a positive and a negative."""
+        pairs = ranks.positives * (ranks.total - ranks.positives)
+        if not pairs:
+            return float("nan")
+        # Among all answers, positives also pair with each other: this adds positives**2 in any order.
+        won_twice = int((ranks.positive * (2 * ranks.below + ranks.tied)).sum()) - ranks.positives**2
+        return won_twice / (2 * pairs)
+
+
+class AUCPR(Ranking):
+    """The area under the precision-recall curve as average precision, in percent.
+
+    `Σ (recall_n - recall_{n-1})·precision_n` over all thresholds, as in scikit-learn and Burn, without
+    trapezoids. Made by `binary`, `multiclass` (each class against the rest) or `multilabel`; `AUCPR()` is
+    `multiclass()`.
+
+    An epoch has a value; single steps have none. A class without positives has no area and is left out of the
+    mean. If no class has an area, or a score is NaN, the epoch's value is NaN. It averages and keeps scores
+    as `AUROC` does.
+
+    >>> AUCPR.multilabel("micro").name
+    'AUC-PR [Micro]'
+    """
+
+    title = "AUC-PR"
+
+    def area(self, ranks: ScoreRanks) -> float:
+        """The mean precision at each positive."""
+        if not ranks.positives:
+            return float("nan")
+        right = ranks.positives - (ranks.positive.cumsum(0) - ranks.positive)
+        exact = exact_dtype(right.device)
+        precision = right.to(exact) / (ranks.total - ranks.below).to(exact)
+        # Summed with a zero for each score that no positive has: torch adds by place. So the last bit of the
+        # sum is the same as in runs that began with earlier versions.
+        rises = ranks.ordered.diff() != 0
+        places = torch.cat([rises.new_zeros(1), rises]).cumsum(0)
+        terms = precision.new_zeros(int(places[-1]) + 1)
+        terms[len(terms) - 1 - places[ranks.below]] = ranks.positive.to(exact) * precision
+        return float(terms.sum()) / ranks.positives

@@ -1,11 +1,15 @@
-"""What metrics need of tensors: shapes that fit together, and sums that lose no digits."""
+"""What metrics need of tensors: shapes that fit together, exact sums, and the dimension of the classes."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Size, Tensor
 
 from ..errors import OutputError
+from .base import Input, Ratio, Scalar
 
 HALVES = (torch.bfloat16, torch.float16)
 """Types that are too coarse for sums: bf16 has 3 digits."""
@@ -60,3 +64,102 @@ def require_alike(metric: str, output: Tensor, targets: Tensor) -> None:
 
 def _squeezed(shape: Size) -> list[int]:
     return [size for size in shape if size != 1]
+
+
+class RightAnswers(Ratio):
+    """The share of right answers in percent. Subclasses say which answers are right, in `hits`.
+
+    `output` holds a score per class and `targets` class indices. The classes are in dimension 1, as
+    `cross_entropy` needs them, or in the last one. The shapes show which; if both fit, `class_dim` decides.
+    Targets equal to `pad_token` are not counted. Without a `pad_token`, those equal to the output's
+    `ignore_index` are not counted, if it has one.
+    """
+
+    unit = "%"
+    higher_is_better = True
+    needs = ("output", "targets")
+    scale: ClassVar[float] = 100.0
+
+    def __init__(
+        self, pad_token: int | None = None, class_dim: int | None = None, *, input: Input | None = None
+    ) -> None:
+        super().__init__(input=input)
+        self.pad_token = pad_token
+        self.class_dim = class_dim
+        self._shapes: tuple[Size, Size] | None = None
+        self._dim = 1
+        self._pad = pad_token
+        self._count: Callable[[Tensor], Tensor] = torch.sum
+
+    def hits(self, output: Tensor, targets: Tensor, dim: int) -> Tensor:
+        """Return which answers are right: booleans in the shape of `targets`."""
+        raise NotImplementedError(f"{type(self).__name__} must define hits(output, targets, dim)")
+
+    def look(self, output: Tensor, targets: Tensor) -> int:
+        """Find the class dimension, or raise. It runs when the shapes change, not at every step."""
+        return class_dimension(self.name, output, targets, self.class_dim)
+
+    def update(self, item: Any) -> tuple[Scalar, Scalar]:
+        """Count the right answers on the device, without a wait for the result."""
+        output, targets = item.output, item.targets
+        if (output.shape, targets.shape) != self._shapes:
+            self._remember(output, targets, item)
+        right = self.hits(output, targets, self._dim)
+        if self._pad is None:
+            return self._count(right), targets.numel()
+        real = targets != self._pad
+        return self._count(right & real), self._count(real)
+
+    def _remember(self, output: Tensor, targets: Tensor, item: Any) -> None:
+        self._dim = self.look(output, targets)
+        self._pad = padding(self.pad_token, item)
+        # 3.3 us instead of 4.3 for 32 booleans on the CPU; on a GPU it starts one kernel more.
+        self._count = torch.count_nonzero if output.is_cpu else torch.sum
+        self._shapes = (output.shape, targets.shape)
+
+
+def padding(pad_token: int | None, item: Any) -> int | None:
+    """The token that is not counted: the metric's own one, or the output's.
+
+    >>> from types import SimpleNamespace
+    >>> padding(None, SimpleNamespace(ignore_index=-100)), padding(0, SimpleNamespace(ignore_index=-100))
+    (-100, 0)
+    """
+    return getattr(item, "ignore_index", None) if pad_token is None else pad_token
+
+
+def class_dimension(metric: str, output: Tensor, targets: Tensor, wanted: int | None) -> int:
+    """Return the dimension of `output` that `targets` lacks, or raise an error that says what to do."""
+    fits = [dim for dim in _candidates(output, wanted) if _without(output.shape, dim) == targets.shape]
+    if len(fits) == 1 and output.shape[fits[0]] > 1:
+        return fits[0]
+    given = f"{metric} got `output` of shape {list(output.shape)} and `targets` of {list(targets.shape)}"
+    raise OutputError(f"{given}: {_remedy(output, targets, fits, wanted)}")
+
+
+def _candidates(output: Tensor, wanted: int | None) -> list[int]:
+    last = output.ndim - 1
+    if wanted is not None:
+        dim = wanted % output.ndim if -output.ndim <= wanted <= last else None
+        return [] if dim is None else [dim]
+    return sorted({1, last}) if last >= 1 else []
+
+
+def _without(shape: Size, dim: int) -> tuple[int, ...]:
+    return (*shape[:dim], *shape[dim + 1 :])
+
+
+def _remedy(output: Tensor, targets: Tensor, fits: list[int], wanted: int | None) -> str:
+    if len(fits) > 1:
+        return f"the classes can be in dimension 1 or {fits[1]}; say which with class_dim=1 or class_dim=-1"
+    if output.numel() == targets.numel():
+        return (
+            "one score per target is a binary (or multi-label) output, which needs a threshold: "
+            "Accuracy(threshold=0.0) for logits, Accuracy(threshold=0.5) for probabilities. "
+            "If `targets` are class probabilities, give their argmax(1) as `targets` instead"
+        )
+    where = "in dimension 1 (or the last)" if wanted is None else f"in dimension {wanted}"
+    return (
+        f"`targets` must be class indices in the shape of `output` without its classes, which are {where}; "
+        "reshape them in the step"
+    )

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from ..errors import StateError, StepError, a_kind
-from .appended_rows import Appended
 from .base import Input, Metric, Scalar
 from .load_torchmetrics import torchmetrics
+from .rows import Appended
 from .tensors import HALVES
 
 if TYPE_CHECKING:

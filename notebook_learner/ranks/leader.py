@@ -14,7 +14,7 @@ from ..data.cursor import Cursor
 from ..data.rank_share import EMPTY, CannotBeCut, Share
 from ..data.sampling import END
 from ..errors import RankDied, StateError
-from ..metric.rank_rows import Rows
+from ..metric.rows import Rows
 from ..run.rank_protocol import OWN, Alone, Hands, Place, Task
 from ..run.replica import Replica
 from ..state.state import State

@@ -16,7 +16,7 @@ from ..data.cursor import Cursor
 from ..event import Split
 from ..metric import MetricGroup
 from ..metric.base import AnyMetric
-from ..metric.rank_rows import Rows
+from ..metric.rows import Rows
 from ..state.state import State
 from .control import Control
 

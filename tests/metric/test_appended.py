@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics.classification import BinaryAUROC, MulticlassAUROC
 from torchmetrics.retrieval import RetrievalMAP
 
-from notebook_learner.metric import AUCPR, AUROC, MetricGroup, TorchMetric, appended_rows, ranking
-from notebook_learner.metric.appended_rows import Appended
+from notebook_learner.metric import AUCPR, AUROC, MetricGroup, TorchMetric, ranking, rows
+from notebook_learner.metric.rows import Appended
 from notebook_learner.state.state import tensors_in
 
 ROWS, CLASSES = 50, 4
@@ -277,7 +277,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("kind", [AUROC, AUCPR])
 def test_the_epochs_value_takes_a_few_columns_of_memory_at_a_time(kind, reduction, monkeypatch):
     monkeypatch.setattr(ranking, "TOGETHER", 20_000)
-    monkeypatch.setattr(appended_rows, "LARGEST", 64 << 10)
+    monkeypatch.setattr(rows, "LARGEST", 64 << 10)
     group, generator = MetricGroup([kind.multiclass(reduction)]), torch.Generator().manual_seed(0)
     for _ in range(100):
         targets = torch.randint(40, (100,), generator=generator)

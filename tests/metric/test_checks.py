@@ -10,7 +10,7 @@ import torch
 
 from notebook_learner.errors import OutputError, StepError
 from notebook_learner.metric import Accuracy, Loss, Metric, MetricGroup
-from notebook_learner.metric.classes import RightAnswers
+from notebook_learner.metric.tensors import RightAnswers
 
 
 @dataclass

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from notebook_learner.metric import CpuMemory, CpuTemperature, CpuUse, cpu
+from notebook_learner.metric import CpuMemory, CpuTemperature, CpuUse, hardware
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def machine(monkeypatch):
         user, idle, iowait, guest = (property(lambda self, i=i: self[i]) for i in range(4))
 
     monkeypatch.setattr(psutil, "cpu_times", lambda: Times(getattr(state, name) for name in names))
-    monkeypatch.setattr(cpu.time, "monotonic", lambda: state.now)
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: state.now)
     return state
 
 
@@ -102,7 +102,7 @@ def test_importing_the_metrics_loads_nothing_that_they_may_not_use():
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert "notebook_learner.metric.cpu" in loaded
+    assert "notebook_learner.metric.hardware" in loaded
     assert not {"psutil", "pynvml", "matplotlib", "torchmetrics"} & set(loaded)
 
 

@@ -21,7 +21,7 @@ from ...checkpoint.strategy import Strategy, best_rule
 from ...errors import a_kind, wrong_arguments
 from ...event import Sink
 from ...metric.base import Metric, TextMetric
-from ...metric.rank_rows import HOW_TO_MERGE, says_how_to_merge
+from ...metric.rows import HOW_TO_MERGE, says_how_to_merge
 from ...run.settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
 from ...state.checkpointer import Checkpointer
 from ...step.graph_recorder import RECORDERS

@@ -19,7 +19,7 @@ from ...event.epoch_value import Source, why_never_measured
 from ...event.values import Level
 from ...metric import MetricGroup
 from ...metric.base import AnyMetric
-from ...metric.logged import Logged
+from ...metric.step_values import Logged
 from ...run.loop import Pass
 from ...run.replica import Replica
 from ...run.settings import Registered, Settings
