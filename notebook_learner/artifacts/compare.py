@@ -170,7 +170,7 @@ class RunComparison:
         }
 
     def _shown(self) -> Table:
-        from ..renderer.numbers import number
+        from ..renderer.text import number
 
         def shown(value: Any) -> str:
             if isinstance(value, float):

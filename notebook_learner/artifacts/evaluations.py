@@ -66,7 +66,7 @@ class Evaluation(Mapping[str, float]):
 
     def shown(self, metric: str) -> str:
         """A value as text for a person; empty if the set has no such value."""
-        from ..renderer.numbers import number  # loaded only when a person looks
+        from ..renderer.text import number  # loaded only when a person looks
 
         return number(self.finals[metric], self.units.get(metric, "")) if metric in self.finals else ""
 
@@ -121,7 +121,7 @@ class Evaluations(dict[str, Evaluation]):
         return import_module("pandas").DataFrame(rows, columns=["set", *metrics, "batches", *_PLACE])
 
     def _table(self) -> Table:
-        from ..renderer.evaluated_sets import SetRow, set_table  # loaded only when a person looks
+        from ..renderer.summary import SetRow, set_table  # loaded only when a person looks
 
         rows = [
             SetRow(each.name, {metric: each.shown(metric) for metric in each}, each.batches, each.where)

@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 
 from ..checkpoint.info import CheckpointInfo
 from ..errors import DamagedError
-from ..event.join import text_runs
+from ..event.record import text_runs
 from ..event.values import (
     Column,
     Evaluated,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from ..event.values import Evaluated, MetricInfo, Record
-from ..logger.escape_text import unquoted
+from ..logger.application import unquoted
 from ..store.layout import RunLayout
 from .read_record import read_evaluations
 from .timeline import TimelineMark, read_timeline

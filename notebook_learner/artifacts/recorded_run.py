@@ -42,7 +42,7 @@ class Checkpoints(list[CheckpointInfo]):
     """The checkpoints of a run in the order they were saved. Prints as a table."""
 
     def _table(self) -> Table:
-        from ..renderer.numbers import number, size_text
+        from ..renderer.text import number, size_text
 
         rows = []
         for info in self:

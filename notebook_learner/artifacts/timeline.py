@@ -15,7 +15,7 @@ from typing import Any
 from ..checkpoint.info import CheckpointInfo
 from ..errors import DamagedError, NoDescriptorsError
 from ..event.values import Evaluated, Event, Marked, Rewound, RunOpened, Split, StatusChanged
-from ..logger.evaluation import evaluated_text
+from ..logger.file import evaluated_text
 from ..store import durable
 from ..store.log_blocks import lines_between
 from .claims import LARGEST, Claims

@@ -5,15 +5,8 @@ nothing. It changes nothing of what it looks at.
 """
 
 from .base import Asked, Condition, Found, FromMetrics, Measured, Moment, Planned
-from .breakpoints import Breakpoint, Breakpoints
-from .dead_units import DeadUnits
-from .function_condition import When
-from .grad_norm import GradNorm
-from .loss_spike import LossSpike
-from .metric_is import MetricIs
-from .non_finite import NonFinite
-from .step_number import AtStep, EveryNSteps
-from .update_ratio import UpdateRatio
+from .breakpoints import Breakpoint, Breakpoints, When
+from .conditions import AtStep, DeadUnits, EveryNSteps, GradNorm, LossSpike, MetricIs, NonFinite, UpdateRatio
 
 __all__ = [
     "Asked",

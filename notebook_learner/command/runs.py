@@ -11,7 +11,7 @@ from ..artifacts import Artifacts
 from ..artifacts.run_status import runs_below, size_of
 from ..artifacts.tables import Table, plain
 from ..errors import NotebookLearnerError, StoreError
-from ..renderer.numbers import number, size_text
+from ..renderer.text import number, size_text
 from ..store.layout import SPLITS
 
 

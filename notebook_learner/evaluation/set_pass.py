@@ -16,8 +16,8 @@ from ..data.rank_share import EMPTY
 from ..data.sampling import END
 from ..errors import DataError, Paused, a_kind
 from ..event import Evaluated, Event, MetricBlock, MetricInfo, SetProgress, SplitRecord
-from ..event.join import joined
 from ..event.position import Position
+from ..event.record import joined
 from ..metric import MetricGroup, TextMetric
 from ..metric.base import AnyMetric
 from ..metric.metric_copies import own_copy

@@ -4,9 +4,8 @@ The training loop sends frozen values; loggers, renderers and policies read them
 must not change it: all listeners get the same objects.
 """
 
-from .fanout import FanOut
+from .fanout import Display, FanOut, Sink
 from .record import cut, drift, rows, steps_before
-from .sink import Display, Sink
 from .values import (
     CheckpointSaved,
     Column,

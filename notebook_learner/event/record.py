@@ -4,11 +4,111 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from .texts import Run, Texts
-from .values import Column, MetricBlock, Record, Split, SplitRecord
+from .values import Column, Floats, MetricBlock, Record, Split, SplitRecord
+
+TextRuns = Sequence[Run]
+
+
+def text_runs(block: MetricBlock, name: str) -> TextRuns:
+    """A text metric's lines over the block's rows, as (rows, text) runs."""
+    return block.text_runs.get(name) or ((block.count, block.texts[name]),)
+
+
+def joined(blocks: Sequence[MetricBlock]) -> list[MetricBlock]:
+    """The same rows in as few blocks as possible: neighbours with the same metrics become one block."""
+    groups: list[list[MetricBlock]] = []
+    before: object = None
+    for block in blocks:
+        shape = shape_of(block)
+        if groups and shape == before and _follows(groups[-1][-1], block):
+            groups[-1].append(block)
+        else:
+            groups.append([block])
+        before = shape
+    return [group[0] if len(group) == 1 else _join(group) for group in groups]
+
+
+def joinable(block: MetricBlock, following: MetricBlock) -> bool:
+    """Whether two blocks are neighbours and hold the same metrics."""
+    return _follows(block, following) and shape_of(block) == shape_of(following)
+
+
+def _follows(block: MetricBlock, following: MetricBlock) -> bool:
+    here = (block.epoch, block.split, block.last + 1)
+    return here == (following.epoch, following.split, following.first)
+
+
+def shape_of(block: MetricBlock) -> tuple[dict[str, bool], frozenset[str]]:
+    """What two blocks must have in common to become one: the same metrics, with or without weights."""
+    weighted = {name: column.weights is not None for name, column in block.columns.items()}
+    return weighted, frozenset(block.texts)
+
+
+def _join(group: Sequence[MetricBlock]) -> MetricBlock:
+    first, last = group[0], group[-1]
+    return MetricBlock(
+        epoch=last.epoch,
+        split=last.split,
+        first=first.first,
+        count=sum(block.count for block in group),
+        iteration=last.iteration,
+        columns=_join_columns(group),
+        texts=last.texts,
+        seconds=sum(block.seconds for block in group),
+        text_runs=_join_texts(group),
+    )
+
+
+def _join_columns(group: Sequence[MetricBlock]) -> dict[str, Column]:
+    names = list(group[0].columns)
+    weighted = [name for name in names if group[0].columns[name].weights is not None]
+    values = _concatenated([block.columns[name].values for block in group for name in names], group)
+    columns = {name: Column(_frozen(joint)) for name, joint in zip(names, values, strict=True)}
+    parts = [
+        part for block in group for name in weighted if (part := block.columns[name].weights) is not None
+    ]
+    shared: list[Floats] = []  # most metrics weigh by samples: equal weights are kept once
+    for name, joint in zip(weighted, _concatenated(parts, group), strict=True):
+        columns[name] = Column(columns[name].values, _share(joint, shared))
+    return columns
+
+
+def _concatenated(parts: list[Any], group: Sequence[MetricBlock]) -> list[Floats]:
+    """Each metric's rows: all metrics of the first block, then all metrics of the second, and so on."""
+    metrics = len(parts) // len(group)
+    plain = all([part.dtype == np.float64 for part in parts[:metrics]])
+    if parts and plain and all([block.count == 1 for block in group]):
+        # With a breakpoint or a condition each step is a block. This takes a third of `concatenate`'s time.
+        return [*np.ascontiguousarray(np.frombuffer(b"".join(parts)).reshape(len(group), metrics).T)]
+    return [np.concatenate(parts[at::metrics]) for at in range(metrics)]
+
+
+def _share(weights: Floats, shared: list[Floats]) -> Floats:
+    for known in shared:
+        if np.array_equal(known, weights):
+            return known
+    shared.append(_frozen(weights.copy()))  # a copy: a view would keep the weights of all metrics
+    return shared[-1]
+
+
+def _frozen(array: Floats) -> Floats:
+    array.flags.writeable = False
+    return array
+
+
+def _join_texts(group: Sequence[MetricBlock]) -> dict[str, TextRuns]:
+    together: dict[str, TextRuns] = {}
+    for name in group[0].texts:
+        runs = Texts.of(run for block in group for run in text_runs(block, name))
+        if len(runs) > 1:
+            together[name] = runs
+    return together
+
 
 Runs = Sequence[Run]
 

@@ -6,17 +6,15 @@ report. The caller restores the training. Nothing here keeps a tensor of it.
 
 from __future__ import annotations
 
-from .batch import BatchTensor
+from .batch import BatchTensor, Picture
 from .culprit import Culprit, trace_non_finite
 from .inspection import Inspection
-from .layers import Layer
+from .layers import Layer, Parameter
 from .look import look
 from .memory import Memory
 from .optimizer import Group, StateSize
-from .pictures import Picture
 from .samples import Sample
 from .statistics import Histogram, Statistics
-from .weights import Parameter
 
 __all__ = [
     "BatchTensor",

@@ -9,9 +9,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from .find_tensors import tensors_in
-from .finite import Finding, Questions, worst
 from .module_hooks import Call, ModuleWatch, plain_model
 from .samples import item_of, loss_of
+from .statistics import Finding, Questions, worst
 
 Stage = Literal["parameter", "input", "forward", "loss", "backward", "update"]
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .batch import BatchTensor
+from .batch import BatchTensor, Picture
 from .culprit import Culprit
-from .layers import Layer
+from .layers import Layer, Parameter
 from .memory import Memory
 from .optimizer import Group
-from .pictures import Picture
 from .samples import Sample
-from .weights import Parameter
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from . import report_html, report_text
+from . import report
+from .batch import Picture
 from .findings import Findings
-from .frame import to_pandas
-from .layers import Layer
-from .pictures import Picture
-from .sections import Section, sections
-from .weights import Parameter
+from .layers import Layer, Parameter, to_pandas
+from .report import Section, sections
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,10 +59,10 @@ class Inspection(Findings):
         return sections(self)
 
     def __repr__(self) -> str:
-        return report_text.report(self)
+        return report.as_text(self)
 
     def _repr_html_(self) -> str:
-        return report_html.report(self)
+        return report.as_html(self)
 
 
 def _plain(value: Any) -> Any:

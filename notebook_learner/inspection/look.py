@@ -12,12 +12,11 @@ from .batch import decoder, describe_batch
 from .culprit import Trace
 from .find_tensors import tensors_in
 from .inspection import Inspection
-from .layers import describe_layers
+from .layers import Weights, describe_layers
 from .memory import SavedTensors, describe_memory
 from .module_hooks import Call, plain_model
 from .optimizer import describe_optimizer
 from .samples import Samples, item_of, loss_of, sample_losses
-from .weights import Weights
 
 _LONGEST_FAILURE = 2000
 

@@ -14,8 +14,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from .batch import shape_of
 from .find_tensors import floating_in
-from .finite import Questions
-from .statistics import Measurements
+from .statistics import Measurements, Questions
 
 
 @dataclass(eq=False)

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..renderer.numbers import count, duration, number, size_text
-from ..renderer.text import one_line
+from ..renderer.text import count, duration, number, one_line, size_text
 from .batch import BatchTensor
 from .findings import Findings
 from .layers import Layer

@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 from ..artifacts import Artifacts
 from ..errors import BusyError, Paused, StateError, a_kind
 from ..event import Notice, Split
-from ..event.position import Position
-from ..event.recorded_positions import after_training_step, steps_back
+from ..event.position import Position, after_training_step, steps_back
 from ..run.bounds import At, End, EpochDone, Steps, Until, WhenTrue, as_condition, as_position, counted
 from ..run.loop import Why
 from ..run.step_reports import RewindReport, StepReport, ahead, nothing_left

@@ -6,7 +6,6 @@ calls the run.
 
 from .application import ApplicationLogger
 from .file import FileMetricLogger
-from .history import Best, History, Mark
-from .memory import InMemoryMetricLogger
+from .history import Best, History, InMemoryMetricLogger, Mark
 
 __all__ = ["ApplicationLogger", "Best", "FileMetricLogger", "History", "InMemoryMetricLogger", "Mark"]

@@ -8,7 +8,7 @@ from itertools import chain, islice, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from ..event.join import TextRuns, shape_of, text_runs
+from ..event.record import TextRuns, shape_of, text_runs
 from ..event.values import Floats, MetricBlock, SplitRecord
 
 

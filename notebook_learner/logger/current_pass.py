@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..event.join import joinable, joined
+from ..event.record import joinable, joined
 from ..event.values import Column, MetricBlock, Split, SplitRecord
 
 LOOSE = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
@@ -13,8 +13,178 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ..errors import StepError
-from .cell_source import CellSource
-from .find_targets import Targets, targets_in
+
+_NAMED = ("targets", "target")
+"""A cell that assigns one of these names its targets."""
+_KEYS = ("labels", "label", "targets", "target", "y")
+"""The keys of the targets in a batch that is a dict."""
+_KEEPS = (
+    *("to", "cuda", "cpu", "float", "double", "half", "long", "int", "bool", "type"),
+    *("contiguous", "clone", "detach", "squeeze", "unsqueeze", "flatten", "view", "reshape"),
+)
+"""Methods of a tensor that give the same targets in another type, place or shape."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The name under which a cell leaves its targets."""
+
+    name: str | None
+    """None if the cell does not show it."""
+    possible: tuple[str, ...] = ()
+    """The parts of the batch that may be the targets, if the cell leaves a doubt."""
+
+
+def targets_in(nodes: Iterable[ast.AST], batch: str) -> Targets:
+    """Find the name of the targets, if the cell leaves no doubt.
+
+    The batch's second part is the `y` of `x, y = batch` (with any names), of `y = batch[1]` if no third part
+    is used, or of `y = batch["label"]`. With three parts the second need not be the targets. If two names
+    fit, neither is taken, as metrics of the wrong one would look right.
+
+    Args:
+        nodes: the nodes of the cell, without the inside of functions and classes that it defines.
+        batch: the name of the batch in the cell.
+    """
+    found = list(nodes)
+    bindings = [each for node in found for each in _bindings(node)]
+    names = dict.fromkeys(name for name, _ in bindings)
+    if named := next((name for name in _NAMED if name in names), None):
+        return Targets(named)
+    parts = [(name, _part(value, batch)) for name, value in bindings]
+    used = {part for _, part in parts} | {_key(node, batch) for node in found}
+    pair = all(part in (0, 1) for part in used if isinstance(part, int))
+    sure = {name for name, part in parts if name != "_" and (part in _KEYS or (part == 1 and pair))}
+    possible = {name: None for name, part in parts if name != "_" and part not in (None, 0)}
+    only = next(iter(sure)) if len(sure) == 1 else ""
+    return Targets(only) if only and _is_kept(only, bindings, batch) else Targets(None, tuple(possible))
+
+
+def _bindings(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """The names that a node binds, with the value of each; None if no assignment shows it."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from _pairs(target, node.value)
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield from _pairs(node.target, node.value)
+    elif isinstance(node, (ast.For, ast.AugAssign, ast.NamedExpr)):
+        yield from _pairs(node.target, None)
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield from _pairs(node.optional_vars, None)
+    elif isinstance(node, ast.Delete):
+        for target in node.targets:
+            yield from _pairs(target, None)
+
+
+def _pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[str, ast.expr | None]]:
+    """`x, y = batch` is `x = batch[0]` and `y = batch[1]`."""
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Starred):
+        yield from _pairs(target.value, None)
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        starred = any(isinstance(each, ast.Starred) for each in target.elts)
+        for index, each in enumerate(target.elts):
+            yield from _pairs(each, None if value is None or starred else _element(value, index))
+
+
+def _element(value: ast.expr, index: int) -> ast.expr | None:
+    if isinstance(value, (ast.Tuple, ast.List)):
+        return value.elts[index] if index < len(value.elts) else None
+    return ast.Subscript(value, ast.Constant(index), ast.Load())
+
+
+def _part(value: ast.expr | None, batch: str) -> int | str | None:
+    """The part of the batch that an expression gives, by its number or its key."""
+    return None if value is None else _key(_without_conversions(value), batch)
+
+
+def _key(node: ast.AST, batch: str) -> int | str | None:
+    if not isinstance(node, ast.Subscript) or not _is_name(node.value, batch):
+        return None
+    try:
+        key = ast.literal_eval(node.slice)
+    except ValueError:  # batch[index], batch[:2]
+        return None
+    return key if isinstance(key, (int, str)) else None
+
+
+def _without_conversions(value: ast.expr) -> ast.expr:
+    """Reduce `y.to(device).long()` to y, which has the same meaning."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _KEEPS:
+        value = value.func.value
+    return value
+
+
+def _is_kept(name: str, bindings: list[tuple[str, ast.expr | None]], batch: str) -> bool:
+    """Whether the name keeps that part to the end: `for y in ...` or `y = smooth(y)` changes it."""
+    given = [value for bound, value in bindings if bound == name]
+    return all(
+        value is not None and (_part(value, batch) is not None or _is_name(_without_conversions(value), name))
+        for value in given
+    )
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+@dataclass(frozen=True)
+class CellSource:
+    """A body as Python, with comments for the lines of the cell above it.
+
+    `name` is the file name of the whole cell, which `breakpoint()`, `%debug` and the debugger of JupyterLab
+    use. They take code with this name, and with the cell's line numbers, for the cell's code.
+    """
+
+    text: str
+    name: str
+    first: int
+    """The line of the cell in which the body begins."""
+
+
+def source_of(shell: Any, magic: str, line: str, cell: str) -> CellSource:
+    """The body of the cell that runs now, which begins with `%%magic line`."""
+    raw, above = _in_its_cell(shell, f"%%{magic} {line}", cell)
+    lines = cell.split("\n")  # as Python does: not at a form feed
+    blank = next((i for i, each in enumerate(lines) if each.strip()), len(lines))
+    # IPython would drop the blank lines, and all lines would move up.
+    body = "\n".join(lines[blank:]).rstrip()
+    if not body:
+        raise UsageError(f"the cell has nothing below its %%{magic}; write the step there")
+    if body.startswith("%%"):
+        raise UsageError(f"{body.split()[0]} inside of %%{magic} is no part of a step; put it on top")
+    first = above + blank
+    heading = [f"#{each}" for each in raw.split("\n")[:first]]
+    text = "\n".join([*heading, shell.transform_cell(f"{body}\n")])
+    # A terminal makes the name of the number; a kernel makes it of the raw cell's hash.
+    name = shell.compile.cache(text, shell.execution_count, raw_code=raw)
+    return CellSource(text, name, first + 1)
+
+
+def _in_its_cell(shell: Any, heading: str, cell: str) -> tuple[str, int]:
+    """The cell as it was typed, and the number of its lines before the body."""
+    body = _stripped(cell)
+    for raw in _typed(shell):
+        whole = _stripped(raw)
+        if body and whole[-len(body) :] == body:
+            return raw, len(whole) - len(body)
+    return f"{heading}\n{cell}", 1  # called by code, not typed
+
+
+def _stripped(text: str) -> list[str]:
+    """The text's lines without the space around them, which IPython changes, and without blank lines at the
+    end."""
+    return [line.strip() for line in text.rstrip().split("\n")]
+
+
+def _typed(shell: Any) -> list[str]:
+    """Candidates for the running cell: the kernel's request, or the last line of the history."""
+    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    code = parent.get("content", {}).get("code")
+    history = shell.history_manager.input_hist_raw if shell.history_manager is not None else []
+    return [*([code] if isinstance(code, str) else []), *history[-1:]]
+
 
 GIVEN = ("model", "batch", "learner", "epoch", "step")
 """The names of the values that every body is given."""

@@ -19,8 +19,7 @@ from ..step.output import (
     SequenceOutput,
 )
 from ..step.supervised_step import kind_of
-from .cell_body import Body
-from .find_targets import Targets
+from .cell_body import Body, Targets
 
 Values = Mapping[str, Any]
 MakeOutput = Callable[[Values], Any]

@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable
 from typing import Any
 
+from IPython.core import debugger
+
 from ..learner.wiring.cells import expect_cells
-from .breakpoint_prompt import Stopping
 from .completion import Completion
+from .find_learner import Offer
 from .magics import TrainingMagics
-from .reload_offer import Offer
+
+Hook = Callable[..., Any]
+
+
+class Stopping:
+    """Replaces the hook, and restores it."""
+
+    def __init__(self) -> None:
+        self._before: Hook | None = None
+
+    def add(self) -> None:
+        """Let `breakpoint()` stop with and without a debugger from here on."""
+        if str(sys.breakpointhook.__module__).startswith(("debugpy", "pydevd")):
+            self._before = sys.breakpointhook
+            sys.breakpointhook = self._stop
+
+    def remove(self) -> None:
+        """Restore the earlier hook, unless other code has replaced ours since."""
+        if self._before is not None and sys.breakpointhook == self._stop:
+            sys.breakpointhook = self._before
+        self._before = None
+
+    def _stop(self, *given: Any, **named: Any) -> Any:
+        """`breakpoint()`."""
+        if self._before is not None and _is_connected():
+            return self._before(*given, **named)
+        if os.environ.get("PYTHONBREAKPOINT"):  # the user's choice, or "0" for no stop
+            return sys.__breakpointhook__(*given, **named)
+        set_trace: Any = debugger.set_trace
+        return set_trace(sys._getframe(1))
+
+
+def _is_connected() -> bool:
+    debugpy = sys.modules.get("debugpy")
+    return debugpy is not None and bool(debugpy.is_client_connected())
+
 
 _HOLDS = "_notebook_learner_extension"
 """The shell's attribute that holds what was loaded: tests of notebooks have many shells in a process."""

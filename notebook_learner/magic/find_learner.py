@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 from IPython.core.error import UsageError
 
 from ..errors import a_kind
 from ..learner.learner import Learner
+from ..trial.reload_code import redefined
 
 
 def learners_in(names: Mapping[str, Any]) -> dict[str, Learner]:
@@ -47,3 +49,23 @@ def _which(there: Mapping[str, Learner]) -> str:
         return "the notebook has no learner yet; build one: learner = LearnerBuilder('runs/one').build(...)"
     listed = " and ".join(there) if len(there) == 2 else ", ".join(there)
     return f"the notebook's learner{' is' if len(there) == 1 else 's are'} {listed}"
+
+
+class Offer:
+    """Looks at the notebook's learners after each cell. Each new class is offered once."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self._told: WeakSet[type] = WeakSet()
+
+    def after_cell(self, *result: Any) -> None:
+        """Called by the shell."""
+        for name, learner in learners_in(self.shell.user_ns).items():
+            new = [each for each in redefined(learner.model, self.shell.user_ns) if each not in self._told]
+            if new:
+                self._told.update(new)
+                classes = " and ".join(sorted({each.__name__ for each in new}))
+                print(
+                    f"{classes} changed: {name}.tools.reload_code() gives the model in training the new "
+                    "methods"
+                )

@@ -9,13 +9,10 @@ from IPython.core.magic import Magics
 
 from ..event import Split
 from ..learner.learner import Learner
-from .apply_options import dry, pause_background, put_in, run
-from .cell_body import compiled
-from .cell_source import source_of
+from .cell_body import compiled, source_of
 from .cell_step import CellStep
-from .declare_magic import magic, magics, read
 from .find_learner import find_learner, learners_in
-from .parse_options import (
+from .options import (
     BODY,
     COUNT,
     DIRECTORY,
@@ -25,7 +22,14 @@ from .parse_options import (
     RANK,
     RUNNING,
     at_least_one,
+    dry,
+    magic,
+    magics,
+    pause_background,
     position_or_count,
+    put_in,
+    read,
+    run,
     running,
     unquoted,
 )

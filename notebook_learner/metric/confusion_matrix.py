@@ -126,7 +126,7 @@ class ConfusionMatrix(AccumulatedText):
         Args:
             dark: draw light on dark.
         """
-        from ..renderer.matrix import draw_matrix
+        from ..renderer.drawn_table import draw_matrix
 
         counts = self.counts
         return draw_matrix(counts, self._names(len(counts)), self.name, dark=dark)

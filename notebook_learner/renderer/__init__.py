@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .choose import default_renderer, resolve
 from .figure import plot
-from .plain import PlainRenderer
-from .silent import SilentRenderer
+from .plain import PlainRenderer, SilentRenderer
 from .summary import Summary, SummaryRow, summary_rows
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ _RENDERERS = {
     "panel": "notebook_learner.widget.notebook_renderer:NotebookRenderer",
     "terminal": ".terminal:TerminalRenderer",
     "plain": ".plain:PlainRenderer",
-    "silent": ".silent:SilentRenderer",
+    "silent": ".plain:SilentRenderer",
 }
 """The module of each renderer. It is loaded at its first use, because the panel's layer is above this one."""
 

@@ -17,10 +17,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from .chart import Chart, ChartSeries
-from .curves import Axis, limits, spread_ticks
-from .numbers import number
-from .text import one_line
+from .curves import Axis, Chart, ChartSeries, limits, spread_ticks
+from .text import number, one_line
 
 MANY_EPOCHS = 25
 """From this number of epochs on, the marks at the epochs would touch each other."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..event import MetricInfo, Split
-from .chart import Chart, ChartSeries
-from .curves import Axis, Curve, training_axis
+from .curves import Axis, Chart, ChartSeries, Curve, training_axis
 from .history_source import SPLITS, StepSource, metric_infos, plotted_names
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from rich.segment import Segment
 
 from ..event import Notice, Split
 from .history_source import SPLIT_STYLES, SPLITS
-from .numbers import count, number, percent, rate, remaining
 from .tally import Tally
-from .text import encodable, one_line
+from .text import count, encodable, number, one_line, percent, rate, remaining
 
 Piece = tuple[str, str]
 """A text and its rich style."""

@@ -1,4 +1,4 @@
-"""The renderer for pipes, CI and notebooks: it writes lines and never changes them."""
+"""The renderers without a live display: plain lines for pipes, CI and notebooks, and nothing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from ..event import (
     SplitStarted,
     StatusChanged,
 )
-from . import epoch_table
-from .end_summary import because, evaluation, news, tour, whereabouts
-from .numbers import count, number, percent, rate, remaining
+from .summary import because, epoch_header, epoch_row, evaluation, news, tour, whereabouts
 from .tally import Tally
-from .text import encodable, one_line
+from .text import count, encodable, number, one_line, percent, rate, remaining
 
 HEADER_EVERY = 25
 """Rows after which the headings are repeated, so that they are on the screen."""
@@ -94,11 +92,11 @@ class PlainRenderer:
 
     def _epoch(self, epoch: int) -> None:
         if self._rows_since_header >= HEADER_EVERY:
-            for line in epoch_table.header(self._tally):
+            for line in epoch_header(self._tally):
                 self._write(line)
             self._rows_since_header = 0
         self._rows_since_header += 1
-        self._write(epoch_table.row(self._tally, epoch))
+        self._write(epoch_row(self._tally, epoch))
 
     def _progress(self) -> str:
         tally = self._tally
@@ -145,3 +143,17 @@ class PlainRenderer:
             self._gone = True  # `python train.py | head`: the reader has ended; the training goes on
         except (OSError, ValueError):
             pass  # a full disk or a closed file costs this line; the next may work
+
+
+class SilentRenderer:
+    """Shows nothing: for hyper-parameter searches and tests. Logs and history are kept as usual.
+
+    >>> from notebook_learner.event import Notice
+    >>> SilentRenderer().handle(Notice("this is not shown"))
+    """
+
+    def handle(self, event: Event, /) -> None:
+        """Ignore the event."""
+
+    def __repr__(self) -> str:
+        return "SilentRenderer()"

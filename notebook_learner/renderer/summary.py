@@ -1,21 +1,22 @@
-"""The table at the end of a run: Burn's learner summary, as text, as HTML and for rich."""
+"""The lines and tables that stay on the screen: epochs, evaluated sets, and the end of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..event import MetricInfo, Split
+from ..event import Evaluated, MetricInfo, SetProgress, Split
 from .history_source import SPLIT_STYLES, SPLITS, EpochSource, metric_infos, plotted_names
-from .numbers import count, number
-from .text import one_line
+from .tally import Tally
+from .text import count, duration, number, one_line, percent, place
 
 if TYPE_CHECKING:
     from rich.console import Group
+
 
 HEADINGS = ("Split", "Metric", "Min.", "Epoch", "Max.", "Epoch")
 _RIGHT = (False, False, True, True, True, True)
@@ -168,3 +169,153 @@ def _html_row(tag: str, cells: Iterable[str], right: Sequence[bool]) -> str:
 
 def _html_cell(tag: str, text: str, right: bool) -> str:
     return f'<{tag} style="text-align: {"right" if right else "left"}">{escape(text)}</{tag}>'
+
+
+_CELL = 9
+"""Wide enough for `1.234e-12`, so that columns do not shift."""
+_TIME = 10
+_GAP = "   "
+
+
+def epoch_header(tally: Tally) -> list[str]:
+    """The two header lines: the numeric metrics, and the splits below them."""
+    over, under = [" " * _left(tally)], [f"{'epoch':>{_left(tally)}}"]
+    for name, splits in _groups(tally):
+        width = _width(tally, name, splits)
+        over.append(f"{_title(tally, name):^{width}}")
+        under.append("  ".join(f"{split:>{_CELL}}" for split in splits).rjust(width))
+    return [_GAP.join(over).rstrip(), _GAP.join([*under, f"{'time':>{_TIME}}"])]
+
+
+def epoch_row(tally: Tally, epoch: int) -> str:
+    """The final values of an epoch, and the time its steps took."""
+    cells = [f"{f'{epoch}/{tally.num_epochs}':>{_left(tally)}}"]
+    for name, splits in _groups(tally):
+        values = "  ".join(f"{_final(tally, name, split, epoch):>{_CELL}}" for split in splits)
+        cells.append(values.rjust(_width(tally, name, splits)))
+    return _GAP.join([*cells, f"{duration(tally.pace.epoch(epoch)):>{_TIME}}"])
+
+
+def _groups(tally: Tally) -> list[tuple[str, list[Split]]]:
+    """The metrics with the splits they are plotted for."""
+    plotted = {key for key, info in tally.infos.items() if info.plotted}
+    groups = [(name, [split for split in SPLITS if (name, split) in plotted]) for name in tally.names()]
+    return [(name, splits) for name, splits in groups if splits]
+
+
+def _title(tally: Tally, name: str) -> str:
+    unit = tally.unit(name)
+    return one_line(f"{name} {unit}" if unit else name)
+
+
+def _width(tally: Tally, name: str, splits: list[Split]) -> int:
+    return max(len(_title(tally, name)), len(splits) * (_CELL + 2) - 2)
+
+
+def _left(tally: Tally) -> int:
+    return max(7, 2 * len(str(tally.num_epochs)) + 1)
+
+
+def _final(tally: Tally, name: str, split: Split, epoch: int) -> str:
+    value = tally.finals.get(split, {}).get(name, {}).get(epoch)
+    return "-" if value is None else number(value)
+
+
+class SetRow(NamedTuple):
+    """A set in words."""
+
+    name: str
+    values: Mapping[str, str]
+    """By metric."""
+    batches: int
+    where: str
+    """The position in the training whose weights were measured; "" if it is unknown."""
+
+
+class SetTable(NamedTuple):
+    """Headings and cells. Some columns of metrics may be left out if there is little room."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Sequence[bool]
+    """Which columns are aligned to the right."""
+
+
+def set_row(event: Evaluated) -> SetRow:
+    """The row of an evaluated set."""
+    units = {info.name: one_line(info.unit) for info in event.metrics}
+    finals = (event.record.finals or {}).items()
+    values = {one_line(name): number(value, units.get(name, "")) for name, value in finals}
+    where = place(event.epoch, event.split, event.step, None) if event.epoch else ""
+    return SetRow(one_line(event.name), values, event.record.steps, where)
+
+
+def set_table(rows: Sequence[SetRow]) -> SetTable:
+    """The table of these sets.
+
+    >>> row = SetRow("clean", {"Loss": "0.2500", "Accuracy": "91.25 %"}, 20, "epoch 3, train, step 7")
+    >>> print("\\n".join(line.rstrip() for line in text_table(*set_table([row]))))
+    set      Loss  Accuracy  batches  weights of
+    -----  ------  --------  -------  ----------------------
+    clean  0.2500   91.25 %       20  epoch 3, train, step 7
+    """
+    metrics = list(dict.fromkeys(metric for row in rows for metric in row.values))
+    cells = [
+        (row.name, *(row.values.get(metric, "") for metric in metrics), count(row.batches), row.where)
+        for row in rows
+    ]
+    return SetTable(
+        ("set", *metrics, "batches", "weights of"), cells, (False, *(True for _ in metrics), True, False)
+    )
+
+
+def sets_text(events: Iterable[Evaluated]) -> str:
+    """The table as aligned text; "" if no set was evaluated."""
+    lines = text_table(*set_table([set_row(event) for event in events]))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def because(reason: str) -> str:
+    """A reason as the end of a sentence, if one is known."""
+    return f": {one_line(reason)}" if reason else ""
+
+
+def whereabouts(tally: Tally) -> str:
+    """The text after the status: how long the run took, or its position and the reason of the stop."""
+    if tally.status != "finished":
+        return f" at {tally.place()}{because(tally.reason)}"
+    elapsed = tally.pace.elapsed
+    return f" after {duration(elapsed)}" if elapsed else ""  # a finished run needs no reason
+
+
+def news(tally: Tally) -> Summary | None:
+    """The summary at the end, and at a pause if a pass ended since the last one (not at every step)."""
+    run = tally.run
+    rows = summary_rows(tally, list(tally.infos.values()))
+    if run is None or not rows or not (tally.fresh or tally.status == "finished"):
+        return None
+    tally.fresh = False
+    epochs = f"{tally.epochs_done} of {tally.num_epochs}"
+    return Summary(run.model, run.parameters, {**run.settings, "epochs": epochs}, rows)
+
+
+def evaluation(event: Evaluated) -> str:
+    """An evaluated set in one line."""
+    units = {info.name: one_line(info.unit) for info in event.metrics}
+    finals = (event.record.finals or {}).items()
+    values = [f"{one_line(name)} {number(value, units.get(name, ''))}" for name, value in finals]
+    steps = event.record.steps
+    batches = f"{count(steps)} batch{'' if steps == 1 else 'es'}"
+    return " · ".join([f"evaluated {one_line(event.name)}", *values, batches])
+
+
+def tour(event: SetProgress) -> str:
+    """The progress of an evaluation on other data, or of a replay.
+
+    >>> tour(SetProgress("evaluate clean", 5, 20))
+    'evaluate clean: batch 5 of 20 (25 %)'
+    >>> tour(SetProgress("on the way back to epoch 1, train, step 9", 0, 9, unit="step"))
+    'on the way back to epoch 1, train, step 9: step 0 of 9 (0 %)'
+    """
+    of = f" of {count(event.total)} ({percent(event.step / event.total)})" if event.total else ""
+    return f"{one_line(event.what)}: {event.unit} {count(event.step)}{of}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ..event import Split
-from ..event.epoch_value import Finals, Source, epoch_value
+from ..event.values import Finals, Source, epoch_value
 
 
 class EarlyStopping:

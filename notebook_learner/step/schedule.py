@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from ..errors import StateError, a_kind
-from ..event.epoch_value import Finals, Source, epoch_value
+from ..event.values import Finals, Source, epoch_value
 
 When = Literal["step", "epoch"]
 TorchScheduler = LRScheduler | ReduceLROnPlateau

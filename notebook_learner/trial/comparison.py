@@ -12,7 +12,7 @@ from ..artifacts.tables import Table
 from ..errors import names_descriptors
 from ..event.position import Position
 from ..event.values import Floats
-from ..renderer.numbers import number
+from ..renderer.text import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

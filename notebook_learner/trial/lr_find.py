@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import a_kind, names_descriptors
 from ..event.position import Position
 from ..event.values import Floats
-from ..renderer.numbers import number
+from ..renderer.text import number
 from ..run.bounds import Trained
 from ..run.replica import Replica
 from ..step.schedule import set_rate

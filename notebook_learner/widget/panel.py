@@ -28,15 +28,13 @@ from ..event import (
     SetProgress,
     SplitEnded,
 )
-from ..event.join import joined
+from ..event.record import joined
 from ..steering.carry_out import Steering
 from ..steering.command import CommandError
 from . import board as boards
-from .board import Board, Saved
-from .controls import obstacles
+from .board import Board, Saved, obstacles
 from .curves import Curves
-from .debugger import NOTHING, Debugger
-from .shown_learner import ShownLearner
+from .shown_learner import NOTHING, Debugger, ShownLearner
 from .wire import Json, Message, Request, parse
 
 INTERVAL = 0.3

@@ -21,11 +21,10 @@ from uuid import uuid4
 import numpy as np
 
 from ..event import Evaluated, MetricInfo
-from ..renderer.chart import Chart
-from ..renderer.curves import Axis, training_axis
-from ..renderer.evaluated_sets import SetTable, set_row, set_table, sets_text
+from ..renderer.curves import Axis, Chart, training_axis
 from ..renderer.figure import chart_of
 from ..renderer.history_source import SPLITS, StepSource, metric_infos, plotted_names
+from ..renderer.summary import SetTable, set_row, set_table, sets_text
 from ..renderer.text import one_line
 
 if TYPE_CHECKING:

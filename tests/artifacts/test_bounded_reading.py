@@ -19,7 +19,7 @@ from notebook_learner.artifacts.timeline import read_timeline
 from notebook_learner.artifacts.watch_panel import watched
 from notebook_learner.command import main
 from notebook_learner.errors import NotebookLearnerError
-from notebook_learner.event.join import text_runs
+from notebook_learner.event.record import text_runs
 from notebook_learner.logger.file import FileMetricLogger
 from notebook_learner.store import files
 

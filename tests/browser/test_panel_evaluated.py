@@ -14,7 +14,7 @@ from lab_page import Notebook
 from panel_page import PanelPage
 
 from notebook_learner.artifacts import Artifacts
-from notebook_learner.renderer.numbers import number
+from notebook_learner.renderer.text import number
 
 CELLS = [
     """

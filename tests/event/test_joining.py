@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from notebook_learner.event import Column, MetricBlock
-from notebook_learner.event import join as module
-from notebook_learner.event.join import joined
+from notebook_learner.event import record as module
+from notebook_learner.event.record import joined
 
 
 def block_of(first, count, metrics, *, seed=0, texts=None):

@@ -12,9 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from notebook_learner.inspection import look
-from notebook_learner.inspection.finite import Questions
-from notebook_learner.inspection.statistics import Measurements, look_at
-from notebook_learner.inspection.weights import norms
+from notebook_learner.inspection.layers import norms
+from notebook_learner.inspection.statistics import Measurements, Questions, look_at
 
 FREE = {
     "detach",

@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 
 from notebook_learner import Learner, Paused
 from notebook_learner.breakpoint import NonFinite
-from notebook_learner.breakpoint.non_finite import _KEEPING
+from notebook_learner.breakpoint.conditions import _KEEPING
 
 BAD = [float("inf"), float("-inf"), float("nan")]
 KEEPING = sorted(_KEEPING, key=lambda kind: kind.__name__)

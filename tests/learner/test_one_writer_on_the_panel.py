@@ -10,7 +10,7 @@ from rerun_support import builder_in, built
 from two_kernels import Kernel
 
 from notebook_learner.widget import panel as panels
-from notebook_learner.widget.controls import BUTTONS
+from notebook_learner.widget.board import BUTTONS
 
 sys.path.append(str(Path(__file__).parents[1] / "widget"))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from notebook_learner.event import Column, Evaluated, MetricBlock, SplitRecord
-from notebook_learner.logger.evaluation import delete_evaluations, write_evaluation
+from notebook_learner.logger.file import delete_evaluations, write_evaluation
 from notebook_learner.store import RunLayout, files
 
 

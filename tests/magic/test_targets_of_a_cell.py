@@ -6,8 +6,7 @@ import ast
 
 import pytest
 
-from notebook_learner.magic.cell_body import _outside_of_functions
-from notebook_learner.magic.find_targets import targets_in
+from notebook_learner.magic.cell_body import _outside_of_functions, targets_in
 
 # A cell's lines | what holds its targets | else what may be them
 CELLS = [

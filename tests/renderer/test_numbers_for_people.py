@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from notebook_learner.renderer import numbers, silent, text
-from notebook_learner.renderer.numbers import duration, number, percent, rate, remaining
+from notebook_learner.renderer import plain, text
+from notebook_learner.renderer.text import duration, number, percent, rate, remaining
 
 
-@pytest.mark.parametrize("module", [numbers, text, silent])
+@pytest.mark.parametrize("module", [text, plain])
 def test_the_examples_in_the_documentation_hold(module):
     result = doctest.testmod(module)
     assert result.attempted > 0

@@ -25,8 +25,7 @@ from notebook_learner.event import (
     SplitStarted,
     StatusChanged,
 )
-from notebook_learner.widget.board import MOST_LINES, MOST_MARKS, Board
-from notebook_learner.widget.controls import BUTTONS, obstacles
+from notebook_learner.widget.board import BUTTONS, MOST_LINES, MOST_MARKS, Board, obstacles
 
 EVIL = "<img src=x onerror=alert(1)>"
 INFOS = (

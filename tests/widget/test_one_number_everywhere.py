@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from notebook_learner import Learner, LearnerBuilder
 from notebook_learner.artifacts.watch_panel import Watching
-from notebook_learner.renderer.numbers import number
+from notebook_learner.renderer.text import number
 from notebook_learner.store import RunLayout
 from notebook_learner.widget.panel import Panel
 

@@ -27,7 +27,7 @@ from test_still import Page, learnt
 
 from notebook_learner.event import Column, Evaluated, MetricBlock, MetricInfo, SplitRecord
 from notebook_learner.renderer.drawn_table import fitted
-from notebook_learner.renderer.evaluated_sets import SetRow, set_table, sets_text
+from notebook_learner.renderer.summary import SetRow, set_table, sets_text
 from notebook_learner.widget import notebook, still_panel
 from notebook_learner.widget.notebook_renderer import NotebookRenderer
 from notebook_learner.widget.still_panel import MOST_BYTES, Still

@@ -20,7 +20,7 @@ from ...data.rank_share import Share
 from ...data.rng import seeded_rng
 from ...errors import ConfigurationError, StateError, StoreError
 from ...event import Display, FanOut, MetricInfo, Sink, Split
-from ...event.epoch_value import Source
+from ...event.values import Source
 from ...logger import History
 from ...metric import DataWait, GradNorm, LearningRate, MetricGroup
 from ...metric.base import AnyMetric

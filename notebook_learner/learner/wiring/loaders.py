@@ -15,8 +15,7 @@ from ...data.rng import mix
 from ...errors import ConfigurationError
 from ...evaluation.prediction import output_of
 from ...event import Notice, Split
-from ...event.epoch_value import Source, why_never_measured
-from ...event.values import Level
+from ...event.values import Level, Source, why_never_measured
 from ...metric import MetricGroup
 from ...metric.base import AnyMetric
 from ...metric.step_values import Logged

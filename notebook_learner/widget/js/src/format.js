@@ -1,6 +1,6 @@
 // Numbers as people read them.
 
-/** A metric's value, with four digits that count: as renderer/numbers.py writes it into the table. */
+/** A metric's value, with four digits that count: as renderer/text.py writes it into the table. */
 export function number(value, digits = 4) {
   if (value === undefined || value === null) return "–";
   if (Number.isNaN(value)) return "nan";
