@@ -31,7 +31,7 @@ if _TYPE_CHECKING:
     from .learner.evaluator import Evaluator
     from .learner.learner import Learner
     from .learner.wiring.builder import LearnerBuilder
-    from .state.checkpointer import Checkpointer, MemoryCheckpointer
+    from .state.checkpoint_files import Checkpointer, MemoryCheckpointer
     from .state.state import State
     from .step.output import (
         ClassificationOutput,
@@ -81,7 +81,7 @@ __all__ = [
 
 _HOMES = {
     ".artifacts": ("Artifacts",),
-    ".state.checkpointer": ("Checkpointer", "MemoryCheckpointer"),
+    ".state.checkpoint_files": ("Checkpointer", "MemoryCheckpointer"),
     ".learner.evaluator": ("Evaluator",),
     ".learner.learner": ("Learner",),
     ".event.position": ("Position",),

@@ -5,10 +5,10 @@ is checked before it is used, no code in it is run, and a run that trains is not
 """
 
 from .artifacts import Artifacts
+from .clock import Series
 from .evaluations import Evaluation, Evaluations
 from .follow import Block, EpochValues, TakenBack
 from .recorded_run import Checkpoints
-from .series import Series
 
 __all__ = [
     "Artifacts",

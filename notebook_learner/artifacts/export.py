@@ -24,8 +24,8 @@ from ..checkpoint.folder import CheckpointFolder
 from ..checkpoint.info import PARTS, CheckpointInfo
 from ..errors import StoreError
 from ..store import durable, hdf5_library
-from ..store.hdf5_names import dataset_paths
-from ..store.hdf5_types import is_described, stored_shape, type_of
+from ..store.hdf5_columns import is_described, stored_shape, type_of
+from ..store.hdf5_image import dataset_paths
 from ..store.tensors import bytes_of, dtype_name
 from ..store.tree import Packed, pack
 

@@ -63,7 +63,7 @@ from ..event.values import (
     SplitRecord,
 )
 from ..store import durable
-from ..store.digest import digest_of
+from ..store.durable import digest_of
 from ..store.json_text import parse, to_text
 from ..store.layout import SPLITS, TEST
 from .clock import Clock

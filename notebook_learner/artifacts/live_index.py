@@ -30,7 +30,7 @@ from ..store.layout import RunLayout
 from .claims import Claims
 from .clock import Clock
 from .index import encode_index, read_header
-from .read_evaluations import evaluated_in
+from .read_record import evaluated_in
 from .run_info import RunInfo
 from .timeline import TimelineMark, mark_of, mark_of_checkpoint
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,12 @@ import numpy as np
 from ..errors import DamagedError, NoDescriptorsError, StoreError
 from ..event.record import between
 from ..event.texts import Texts
-from ..event.values import Column, Floats, MetricBlock, MetricInfo, Record, Split, SplitRecord
+from ..event.values import Column, Evaluated, Floats, MetricBlock, MetricInfo, Record, Split, SplitRecord
+from ..logger.application import unquoted
 from ..store import durable, files
 from ..store.layout import SPLITS, TEST, RunLayout, check_metric_name, check_set_name, file_name, is_inside
-from ..store.log_blocks import BLOCK, LARGEST, LONGEST_LINE, LogLines
-from ..store.log_lines import numbers_of
+from ..store.log_lines import BLOCK, LARGEST, LONGEST_LINE, LogLines, numbers_of
+from .timeline import TimelineMark, read_timeline
 
 _EPOCH = re.compile(r"epoch-([1-9][0-9]{0,17})")
 _SUFFIX = ".log"
@@ -305,3 +307,63 @@ def _of_length(texts: Texts, count: int) -> Texts:
         return Texts.of(between(texts, 0, count))
     texts.add(count - texts.steps, "")
     return texts
+
+
+def evaluated_in(
+    directory: str | os.PathLike[str],
+    infos: Iterable[MetricInfo],
+    marks: Sequence[TimelineMark],
+    record: Record,
+) -> list[Evaluated]:
+    """The evaluations whose logs lie in a run's directory, the latest last.
+
+    A set that is not on the timeline has epoch 0.
+
+    Args:
+        directory: the directory of the run.
+        infos: what is known of its metrics.
+        marks: its timeline.
+        record: what was measured of its training.
+    """
+    known = tuple(info for info in infos if info.split == "valid")
+    sets = read_evaluations(directory, known)
+    if sets:  # another process may have evaluated a set: all processes write to the application log
+        logged = read_timeline(RunLayout(directory).experiment_log)
+        marks = sorted([*marks, *logged], key=lambda mark: mark.when)
+    latest = marks_of(marks)
+    found = [(latest.get(name, _UNKNOWN), name, past) for name, past in sets.items()]
+    found.sort(key=lambda each: each[0].when)
+    steps = [(past.epoch, past.steps) for past in record if past.split == "train"]
+    epochs = [epoch for epoch, _ in steps]
+    trained = [0, *accumulate(count for _, count in steps)]
+    evaluated = []
+    for mark, name, past in found:
+        before = trained[bisect_left(epochs, mark.epoch)]
+        at = before + mark.step if mark.split == "train" else trained[bisect_right(epochs, mark.epoch)]
+        blocks = tuple(replace(block, epoch=mark.epoch, iteration=at) for block in past.blocks)
+        measured = {*(past.finals or ()), *(metric for block in blocks for metric in block.columns)}
+        evaluated.append(
+            Evaluated(
+                name,
+                mark.epoch,
+                mark.split,
+                mark.step,
+                replace(past, epoch=mark.epoch, blocks=blocks),
+                tuple(info for info in known if info.name in measured),
+            )
+        )
+    return evaluated
+
+
+def marks_of(marks: Sequence[TimelineMark]) -> dict[str, TimelineMark]:
+    """The last evaluation of each set, by its name. The name of a set has no colon."""
+    found = {}
+    for mark in marks:
+        if mark.kind == "evaluated":
+            name = mark.text.partition(": ")[0]
+            found[name] = found[unquoted(name)] = mark  # as artifacts.h5 has it, and the application log
+    return found
+
+
+_UNKNOWN = TimelineMark("evaluated", 0, "train", 0, 0.0)
+"""For a set whose weights the timeline does not name."""

@@ -17,16 +17,14 @@ from ..event.values import Floats, MetricInfo, RunOpened, Split
 from ..logger.history import History
 from ..store.layout import RunLayout
 from .claims import Claims
-from .clock import Clock
+from .clock import Clock, Series, series_of
 from .evaluations import Evaluation, Evaluations
 from .follow import News, follow
 from .index import read_header
 from .live_index import FILE
-from .read_evaluations import evaluated_in
-from .read_record import read_record
+from .read_record import evaluated_in, read_record
 from .run_info import RunInfo
 from .run_status import Standing, logs_in, require_run, standing, test_logs_in
-from .series import Series, series_of
 from .tables import Table
 from .timeline import TimelineMark, read_timeline
 

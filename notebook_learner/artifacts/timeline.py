@@ -17,7 +17,7 @@ from ..errors import DamagedError, NoDescriptorsError
 from ..event.values import Evaluated, Event, Marked, Rewound, RunOpened, Split, StatusChanged
 from ..logger.file import evaluated_text
 from ..store import durable
-from ..store.log_blocks import lines_between
+from ..store.log_lines import lines_between
 from .claims import LARGEST, Claims
 
 KINDS = (

@@ -14,7 +14,7 @@ from ..event.values import MetricInfo
 from ..remote.owner import alone_in
 from ..store import durable, files
 from ..store.layout import RunLayout
-from ..store.log_blocks import LogLines
+from ..store.log_lines import LogLines
 from ..store.run_folder import RunPath
 from .claims import Claims
 from .index import read_header

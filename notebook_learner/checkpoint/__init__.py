@@ -10,12 +10,12 @@ True
 """
 
 from .folder import CheckpointFolder
+from .formats import load, save
 from .hdf5 import CompactRecorder, Hdf5Recorder
 from .info import CheckpointInfo
 from .messagepack import NamedMpkGzRecorder
 from .recorder import Decoded, Encoded, Recorder
 from .safetensors import SafetensorsRecorder
-from .single_file import load, save
 from .strategy import KeepAll, KeepAny, KeepBest, KeepEvery, KeepLast, Strategy
 
 __all__ = [

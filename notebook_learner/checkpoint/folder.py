@@ -26,9 +26,8 @@ from ..errors import CheckpointError, DamagedError, NoDescriptorsError, StateErr
 from ..store import durable, files
 from ..store.run_folder import RunPath, below
 from . import passes
-from .commit import FORMAT, HEAD, REST, SCHEMA, checked, damaged
 from .formats import is_known, recorder_for
-from .info import LABEL, PARTS, CheckpointInfo, info_of
+from .info import FORMAT, HEAD, LABEL, PARTS, REST, SCHEMA, CheckpointInfo, checked, damaged, info_of
 from .recorder import Lossy, Recorder
 from .strategy import KeepBest, best_of
 

@@ -37,8 +37,7 @@ from ..store.budget import (
     weight_of_string,
     weight_of_tree,
 )
-from ..store.digest import digest_of_all
-from ..store.durable import Reader
+from ..store.durable import Reader, digest_of_all
 from ..store.files import Bytes
 from ..store.hdf5_manifest import damaged
 from ..store.tensors import DTYPES, bytes_of, dtype_name, nbytes_of

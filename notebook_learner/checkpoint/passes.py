@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import DamagedError
 from ..store import durable, files
-from ..store.digest import digest_of
+from ..store.durable import digest_of
 from ..store.json_text import parse, to_text
 from ..store.run_folder import RunPath
 from ..store.tree import Malformed, pack, unpack

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..store.budget import TIMES, fits, too_many
-from ..store.digest import digest_of, digest_of_all
-from ..store.durable import Reader
+from ..store.durable import Reader, digest_of, digest_of_all
 from ..store.files import Bytes
 from ..store.hdf5_manifest import damaged
 from ..store.json_text import parse, to_text

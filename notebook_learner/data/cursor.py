@@ -21,9 +21,8 @@ from typing import Any
 import torch
 
 from ..errors import StateError
-from .device_batches import per_device
 from .loader_walk import length_of, walk_for
-from .rank_share import Several, Share
+from .rank_share import Several, Share, per_device
 from .rng import (
     HostMemory,
     HostRng,

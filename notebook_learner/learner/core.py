@@ -2,30 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
+from ..data.cursor import Cursor
 from ..errors import CheckpointError, LoggerError, MovedError, Paused, StateError
-from ..event import Display, Event, Marked, MetricAdded, MetricInfo, Notice, RunOpened, StatusChanged
+from ..evaluation.prediction import Forward
+from ..event import Display, Event, Marked, MetricAdded, MetricInfo, Notice, RunOpened, Split, StatusChanged
 from ..event.position import Position
 from ..logger import History
+from ..metric.base import AnyMetric
 from ..run.bounds import Until
 from ..run.breakpoint_watch import Hit
 from ..run.driver import Driver
 from ..run.early_stopping import why_ended
 from ..run.loop import Why
 from ..run.replica import Replica
+from ..state.state import State
+from ..step.step import StepFunction, ValidationStep
 from ..step.update import Update
 from ..store import process_end
-from .directory_access import Premises
 from .finalizer import Parting
-from .supplies import Supplies
 
 if TYPE_CHECKING:
     from ..event import Status  # Jedi, which completes `learner.`, fails on a property that is a Literal
+
+
+class Premises(Protocol):
+    """The learner's place in the run's directory."""
+
+    def look_in(self) -> None:
+        """Reserve the directory before a checkpoint is read: no other run begins there until `look_away`."""
+
+    def look_away(self) -> None:
+        """The checkpoint was read."""
+
+    def stands(self, status: str) -> None:
+        """Note the status of the training, for others who want the directory."""
+
+    def rest(self) -> None:
+        """Training is over: others may go on in the directory, until this learner needs it again."""
+
+    def wake(self) -> None:
+        """Take the directory again, if it is still free, before an event is written."""
+
+    def leave(self) -> None:
+        """Leave the directory: the learner was garbage-collected."""
+
+    @property
+    def away(self) -> str:
+        """Who else goes on with the run; empty if this learner has it."""
+
+    def require_mine(self) -> None:
+        """Raise if this learner may not go on: another process does, or the directory belongs to another
+        run."""
+
+    def lend(self, why: str) -> int:
+        """Lend the directory to another process and return the descriptor that it needs. `why` is the error
+        message for a verb that wants to train here meanwhile."""
+
+    def lent(self) -> None:
+        """The other process has the directory alone now."""
+
+    def adopt(self, descriptor: int) -> None:
+        """Take the directory with the descriptor that another process has lent."""
+
+    def take_back(self, learner: Any, stand: Callable[[], Sequence[Event]], /) -> None:
+        """Take the directory back from the other process. `stand` moves the learner to where the run stands,
+        and returns the events that bring the writers of the directory there."""
+
+    def enter(self, learner: Any, /, *, goes_on: bool, saves: bool) -> list[Notice]:
+        """Take the directory before something is written there; return the notices for the user."""
+
+
+Metrics = Iterable[AnyMetric] | None
+
+
+@runtime_checkable
+class OfOneLearner(Protocol):
+    """A step that knows its learner, as a cell's does."""
+
+    def of(self, learner: Any, /) -> StepFunction:
+        """The same step for another one."""
+
+
+class Supplies(Protocol):
+    """What a learner is given to work with: data, and the steps that work on it."""
+
+    def use(self, learner: Any, split: Split, given: Any, /) -> None:
+        """Train or validate on this from here on."""
+
+    def use_step(self, split: Split, function: StepFunction, /) -> None:
+        """Train or validate with this from here on."""
+
+    def renew(self) -> None:
+        """Look up the model's steps again, after its code has changed."""
+
+    def step_of(self, split: Split, /) -> StepFunction | None:
+        """The step of this split that the builder or `use_step` was given."""
+
+    def fork(self, learner: Any, state: State, directory: str | os.PathLike[str], /) -> Any:
+        """Make another learner like this one, in this state."""
+
+    def given(self) -> Mapping[Split, Any]:
+        """The data of each split, as it was given."""
+
+    @property
+    def origin(self) -> Any:
+        """What the learner was built from: settings, model, optimizer, scheduler."""
+
+    @property
+    def loss(self) -> Callable[..., Any] | None:
+        """The loss function of `.loss(...)`, if there is one."""
+
+    def require(self) -> None:
+        """Raise if something is missing before training can begin."""
+
+    def cursor_for(self, given: Any, what: str, /, way: Any = ...) -> Cursor:
+        """A way through a loader or dataset, for one rank or several."""
+
+    def validation_step(self, what: str, /) -> ValidationStep:
+        """The step that measures."""
+
+    def prediction_step(self, forward: Forward | None, /) -> ValidationStep:
+        """A step that gives the model's output."""
+
+    def metrics_for(self, given: Metrics, what: str, /) -> list[AnyMetric]:
+        """The given metrics, if there are any; by default those of the validation."""
+
 
 T = TypeVar("T")
 MarkKind = Literal["breakpoint", "edited", "forked"]

@@ -16,11 +16,10 @@ from ..store import check_metric_name, same_file
 
 if TYPE_CHECKING:
     from ..inspection import Inspection
-    from ..trial.comparison import Comparison
+    from ..trial.changes import Comparison
 
 
-from .core import LearnerCore
-from .supplies import OfOneLearner
+from .core import LearnerCore, OfOneLearner
 
 
 class Debugging(LearnerCore):

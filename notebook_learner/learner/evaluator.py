@@ -27,8 +27,7 @@ from ..run.control import Control
 from ..run.driver import Driver
 from ..run.modes import Modes, switch
 from ..run.settings import PRECISIONS, Registered, Settings
-from ..step.step import ValidationStep
-from ..step.supervised_step import supervised
+from ..step.step import ValidationStep, supervised
 from ..store.layout import RunLayout
 from .wiring.checks import listed, metric_mistakes, step_mistakes
 from .wiring.loaders import not_a_loader

@@ -25,8 +25,7 @@ from ..errors import (
     StoreError,
 )
 from ..event import Event, Notice, Rewound
-from ..ranks.detached_process import Process
-from ..ranks.ticket import CANNOT, packed, surroundings
+from ..ranks.detached_process import CANNOT, Process, packed, surroundings
 from ..remote.detached import LOG, Detached, forget_in, noted_in
 from ..run.step_reports import HandedOver, RunTakenBack, why_over
 

@@ -9,14 +9,12 @@ from typing import Any, TypeVar, overload
 from ..artifacts.evaluations import Evaluation, Evaluations
 from ..data.cursor import Cursor
 from ..evaluation.prediction import AfterBatch, Forward, as_batches, predict, require_functions
-from ..evaluation.set_pass import Tour, evaluate_set
-from ..evaluation.state_guard import beside
+from ..evaluation.set_pass import Tour, beside, evaluate_set
 from ..event import Notice
 from ..run.rank_protocol import Alone, Others, Task
 from ..step.step import ValidationStep
 from ..store.layout import RunLayout
-from .core import LearnerCore
-from .supplies import Metrics
+from .core import LearnerCore, Metrics
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from .core import LearnerCore
 if TYPE_CHECKING:
     from ..trial.lr_find import RateSearch
     from ..trial.reload_code import Reloaded
-    from ..trial.try_step import Trial
+    from ..trial.what_if import Trial
 
 
 class Tools:
@@ -56,7 +56,7 @@ class Tools:
         return self._learner._leaving_locals(partial(self._try_step, function))
 
     def _try_step(self, function: StepFunction | None) -> Trial:
-        from ..trial.try_step import try_step
+        from ..trial.what_if import try_step
 
         __tracebackhide__ = True
         if function is None or "train" not in self._learner._replica.loop.passes:

@@ -18,7 +18,7 @@ from ..step.output import (
     RegressionOutput,
     SequenceOutput,
 )
-from ..step.supervised_step import kind_of
+from ..step.step import kind_of
 from .cell_body import Body, Targets
 
 Values = Mapping[str, Any]

@@ -19,10 +19,10 @@ import torch
 
 from ..cluster import Attached
 from ..errors import StateError
-from .encrypted_link import Doors
+from .channel import Doors
 from .engines import Engines
+from .process_settings import versions
 from .rendezvous import OpenRendezvous, own_address_towards
-from .versions import versions
 
 _ANSWER = 60.0
 """Seconds in which an engine has to describe its machine. A machine may be busy."""

@@ -18,7 +18,7 @@ from .channel import Meeting
 from .rendezvous import ByFile, Rendezvous
 
 if TYPE_CHECKING:
-    from .encrypted_link import Doors
+    from .channel import Doors
 
 START = 180.0
 """Seconds in which engines have to start: they import torch, on a machine that may be busy."""

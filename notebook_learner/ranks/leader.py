@@ -20,8 +20,7 @@ from ..run.replica import Replica
 from ..state.state import State
 from ..step.schedule import rates_of
 from ..trial.changes import Changes
-from .failures import Failed, Lost, exception_of
-from .rank_processes import Crew, Dead, Member, crew_for, release
+from .rank_processes import Crew, Dead, Failed, Lost, Member, crew_for, exception_of, release
 from .rank_steps import RankClock, buffers_of_rank_0, ranked, share_for
 from .rank_table import RankTable, of_member, of_this_process
 from .recipe import RecipeSource

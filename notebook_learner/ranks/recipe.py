@@ -20,8 +20,7 @@ from ..run.rank_protocol import Alone, Supplier, Task
 from ..run.replica import Replica
 from ..run.settings import Registered, Settings
 from ..trial.changes import Changes
-from .failures import Failed
-from .rank_processes import Crew, Member
+from .rank_processes import Crew, Failed, Member
 from .shipping import Names, names_of, pack, pack_by_value
 
 

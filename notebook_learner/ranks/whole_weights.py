@@ -11,9 +11,8 @@ from ..event import Notice
 from ..run.replica import Replica
 from .reduction import Reducer
 from .shipping import on_host
-from .state_pieces import DIVIDED
 from .state_transfer import fingerprint
-from .weight_parts import InParts, Parts
+from .weight_parts import DIVIDED, InParts, Parts
 
 
 class WeightHolders(Protocol):

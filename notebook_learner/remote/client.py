@@ -10,9 +10,8 @@ from pathlib import Path
 
 from ..errors import RemoteError
 from ..steering.command import Answer, Command, CommandError, typed
-from .peer import peer_of
 from .protocol import line_of, read_answer
-from .socket_place import NAME, SocketFolder, UntrustedError, connected, supported, trusted_by
+from .socket_place import NAME, SocketFolder, UntrustedError, connected, peer_of, supported, trusted_by
 
 PATIENCE = 10.0
 """Seconds that an answer to a question may take, from the first byte sent to the last byte received. For a

@@ -23,10 +23,8 @@ from ..steering.carry_out import Steering
 from ..steering.command import Answer, Command, CommandError
 from ..steering.steered import Steered
 from ..store.run_folder import RunFolder
-from .forked_child import held, let_go
-from .peer import peer_of
 from .protocol import LONGEST, line_of, read_command
-from .socket_place import OccupiedError, SocketDoor, SocketFolder, supported
+from .socket_place import OccupiedError, SocketDoor, SocketFolder, held, let_go, peer_of, supported
 
 PATIENCE = 5.0
 """Seconds that a client may take to send its request, and to take the answer."""

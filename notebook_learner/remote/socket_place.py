@@ -24,14 +24,95 @@ import json
 import os
 import socket
 import stat
+import struct
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from ..errors import enough_descriptors
-from .forked_child import held, let_go
+
+
+class Closable(Protocol):
+    """A socket, or anything else that can be closed."""
+
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Closable)
+
+_held: set[Closable] = set()
+"""Each change of this set is one call, so a fork finds it consistent without a lock."""
+
+
+def held(thing: T) -> T:
+    """Return a thing, and close it in every child that is forked while it is held."""
+    _held.add(thing)
+    return thing
+
+
+def let_go(thing: Closable) -> None:
+    """Close a held thing in this process."""
+    _held.discard(thing)
+    thing.close()
+
+
+def _in_child() -> None:
+    for thing in list(_held):
+        thing.close()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+_XUCRED = struct.Struct("IIh2x16I")  # macOS, FreeBSD: version, user, number of groups, groups
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A process: its user, and its number if the system reports it (0 otherwise)."""
+
+    uid: int
+    pid: int = 0
+
+    @property
+    def may_steer(self) -> bool:
+        """Whether its user is the one who trains, or root, which no check can keep out."""
+        return self.uid in (os.geteuid(), 0)
+
+    def __str__(self) -> str:
+        return f"{_name_of(self.uid)} (pid {self.pid})" if self.pid else _name_of(self.uid)
+
+
+def peer_of(connection: socket.socket) -> Peer | None:
+    """The process at the other end of a connection; None if no system call reports it.
+
+    Without such a call only the socket's mode protects it: only its owner can connect.
+    """
+    if sys.platform == "linux":
+        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, uid, _ = struct.unpack("iII", data)
+        return Peer(uid, pid)
+    credentials = getattr(socket, "LOCAL_PEERCRED", None)
+    if credentials is None:
+        return None
+    data = connection.getsockopt(0, credentials, _XUCRED.size)
+    return Peer(struct.unpack_from("II", data)[1])
+
+
+def _name_of(uid: int) -> str:
+    import pwd  # only Unix has it, and these sockets
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # in a container a user's number may have no name
+        return f"user {uid}"
+
 
 NAME = "control.sock"
 OWNER_ONLY = 0o600

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from ..errors import BusyError, names_descriptors
 from ..store import process_end
-from . import interrupt_button as background
+from . import interrupts as background
 from .control import Control, Request
-from .interrupt_safety import Breaking
+from .interrupts import Breaking
 
 T = TypeVar("T")
 

@@ -27,10 +27,9 @@ from ..metric import MetricGroup
 from ..step.schedule import Schedule
 from ..step.step import TrainingStep, ValidationStep
 from ..step.update import Update
-from .autograd_mode import ambient_kept_on_error
 from .bounds import Until
 from .control import Control
-from .modes import Modes
+from .modes import Modes, ambient_kept_on_error
 from .rank_protocol import Hands, Place, Ranks
 from .trained_models import TrainedBefore
 

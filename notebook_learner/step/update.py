@@ -10,19 +10,118 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._C._autograd import _profiler_enabled
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
+from torch.optim import optimizer as theirs
 from torch.optim.swa_utils import AveragedModel
 
-from ..errors import StepError
-from .gradients import assign
-from .optimizer_calls import clear, step
+from ..errors import StepError, a_kind
 from .output import Gradients, weight_of
 from .schedule import Schedule
+
+_NONE_THERE = (
+    "TrainOutput(grads=None) says that the gradients are in `.grad`, but no parameter has one; call "
+    "item.loss.backward() before, or return the item and let the learner do it"
+)
+
+
+def assign(gradients: Any, model: nn.Module) -> None:
+    """Put gradients where the optimizer reads them; None means that they are there already."""
+    if gradients is None:
+        if all(parameter.grad is None for parameter in model.parameters()):
+            raise StepError(_NONE_THERE)
+        return
+    for name, parameter, grad in _matched(gradients, model):
+        try:
+            parameter.grad = grad
+        except (RuntimeError, TypeError) as refused:
+            raise StepError(f"TrainOutput.grads does not fit the parameter {name!r}: {refused}") from None
+
+
+def _matched(gradients: Any, model: nn.Module) -> Iterable[tuple[str, nn.Parameter, Any]]:
+    if isinstance(gradients, Mapping):
+        return [(*_find(key, model), grad) for key, grad in gradients.items()]
+    if isinstance(gradients, Tensor) or not isinstance(gradients, Iterable):
+        raise StepError(
+            f"TrainOutput.grads is of type {type(gradients).__name__}; give None where `backward()` left "
+            "them in `.grad`, a mapping by name or parameter, or one gradient for each parameter"
+        )
+    named, grads = list(model.named_parameters()), list(gradients)
+    if len(grads) != len(named):
+        raise StepError(
+            f"TrainOutput.grads holds {len(grads)} gradients, but the model has {len(named)} parameters; "
+            "give one each, in the order of model.parameters(), or a mapping by name"
+        )
+    return [(name, parameter, grad) for (name, parameter), grad in zip(named, grads, strict=True)]
+
+
+def _find(key: Any, model: nn.Module) -> tuple[str, nn.Parameter]:
+    names = dict(model.named_parameters(remove_duplicate=False))  # a tied one has either name
+    for name, parameter in names.items():
+        if parameter is key or name == key:
+            return name, parameter
+    shown = repr(key) if isinstance(key, str) else a_kind(key)
+    raise StepError(
+        f"TrainOutput.grads names {shown}, which is no parameter of the model; there are: {', '.join(names)}"
+    )
+
+
+_ZERO_GRAD = Optimizer.zero_grad
+
+
+def clear(optimizer: Optimizer) -> None:
+    """Do what `optimizer.zero_grad()` does: no parameter has a gradient afterwards."""
+    if (
+        type(optimizer).zero_grad is not _ZERO_GRAD
+        or "zero_grad" in optimizer.__dict__
+        or _profiler_enabled()
+    ):
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def step(optimizer: Optimizer) -> None:
+    """Do what `optimizer.step()` does."""
+    function: Any = type(optimizer).step
+    if (
+        getattr(function, "__code__", None) is not _LABELLED
+        or "step" in optimizer.__dict__  # torch's schedules count the calls there
+        or _GLOBAL_BEFORE
+        or _GLOBAL_AFTER
+        or optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _profiler_enabled()
+    ):
+        optimizer.step()
+    else:
+        function.__wrapped__(optimizer)
+
+
+def _labelled() -> CodeType | None:
+    """The code of every `step` that torch alone has wrapped with label and hooks: a further wrapper would
+    have another code. None if this torch does it in another way."""
+    label: Callable[[Any], Any] | None = getattr(Optimizer, "profile_hook_step", None)
+    if label is None or _GLOBAL_BEFORE is None or _GLOBAL_AFTER is None:
+        return None
+    wrapped = label(Optimizer.step)
+    return wrapped.__code__ if getattr(wrapped, "__wrapped__", None) is Optimizer.step else None
+
+
+# The dicts themselves, which torch writes into.
+_GLOBAL_BEFORE: Any = getattr(theirs, "_global_optimizer_pre_hooks", None)
+_GLOBAL_AFTER: Any = getattr(theirs, "_global_optimizer_post_hooks", None)
+_LABELLED = _labelled() or object()
+"""A plain object is not the code of any function."""
+
 
 _BACKWARD_TWICE = (
     "train_step ran backward() itself and then returned a plain output, so that the learner runs it again; "

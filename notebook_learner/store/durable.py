@@ -191,3 +191,22 @@ def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
             return [buffer[count:], *buffers[index + 1 :]]
         count -= buffer.nbytes
     return []
+
+
+def digest_of(*buffers: Bytes) -> str:
+    """The checksum of buffers, one after the other, as 32 hexadecimal digits.
+
+    >>> digest_of(b"one", b"two") == digest_of(b"onetwo")
+    True
+    """
+    return digest_of_all(buffers)
+
+
+def digest_of_all(buffers: Iterable[Bytes]) -> str:
+    """The same, of any number of buffers."""
+    from xxhash import xxh3_128  # loaded only for a checkpoint
+
+    state = xxh3_128()
+    for buffer in buffers:
+        state.update(buffer)
+    return state.hexdigest()

@@ -29,8 +29,82 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from . import hdf5_library
 from .budget import LARGEST_CHUNK, TIMES
-from .hdf5_types import KNOWN
+from .tensors import DTYPES, dtype_name
+
+_PREDEFINED = {
+    "float16": "IEEE_F16LE",
+    "float32": "IEEE_F32LE",
+    "float64": "IEEE_F64LE",
+    "int8": "STD_I8LE",
+    "int16": "STD_I16LE",
+    "int32": "STD_I32LE",
+    "int64": "STD_I64LE",
+    "uint8": "STD_U8LE",
+    "uint16": "STD_U16LE",
+    "uint32": "STD_U32LE",
+    "uint64": "STD_U64LE",
+}
+_MADE = ("bool", "bfloat16", "complex32", "complex64", "complex128")
+
+
+def is_described(dtype: torch.dtype) -> bool:
+    """Whether HDF5 has a type for a dtype.
+
+    >>> is_described(torch.bfloat16), is_described(torch.float8_e4m3fn)
+    (True, False)
+    """
+    name = dtype_name(dtype)
+    return name in _PREDEFINED or name in _MADE
+
+
+def stored_shape(dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the dataset; the shape of the bytes if a dtype has no HDF5 type.
+
+    >>> stored_shape(torch.float32, (2, 3)), stored_shape(torch.bits16, (2, 3)), stored_shape(torch.bits8, ())
+    ((2, 3), (2, 6), (1,))
+    """
+    if is_described(dtype):
+        return tuple(shape)
+    return (*shape[:-1], shape[-1] * dtype.itemsize) if shape else (dtype.itemsize,)
+
+
+def type_of(dtype: torch.dtype) -> Any:
+    """The HDF5 type of a dtype: h5py's own for bool and complex numbers."""
+    import numpy as np
+
+    h5t = hdf5_library.load().h5t
+
+    name = dtype_name(dtype)
+    if not is_described(dtype):
+        return h5t.STD_U8LE
+    if name in _PREDEFINED:
+        return getattr(h5t, _PREDEFINED[name])
+    if name == "bool":
+        return h5t.py_create(np.dtype(bool), logical=True)
+    if name == "bfloat16":
+        return _bfloat16()
+    part = {"complex32": h5t.IEEE_F16LE, "complex64": h5t.IEEE_F32LE, "complex128": h5t.IEEE_F64LE}[name]
+    made = h5t.create(h5t.COMPOUND, 2 * part.get_size())
+    made.insert(b"r", 0, part)
+    made.insert(b"i", part.get_size(), part)
+    return made
+
+
+def _bfloat16() -> Any:
+    """HDF5 describes any float by its bits. Every version reads this one correctly."""
+    h5t = hdf5_library.load().h5t
+
+    made = h5t.IEEE_F16LE.copy()
+    made.set_fields(15, 7, 8, 0, 7)
+    made.set_ebias(127)
+    return made
+
+
+KNOWN = {name: dtype for name, dtype in DTYPES.items() if not name.startswith("q")}
+"""The dtypes a file may name: all but the quantized ones, which are stored as integers and a scale."""
+
 
 MOST_DIMENSIONS = 64
 

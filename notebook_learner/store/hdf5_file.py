@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from .budget import TENSOR, fits, too_many
-from .digest import digest_of
+from .durable import digest_of
 from .files import Bytes
 from .hdf5_codecs import Codec, Squeezed, kept_plain, squeezed
-from .hdf5_image import Dataset, Image, build, room_for, well_placed
+from .hdf5_image import Dataset, Image, build, dataset_paths, room_for, well_placed
 from .hdf5_manifest import SCHEMA, header
-from .hdf5_names import dataset_paths
 from .json_text import to_text
 from .tensors import bytes_of, dtype_name, memories_of
 from .tree import Packed

@@ -29,8 +29,7 @@ from typing import Any
 
 from ..errors import DamagedError
 from .budget import SPARE, TENSOR, room, weight_of_text
-from .digest import digest_of
-from .durable import Reader
+from .durable import Reader, digest_of
 from .hdf5_columns import Entry, Listed, Wrong, listed_in, member
 from .hdf5_image import USER_BLOCK
 from .json_text import parse

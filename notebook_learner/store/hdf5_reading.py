@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .digest import digest_of, digest_of_all
-from .durable import MOST_BUFFERS, Reader
+from .durable import MOST_BUFFERS, Reader, digest_of, digest_of_all
 from .hdf5_codecs import Unpackable, unpack_into
 from .hdf5_columns import Entry, Numbers
 from .hdf5_image import USER_BLOCK

@@ -17,8 +17,7 @@ from ..run.loop import Loop
 from ..run.rank_protocol import Ranks
 from ..run.replica import Replica
 from ..state.state import State
-from .changes import AS_IT_IS, Changes, LossOfStep, changed
-from .comparison import Course
+from .changes import AS_IT_IS, Changes, Course, LossOfStep, changed
 
 AfterStep = Callable[[int, float], None]
 

@@ -7,8 +7,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from ..ranks.channel import Channel
-from ..ranks.encrypted_link import EncryptedDoor, come_through
+from ..ranks.channel import Channel, EncryptedDoor, come_through
 from ..ranks.engines import end_processes, family_of
 from .rank import Follower, follow
 

@@ -22,14 +22,13 @@ from typing import Any, BinaryIO, get_args
 from ..breakpoint import Breakpoints
 from ..errors import CheckpointError, DetachError, LoggerError, Paused
 from ..event import Rewound, Split
+from ..learner.core import OfOneLearner
 from ..learner.learner import Learner
-from ..learner.supplies import OfOneLearner
 from ..learner.wiring.assembly import assemble
 from ..logger import FileMetricLogger
-from ..ranks.detached_process import SIZE
+from ..ranks.detached_process import SIZE, THE_LEARNER, Surroundings, Ticket
+from ..ranks.process_settings import surround
 from ..ranks.shipping import Here, unpack
-from ..ranks.ticket import THE_LEARNER, Surroundings, Ticket
-from ..ranks.torch_settings import surround
 from ..remote.detached import LOG, noted_in
 from ..step.schedule import report_steps
 from ..store import files

@@ -20,20 +20,19 @@ import torch
 from ..data.sampling import END
 from ..errors import StateError
 from ..evaluation.prediction import Asking
-from ..evaluation.set_pass import Measuring
-from ..evaluation.state_guard import beside
+from ..evaluation.set_pass import Measuring, beside
+from ..learner.core import OfOneLearner
 from ..learner.learner import Learner
-from ..learner.supplies import OfOneLearner
 from ..ranks.channel import Channel, Gone, RankDoor, come_to
 from ..ranks.engines import Known, end_processes, family_of
-from ..ranks.failures import Failed
+from ..ranks.process_settings import versions
+from ..ranks.rank_processes import Failed
 from ..ranks.rank_steps import RankClock, buffers_of_rank_0, from_rank_0, ranked, share_for
 from ..ranks.recipe import Recipe
 from ..ranks.reduction import Reducer, Severed
 from ..ranks.rendezvous import Rendezvous, process_group
 from ..ranks.shipping import Here, names_of, pack, unpack
 from ..ranks.state_transfer import fingerprint, own_of, take
-from ..ranks.versions import versions
 from ..ranks.weight_parts import InParts, Parts
 from ..run.control import Control
 from ..run.loop import BlockPace

@@ -313,7 +313,7 @@ def test_a_damaged_header_is_refused(tmp_path_factory, data):
 
 @pytest.mark.parametrize("text", [b"[]", b"nonsense", b"[" * 100_000, b"\xff", b"1" * 10_000])
 def test_a_header_that_is_no_object_is_refused(tmp_path, text):
-    from notebook_learner.store.digest import digest_of
+    from notebook_learner.store.durable import digest_of
 
     size = len(text).to_bytes(8, "little")
     path = tmp_path / "artifacts.h5"

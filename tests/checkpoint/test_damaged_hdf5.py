@@ -17,7 +17,7 @@ from torch import Tensor
 from notebook_learner.checkpoint.hdf5 import Hdf5Recorder
 from notebook_learner.errors import DamagedError
 from notebook_learner.store import durable, hdf5_manifest
-from notebook_learner.store.digest import digest_of
+from notebook_learner.store.durable import digest_of
 from notebook_learner.store.hdf5_image import USER_BLOCK
 from notebook_learner.store.hdf5_manifest import REMEMBERED
 from notebook_learner.store.tensors import DTYPES

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from notebook_learner.checkpoint.half_precision import Rounded, halved, halved_all, lost
-from notebook_learner.checkpoint.hdf5 import CompactRecorder, Hdf5Recorder
+from notebook_learner.checkpoint.hdf5 import CompactRecorder, Hdf5Recorder, Rounded, halved, halved_all, lost
 from notebook_learner.store import durable
 
 

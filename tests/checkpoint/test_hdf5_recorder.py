@@ -24,7 +24,7 @@ from notebook_learner.checkpoint.hdf5 import CompactRecorder, Hdf5Recorder
 from notebook_learner.checkpoint.recorder import Recorder
 from notebook_learner.errors import CheckpointError, ConfigurationError, DamagedError
 from notebook_learner.store import files, hdf5_codecs, hdf5_file, hdf5_reading
-from notebook_learner.store.hdf5_types import KNOWN
+from notebook_learner.store.hdf5_columns import KNOWN
 from notebook_learner.store.tensors import bytes_of
 
 

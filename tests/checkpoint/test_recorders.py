@@ -32,7 +32,7 @@ from notebook_learner.checkpoint.messagepack import NamedMpkGzRecorder
 from notebook_learner.checkpoint.recorder import Recorder
 from notebook_learner.checkpoint.safetensors import LONGEST_HEADER, NAMES, SafetensorsRecorder
 from notebook_learner.errors import CheckpointError, DamagedError
-from notebook_learner.store.digest import digest_of
+from notebook_learner.store.durable import digest_of
 
 
 class TestHdf5(RecorderContract, NoCopyContract):

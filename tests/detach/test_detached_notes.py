@@ -38,7 +38,7 @@ torch.multiprocessing.set_sharing_strategy("file_system")
 """
 PRINT = """
 import sys, pickle
-from notebook_learner.ranks.torch_settings import ambient, surround
+from notebook_learner.ranks.process_settings import ambient, surround
 given = sys.stdin.buffer.read()
 if given:
     surround(pickle.loads(given))

@@ -11,8 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import zmq
 
-from notebook_learner.ranks.channel import Gone
-from notebook_learner.ranks.encrypted_link import Doors, EncryptedDoor, come_through
+from notebook_learner.ranks.channel import Doors, EncryptedDoor, Gone, come_through
 
 HERE = "127.0.0.1"
 

@@ -14,8 +14,7 @@ from torch import nn
 from notebook_learner import ClassificationOutput, Learner, LearnerBuilder
 from notebook_learner.event import Notice
 from notebook_learner.metric import Accuracy, GradNorm, LearningRate, Loss
-from notebook_learner.step.graph_recorder import make_recordable
-from notebook_learner.step.graph_step import WARM_UP, RecordedStep
+from notebook_learner.step.graph_step import WARM_UP, RecordedStep, make_recordable
 
 
 def build(directory: Path, *, graph: bool, optimizer: Any, precision: str = "fp32", **more: Any) -> Learner:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from notebook_learner import Paused
 from notebook_learner.data.cursor import Cursor
-from notebook_learner.run.interrupt_safety import Breaking
+from notebook_learner.run.interrupts import Breaking
 
 SOON = 30.0
 

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from notebook_learner.state import copy_memory, snapshot
-from notebook_learner.state.copy_memory import CopyMemory
+from notebook_learner.state import device_copies, snapshot
+from notebook_learner.state.device_copies import CopyMemory
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool]
 
 
 @pytest.fixture(autouse=True)
 def every_tensor_is_large(monkeypatch):
-    monkeypatch.setattr(copy_memory, "LARGE", 1)
+    monkeypatch.setattr(device_copies, "LARGE", 1)
     monkeypatch.setattr(snapshot, "LARGE", 1)
 
 
@@ -155,7 +155,7 @@ def test_what_no_copy_wanted_for_long_is_let_go_of(memory, monkeypatch):
     memory.like(torch.zeros(50))
     memory.close_if_unused()
     assert memory.nbytes == 200
-    monkeypatch.setattr(copy_memory, "LONG", 0.0)
+    monkeypatch.setattr(device_copies, "LONG", 0.0)
     memory.close_if_unused()
     assert memory.nbytes == 0
 

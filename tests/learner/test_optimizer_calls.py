@@ -14,7 +14,7 @@ import torch
 from builder_support import assert_same_bits, batches, by_hand, classifier, net
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from notebook_learner.step import optimizer_calls
+from notebook_learner.step import update as optimizer_calls
 
 STEPS = len(batches())
 OPTIMIZERS = {

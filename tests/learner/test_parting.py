@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from notebook_learner import Artifacts, Learner, LearnerBuilder
 from notebook_learner.learner.finalizer import Parting
 from notebook_learner.metric import Loss
-from notebook_learner.store.workers import hand_over
+from notebook_learner.store.background import hand_over
 
 SOON = 60.0
 

@@ -22,7 +22,7 @@ from notebook_learner.event import Notice
 from notebook_learner.metric import AUROC, Accuracy, GradNorm, LearningRate, Loss
 from notebook_learner.step import graph_step as recorded
 from notebook_learner.step import step as steps
-from notebook_learner.step.graph_recorder import RECORDERS, make_recordable
+from notebook_learner.step.graph_step import RECORDERS, make_recordable
 
 SIZES = (8,) * 30 + (3,)
 

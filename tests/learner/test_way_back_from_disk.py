@@ -16,7 +16,7 @@ from exactness import differences, everything, logs
 from notebook_learner import Learner, Position, StateError
 from notebook_learner.checkpoint import KeepAll, KeepLast
 from notebook_learner.metric import Accuracy, Loss
-from notebook_learner.state.lineage import MOST, Lineage
+from notebook_learner.state.checkpoint_files import MOST_STRETCHES, Lineage
 
 EPOCHS = 4
 
@@ -164,4 +164,4 @@ def test_going_back_and_forth_for_ever_lists_no_more_than_so_many_stretches() ->
     way = Lineage()
     for step in range(500):
         way = way.branched((1, 0, step))
-    assert len(way.stretches) == MOST
+    assert len(way.stretches) == MOST_STRETCHES

@@ -15,7 +15,7 @@ from notebook_learner import Learner
 from notebook_learner.event import Event, SetProgress
 from notebook_learner.metric import Loss
 from notebook_learner.run import replay
-from notebook_learner.run.silent_replay import Unheard
+from notebook_learner.run.replay import Unheard
 
 
 class Talking:

@@ -12,8 +12,7 @@ from remote_support import SOON, Brake, in_a_thread, learner_in, socket_of, wait
 
 from notebook_learner import RemoteError
 from notebook_learner.remote import client, control, server
-from notebook_learner.remote.peer import Peer
-from notebook_learner.remote.socket_place import NAME
+from notebook_learner.remote.socket_place import NAME, Peer
 
 
 def connected_to(directory: Path) -> socket.socket:

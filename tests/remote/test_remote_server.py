@@ -24,10 +24,9 @@ from remote_support import SOON, file_in, learner_in, log_of, other_process, soc
 from notebook_learner import Artifacts, BusyError, LearnerBuilder, RemoteError
 from notebook_learner.artifacts.run_status import is_run
 from notebook_learner.logger import InMemoryMetricLogger
-from notebook_learner.remote import control, forked_child, server, socket_place
-from notebook_learner.remote.peer import Peer
+from notebook_learner.remote import control, server, socket_place
 from notebook_learner.remote.server import RemoteControl, _serving
-from notebook_learner.remote.socket_place import SocketFolder, connected
+from notebook_learner.remote.socket_place import Peer, SocketFolder, connected
 
 
 def in_charge(directory: Path) -> int:
@@ -223,11 +222,11 @@ def test_a_process_without_a_thread_to_spare_trains_without_a_socket(tmp_path, m
         really(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    learner, before = learner_in(tmp_path), forked_child._held.copy()
+    learner, before = learner_in(tmp_path), socket_place._held.copy()
     learner.step()
     told = f"no remote control (notebook-learner ctl) in {str(tmp_path)!r}: can\\'t start"
     assert told in "".join(log_of(tmp_path))
-    assert not file_in(tmp_path).exists() and len(forked_child._held - before) == 1, "the lock"
+    assert not file_in(tmp_path).exists() and len(socket_place._held - before) == 1, "the lock"
 
 
 def test_what_is_no_socket_stays_where_it_is(tmp_path):
@@ -316,10 +315,10 @@ def numbers(things: set[Any]) -> list[int]:
 
 
 def test_a_forked_child_neither_keeps_nor_removes_the_socket(tmp_path):
-    before = forked_child._held.copy()
+    before = socket_place._held.copy()
     learner = learner_in(tmp_path)
     learner.step()
-    kept = numbers(forked_child._held - before)
+    kept = numbers(socket_place._held - before)
     assert len(kept) == 6, "the lock, both directories, the socket, both ends of what wakes the thread"
     reads, writes = os.pipe()
     child = os.fork()

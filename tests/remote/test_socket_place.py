@@ -28,7 +28,7 @@ from remote_support import (
 
 from notebook_learner import Artifacts, LearnerBuilder, RemoteError
 from notebook_learner.remote import control
-from notebook_learner.remote.find_listener import other_process_in
+from notebook_learner.remote.owner import other_process_in
 from notebook_learner.remote.protocol import line_of
 from notebook_learner.steering.command import Answer
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notebook_learner.store.hdf5_columns import Extent, Listed, Wrong, listed_in
-from notebook_learner.store.hdf5_types import KNOWN
+from notebook_learner.store.hdf5_columns import KNOWN, Extent, Listed, Wrong, listed_in
 
 GOOD: dict[str, Any] = {
     "kinds": [["float32", [2, 3]], ["bool", []]],

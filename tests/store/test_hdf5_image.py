@@ -10,15 +10,18 @@ from notebook_learner.store.hdf5_image import (
     ALIGNED,
     ALIGNMENT,
     LATE,
+    LONGEST,
     PAGE,
     SOON,
     USER_BLOCK,
     Dataset,
     build,
+    dataset_paths,
+    escaped,
     room_for,
+    unescaped,
     well_placed,
 )
-from notebook_learner.store.hdf5_names import LONGEST, dataset_paths, escaped, unescaped
 from notebook_learner.store.tensors import nbytes_of
 
 

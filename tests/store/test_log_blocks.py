@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from notebook_learner.store import durable
-from notebook_learner.store.log_blocks import LogLines, lines_between
+from notebook_learner.store.log_lines import LogLines, lines_between
 
 LINES = st.one_of(
     st.sampled_from(

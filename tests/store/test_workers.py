@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from notebook_learner.store import workers
-from notebook_learner.store.background import Background
-from notebook_learner.store.workers import hand_over
+from notebook_learner.store import background as workers
+from notebook_learner.store.background import Background, hand_over
 
 
 def who_does_it() -> Callable[[], threading.Thread]:
@@ -90,7 +89,7 @@ def test_a_background_without_a_thread_writes_at_once(monkeypatch):
 def test_a_forked_process_has_threads_of_its_own():
     script = (
         "import os, sys\n"
-        "from notebook_learner.store.workers import hand_over\n"
+        "from notebook_learner.store.background import hand_over\n"
         "hand_over(print).result(60)\n"
         "child = os.fork()\n"
         "if child == 0:\n"

@@ -28,7 +28,7 @@ from ...metric.metric_copies import own_copy
 from ...remote.detached import detached_in, end_detached
 from ...remote.server import RemoteControl
 from ...renderer import resolve
-from ...run import interrupt_button as background
+from ...run import interrupts as background
 from ...run.control import Control
 from ...run.driver import Driver
 from ...run.early_stopping import EarlyStopping
@@ -37,16 +37,14 @@ from ...run.modes import Modes
 from ...run.replica import Replica
 from ...run.settings import PRECISIONS, Registered, Settings
 from ...run.trained_models import TrainedBefore
-from ...state.checkpointer import Which
+from ...state.checkpoint_files import Which
 from ...state.parts import RngPart, ScalerPart, WindowPart
 from ...state.state import ModelPart, OptimizerPart, Part, State
 from ...state.timeline import Timeline
-from ...step.graph_recorder import RECORDERS
-from ...step.graph_step import Log, RecordedStep
+from ...step.graph_step import RECORDERS, Log, RecordedStep
 from ...step.moving_average import MovingAverage
 from ...step.schedule import Schedule, Torch
-from ...step.step import TrainingStep, ValidationStep
-from ...step.supervised_step import supervised
+from ...step.step import TrainingStep, ValidationStep, supervised
 from ...step.update import Clip, ClipByNorm, ClipByValue, Update
 from ..learner import Learner
 from .checks import mistakes_in

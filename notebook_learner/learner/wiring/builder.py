@@ -19,7 +19,7 @@ from ...errors import names_descriptors
 from ...event import Sink, Split
 from ...metric.base import AnyMetric, TextMetric
 from ...run.settings import EarlyStoppingRule, Registered, Settings
-from ...state.checkpointer import Checkpointer, Which
+from ...state.checkpoint_files import Checkpointer, Which
 from ...step.schedule import When
 from ...step.step import StepFunction
 from ..learner import Learner

@@ -23,8 +23,8 @@ from ...event import Sink
 from ...metric.base import Metric, TextMetric
 from ...metric.rows import HOW_TO_MERGE, says_how_to_merge
 from ...run.settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
-from ...state.checkpointer import Checkpointer
-from ...step.graph_recorder import RECORDERS
+from ...state.checkpoint_files import Checkpointer
+from ...step.graph_step import RECORDERS
 from ...store import check_metric_name, same_file
 from .autosave import seconds_of
 from .cells import cells_may_come

@@ -19,17 +19,26 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from ...artifacts.earlier_run import drop, holds_run, keep_beside, own_files, put_together
-from ...artifacts.writer_traces import Traces, traces_in, went_on_since
+from ...artifacts.earlier_run import (
+    Traces,
+    drop,
+    holds_run,
+    keep_beside,
+    own_files,
+    put_together,
+    traces_in,
+    went_on_since,
+)
 from ...errors import BusyError, MovedError, NoDescriptorsError, StoreError, remedy
 from ...event import Event, FanOut, Notice, Sink
 from ...remote.detached import detached_in, noted_in
-from ...remote.find_listener import clear_socket, other_process_in
 from ...remote.owner import (
     DirectoryLock,
     Identity,
+    clear_socket,
     locker_of,
     other_owner_in,
+    other_process_in,
     owner_in,
     this_process,
     who_has,
