@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..errors import StateError
+from ..errors import StateError, a_kind
 from .state import ModelPart, OptimizerPart, Part, State
 
 _PLAINLY = ("foreach", "fused", "capturable", "differentiable")
@@ -79,7 +79,9 @@ def _kind_of(options: Any, parameter: Tensor, moments: Moments) -> Any:
 def _plain(value: Any) -> tuple[Any, ...]:
     if isinstance(value, Tensor):
         return value.dtype, value.shape, value.layout, None if value.dim() else value.item()
-    return type(value), str(value)[:100]
+    # Nothing is like a list or dict of a file but itself. Its text could be of any length, and to make the
+    # text of a tensor in it, torch loads further code.
+    return type(value), str(value)[:100] if _is_simple(value) else id(value)
 
 
 def _wrong(
@@ -159,5 +161,9 @@ def _said(moments: Moments) -> str:
 def _told(value: Any) -> str:
     """A number, also one in a tensor, as text: the text of a tensor makes torch import a lot."""
     if not isinstance(value, Tensor):
-        return str(value)[:20]
+        return str(value)[:20] if _is_simple(value) else a_kind(value)
     return str(tuple(value.shape) if value.dim() else value.item())[:20]
+
+
+def _is_simple(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))

@@ -164,6 +164,18 @@ MOMENTS: dict[str, tuple[str, Change]] = {
 }
 
 
+def test_no_tensor_of_a_file_is_written_out_for_which_torch_loads_further_code(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written_out(tensor: Any, **options: Any) -> str:
+        raise AssertionError("a tensor of the file is made into text")
+
+    rewrite(directory, *_kept(lambda kept: kept.update(exp_avg=[torch.zeros(3)])))
+    monkeypatch.setattr(torch.Tensor, "__repr__", written_out)
+    told = assert_refused(directory)
+    assert "what Adam cannot have kept" in told and "exp_avg a list" in told
+
+
 @pytest.mark.parametrize("what", MOMENTS)
 def test_what_would_make_the_optimizers_next_step_fail_is_refused_and_named(
     what: str, directory: Path
