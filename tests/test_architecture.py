@@ -41,6 +41,7 @@ ROOMS = (
     "data",
     "step",
     "state",
+    "carried",
     "run",
     "trial",
     "evaluation",

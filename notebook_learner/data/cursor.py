@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -43,6 +43,30 @@ from .stop_iteration import end_of, next_of
 Tell = Callable[[str], None]
 
 
+class Carried(Protocol):
+    """What the steps of a training change outside of it: a sampler may depend on that."""
+
+    def look(self) -> Any:
+        """Take it."""
+
+    def give(self, look: Any, /) -> None:
+        """Put it back."""
+
+    def of_file(self, state: Any, /) -> Any:
+        """What `look` gave, after a way through a file."""
+
+
+class _Nothing:
+    def look(self) -> Any:
+        return None
+
+    def give(self, look: Any, /) -> None:
+        pass
+
+    def of_file(self, state: Any, /) -> Any:
+        return None
+
+
 class Cursor:
     """Walks one loader, epoch by epoch, and can go to any batch of an epoch.
 
@@ -65,7 +89,11 @@ class Cursor:
         tell: Tell = lambda text: None,
         share: Share | None = None,
         devices: int = 1,
+        carried: Carried | None = None,
     ) -> None:
+        self.carried = carried or _Nothing()
+        self._began: Any = None
+        """What steps had changed outside when the epoch began: its order may depend on it."""
         self.source = loader
         self.devices, self.share = devices, share
         self.loader, self.each = per_device(loader, devices)
@@ -103,7 +131,7 @@ class Cursor:
         self.drop()
         self.epoch = epoch
         self._skip = 0
-        self._start = None
+        self._start = self._began = None
         self._stream = None
         self._follows = False
 
@@ -154,7 +182,7 @@ class Cursor:
         self._skip = step
         self._stream = None
         if step == 0:
-            self._start = None
+            self._start = self._began = None
 
     def reopen(self, step: int) -> None:
         """Stay after `step` batches, at the current place, but read from there again: workers may have
@@ -165,7 +193,7 @@ class Cursor:
 
     def take_over(self, other: Cursor, step: int) -> None:
         """Take the place of another loader's cursor: the cell that makes the loaders was run again."""
-        self.epoch = other.epoch
+        self.epoch, began = other.epoch, other._began
         stream = other._stream_now()
         if other._start is not None:
             self._start = replace(other._start, generators=self._generator_states(), warm=False)
@@ -173,6 +201,7 @@ class Cursor:
             self._start = _Start(capture_rng(), self._generator_states(), False)
         self.stand_at(step)
         self._stream = stream if step else None
+        self._began = began
 
     def drop(self) -> None:
         """Release the live iterator and its worker processes."""
@@ -206,6 +235,7 @@ class Cursor:
             "warm": self.walk.warm,
             "generators": self._generator_states(),
             "loader": self.walk.capture(inside),
+            "began": self._began if inside else None,
         }
 
     def require(self, state: Mapping[str, Any]) -> None:
@@ -226,6 +256,8 @@ class Cursor:
         self._warm = state["warm"]
         restore_generators(self.walk.generators, state["generators"])
         self.walk.restore(state["loader"])
+        began = state.get("began")
+        self._began = None if began is None else self.carried.of_file(began)
 
     def _generator_states(self) -> tuple[torch.Tensor, ...]:
         return capture_generators(self.walk.generators)
@@ -237,6 +269,17 @@ class Cursor:
 
     def _open(self) -> Iterator[Any]:
         self.walk.set_epoch(self.epoch)
+        if self._skip == 0 or self._began is None:
+            self._began = self.carried.look()
+            return self._opened()
+        now = self.carried.look()
+        self.carried.give(self._began)
+        try:
+            return self._opened()
+        finally:
+            self.carried.give(now)
+
+    def _opened(self) -> Iterator[Any]:
         if self.seed is not None:
             return self._open_seeded(self.seed)
         return self._open_fresh() if self._skip == 0 and not self._follows else self._open_again()

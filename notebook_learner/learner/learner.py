@@ -24,7 +24,9 @@ from .display import Epochs
 from .finalizer import lets_go
 
 if TYPE_CHECKING:
-    pass  # Jedi, which completes `learner.`, fails on a property that is a Literal
+    from ..carried.table import (
+        CarriedTable,  # Jedi, which completes `learner.`, fails on a property that is a Literal
+    )
 from .detach_verbs import DetachVerbs
 from .devices import Devices
 from .directory import DirectoryVerbs
@@ -324,6 +326,14 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
     def optimizer(self) -> Optimizer:
         """The optimizer in use."""
         return self._at_hand().optimizer
+
+    @property
+    def carried(self) -> CarriedTable:
+        """What steps reach outside of model, optimizer and loaders (counters, queues, generators, other
+        networks), how it is kept in the state, and what of it cannot be kept."""
+        with self._driver.held():
+            table: CarriedTable = self._replica.carried.table()
+            return table
 
     @property
     def batch(self) -> Any:

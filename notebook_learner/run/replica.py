@@ -60,6 +60,7 @@ class Replica:
         self.loop = loop
         self.parts = dict(parts)
         self.rng = rng
+        self.carried: Any = self.parts["carried"]  # what steps reach outside of model, optimizer, loaders
         self.timeline = timeline
         self.history = history
         self.sinks = sinks
@@ -74,8 +75,7 @@ class Replica:
         """True until the user was warned that training waits for its copies."""
         self._saved_soon: tuple[Position, Kind] | None = None
         """The checkpoint that is written from it."""
-        self._lost: tuple[Position, Kind] | None = None
-        """A checkpoint whose copy was void."""
+        self._lost: tuple[Position, Kind] | None = None  # a checkpoint whose copy was void
         self._failure: LoggerError | MovedError | None = None
         self._left: tuple[Position, dict[str, Any]] = (loop.position, {})
         """The position that the run was put to, and the parts of that state that no part here has taken."""
@@ -92,6 +92,7 @@ class Replica:
     def run(self, until: Until) -> Why:
         """Move until the bound, a request or the end. After an error the replica stands before that step."""
         __tracebackhide__ = True
+        self.carried.begin()
         if self.ranks is not None:
             self.ranks.enter()
         self.rng.enter()
@@ -117,6 +118,7 @@ class Replica:
         finally:
             self.settle()
             self.snapshots.rest()
+            self.carried.rest()
             self.rng.leave()
             if self.ranks is not None:
                 self.ranks.leave()
@@ -207,6 +209,7 @@ class Replica:
         """Go back to a position: to the nearest keyframe, then forward again in silence."""
         start = self.shown_position
         keyframe = self._keyframe_for(target)
+        self.carried.begin()
         if self.ranks is not None:
             self.ranks.enter()
         self.rng.enter()
@@ -220,6 +223,7 @@ class Replica:
                 raise cause from error
             raise
         finally:
+            self.carried.rest()
             self.rng.leave()
             if self.ranks is not None:
                 self.ranks.leave()

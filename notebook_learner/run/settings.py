@@ -110,6 +110,10 @@ class Settings:
     keyframe_memory: int | None = None
     parent: str = ""
     """The origin of a forked run, in words."""
+    carried: dict[str, Any] = field(default_factory=dict)
+    """Further objects that a step changes, by the names that the user gave them."""
+    exactness: Any = "told"
+    """Whether what a step reaches is kept and what cannot be is told, is an error, or is not looked for."""
     breakpoints: list[tuple[Any, bool]] = field(default_factory=list)
     loss: Callable[..., Any] | None = None
     loss_output: Any = None
@@ -161,6 +165,7 @@ class Settings:
             metrics=[replace(r) for r in self.metrics],
             loggers=list(self.loggers),
             breakpoints=list(self.breakpoints),
+            carried=dict(self.carried),
         )
 
     def of_a_copy(self) -> Settings:

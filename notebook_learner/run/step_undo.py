@@ -62,6 +62,7 @@ def aside(
             module.training = training
 
     try:
+        versions.enter_context(chosen["carried"].moving())  # type: ignore[attr-defined]
         for each in models.values():
             for tensor in each.tensors().values():
                 versions.enter_context(_unsafe_preserve_version_counter(tensor))

@@ -25,7 +25,7 @@ from ..event import MetricInfo, Record, SplitRecord
 from ..event.position import Position
 from ..store.layout import RunLayout, sync_logs
 from .checkpoint_passes import MOST, ToldPasses, Trunk, told_of
-from .state import State
+from .state import State, written
 
 Key = tuple[int, int, int]
 MOST_STRETCHES = 64
@@ -168,7 +168,9 @@ class FileCheckpointer:
         told = trunk.told
         about |= self.about(state.record[told:])
         about |= {"metrics": trunk.finals[-1] if ended else {}, "passes": told_of(state.record[told:])}
-        about["parts"] = {name: part for name, part in state.parts.items() if name not in OWN_FILE.values()}
+        about["parts"] = {
+            name: written(part) for name, part in state.parts.items() if name not in OWN_FILE.values()
+        }
 
         def before() -> None:
             if not state.ready():
@@ -274,7 +276,7 @@ class FileCheckpointer:
             raise StateError(_not_exact(info, self.layout.directory))
         commit = self.folder.read(info, "state")
         try:
-            parts = dict(commit["parts"])
+            parts = {**_OF_EARLIER_VERSIONS, **commit["parts"]}
             position = Position(*(commit["position"][key] for key in _POSITION))
             told = ToldPasses(commit, self.folder)
             if position.split not in ("train", "valid"):
@@ -319,6 +321,8 @@ def _not_exact(info: CheckpointInfo, directory: Path) -> str:
     )
 
 
+_OF_EARLIER_VERSIONS: Mapping[str, Any] = {"carried": {"objects": []}}
+"""The parts that their commit files lack."""
 _POSITION = ("epoch", "split", "step", "iteration", "total")
 
 

@@ -53,6 +53,29 @@ class Large(ABC):
         """Return its value now. Tensors that a forward pass can change are copied at once in any case."""
 
 
+class Held(ABC):
+    """A captured value of a part that is more than plain data while it is in memory."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def held(self) -> Sequence[Tensor]:
+        """The tensors that take its memory."""
+
+    @abstractmethod
+    def plain(self) -> Any:
+        """The same as plain data, for a file."""
+
+
+def written(tree: Any) -> Any:
+    """A captured part as plain data."""
+    if isinstance(tree, Held):
+        return tree.plain()
+    if isinstance(tree, dict) and any([isinstance(value, Held) for value in tree.values()]):
+        return {key: written(value) for key, value in tree.items()}
+    return tree
+
+
 @runtime_checkable
 class Checks(Protocol):
     """A part that can say in advance whether a captured value fits."""
@@ -128,6 +151,8 @@ def tensors_in(tree: Any) -> list[Tensor]:
             found.append(node)
         elif isinstance(node, Mapping):
             waiting += node.values()
+        elif isinstance(node, Held):
+            found += node.held()
         elif isinstance(node, (list, tuple)) and not _NUMBERS.issuperset(map(type, node)):
             waiting += node
     return found

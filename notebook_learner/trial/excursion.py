@@ -126,11 +126,14 @@ def excursion(replica: Replica, *, what: str) -> Iterator[Excursion]:
         start = replica.capture()
         loop.passing = True
         try:
-            yield Excursion(replica, start)
+            with replica.carried.moving():
+                try:
+                    yield Excursion(replica, start)
+                finally:
+                    replica.put_back(start)
         finally:
             loop.passing = False
             loop.emit, loop.boundary = setting
-            replica.put_back(start)
             loop.batch, loop.output, loop.pace.steps, loop.pace.rate = seen
             if update.count == 0 or hiding:
                 update.show(shown)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from outside import Outside
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset
@@ -38,12 +39,13 @@ class Boom(RuntimeError):
     """What users' code raises here."""
 
 
-class Trouble:
+class Trouble(Outside):
     """Raises at one place of one step, until it is fixed: every time the training comes there."""
 
     def __init__(
         self, place: str = "", where: tuple[int, str, int] = (1, "train", 4), error: Exception | None = None
     ) -> None:
+        super().__init__(None)
         self.place = place
         self.where = where
         self.error = error

@@ -303,7 +303,9 @@ def test_a_chain_of_resumes_at_every_step_loses_nothing(seed: int | None, tmp_pa
 
 # The negative control: each part of the state is needed ----------------------------------------------------
 
-ALL_PARTS = Setup(seed=None, window=3, scheduler="function", ema=True, precision="fp16", own_generator=True)
+ALL_PARTS = Setup(
+    seed=None, window=3, scheduler="function", ema=True, precision="fp16", own_generator=True, carries=True
+)
 """fp16 for the scaler; unseeded, so that the order of the data hangs on captured generators."""
 
 
@@ -322,6 +324,7 @@ PARTS = [
     "window",
     "rng",
     "loop",
+    "carried",
     "scaler",
     "ema",
     "early_stopping",

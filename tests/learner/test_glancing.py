@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from builder_support import assert_same_bits, classifier
+from outside import Outside
 from torch import Tensor, nn, optim
 
 from notebook_learner import Learner, Paused
@@ -234,12 +235,14 @@ def warnings_of(directory: Path) -> list[str]:
 class Once(Net):
     """Not finite the first time only: what makes it so is not part of the training's state."""
 
-    times = 1
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.times = Outside(1)
 
     def forward(self, x: Tensor) -> Tensor:
         output = super().forward(x)
-        if self.training and int(self.seen) == 37 and self.times:
-            self.times -= 1
+        if self.training and int(self.seen) == 37 and self.times.value:
+            self.times.value -= 1
             return output * float("nan")
         return output
 
@@ -250,7 +253,7 @@ def test_what_does_not_come_again_is_told_and_leaves_nothing_behind(tmp_path: Pa
     learner.fit()
     learner_on(tmp_path / "alone", other).fit()
 
-    assert not model.times and learner.hit is None
+    assert not model.times.value and learner.hit is None
     (told,) = warnings_of(tmp_path / "watched")
     assert "NonFinite(): not every value was finite in steps" in told and "of epoch 1. The run took" in told
     assert_same_bits(model, other)
@@ -273,12 +276,14 @@ def test_weights_so_large_that_their_squares_overflow_are_no_reason_to_look(tmp_
 class Counting(Net):
     """Its outputs tell how often it was called: a step that is taken again is another one."""
 
-    calls = 0
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.calls = Outside(0)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
+        self.calls.value += 1
         time.sleep(0.005)  # so that there are several blocks
-        return super().forward(x) * (1 + 0.001 * self.calls)
+        return super().forward(x) * (1 + 0.001 * self.calls.value)
 
 
 def test_a_way_back_that_is_not_exact_is_told(tmp_path: Path) -> None:

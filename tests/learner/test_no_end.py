@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from builder_support import adam, net
+from outside import Outside
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
@@ -223,11 +224,11 @@ def test_the_loaders_own_collate_is_as_it_was(tmp_path) -> None:
 
 @pytest.mark.parametrize("place", ["loss", "hook", "backward", "optimizer"])
 def test_in_a_step_it_is_an_error_too(tmp_path, place) -> None:
-    calls = []
+    calls = Outside([])
 
     def strikes(at: str) -> None:
-        calls.append(at)
-        if at == place and calls.count(at) == 3:
+        calls.value.append(at)
+        if at == place and calls.value.count(at) == 3:
             next(iter(()))
 
     def loss(output: Any, y: Any) -> Any:

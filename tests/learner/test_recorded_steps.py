@@ -97,7 +97,10 @@ def known(learner: Learner) -> Learner:
 
 
 def require_same(one: Learner, other: Learner) -> None:
-    assert list(differences(everything(one), everything(other))) == []
+    ends = [everything(each) for each in (one, other)]
+    for end in ends:
+        del end["carried"]  # the steps of these tests reach the recorders
+    assert list(differences(*ends)) == []
 
 
 def test_played_steps_end_with_the_bits_and_the_logs_of_steps_one_by_one(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch.nn.functional as F
 from builder_support import adam, batches, net, quiet
+from outside import Outside
 
 from notebook_learner import Learner
 from notebook_learner.event import Event, SetProgress
@@ -18,10 +19,11 @@ from notebook_learner.run import replay
 from notebook_learner.run.replay import Unheard
 
 
-class Talking:
+class Talking(Outside):
     """A step that prints, and may stop or fail."""
 
     def __init__(self) -> None:
+        super().__init__(None)
         self.calls = 0
         self.fails_at = 0
 

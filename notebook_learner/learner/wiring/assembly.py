@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,13 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from ...breakpoint import Condition
+from ...carried.part import CarriedPart, Nothing, Sources
 from ...cluster import ClusterError, find_engines, is_cluster
+from ...data.cursor import Cursor
 from ...data.rank_share import Share
 from ...data.rng import seeded_rng
 from ...errors import ConfigurationError, StateError, StoreError
-from ...event import Display, FanOut, MetricInfo, Sink, Split
+from ...event import Display, FanOut, MetricInfo, Notice, Sink, Split
 from ...event.values import Source
 from ...logger import History
 from ...metric import DataWait, GradNorm, LearningRate, MetricGroup
@@ -331,6 +333,23 @@ class _Wiring:
             replica.watch.breakpoints.add(own, once=once)  # what it has seen belongs to this run alone
         return replica
 
+    def _carried(self, loop: Loop, update: Update, tell: Callable[[str], None]) -> CarriedPart | Nothing:
+        """What steps reach outside of the other parts."""
+        if self.settings.exactness == "off" or self.settings.share is not None:
+            return Nothing()
+        models = [("model", self.model)]
+        if self.average is not None:
+            models.append(("ema_model", self.average.module))
+        sources = Sources(
+            models,
+            self.optimizer,
+            [self.schedule, getattr(self.schedule, "scheduler", None), update.scaler],
+            lambda: _functions(loop),
+            lambda: [(split, c.source, c.walk.generators) for split, c in _cursors(loop)],
+            self.settings.carried,
+        )
+        return CarriedPart(sources, tell, self.settings.exactness == "required")
+
     def _parts(self, loop: Loop, update: Update, rng: RngPart) -> dict[str, Part]:
         """Everything that a step can change, except the data, which comes with its loaders."""
         parts: dict[str, Part] = {
@@ -340,6 +359,7 @@ class _Wiring:
             "window": WindowPart(update),
             "rng": rng,
             "loop": loop,
+            "carried": self._carried(loop, update, lambda text: loop.emit(Notice(text, "warning"))),
         }
         if update.scaler is not None:
             parts["scaler"] = ScalerPart(update.scaler)
@@ -380,6 +400,20 @@ def _unsteered(learner: Learner) -> str:
 
 def _nothing() -> None:
     pass
+
+
+def _cursors(loop: Loop) -> Iterator[tuple[str, Cursor]]:
+    return ((split, each.cursor) for split, each in loop.passes.items())
+
+
+def _functions(loop: Loop) -> Iterator[tuple[str, Any]]:
+    """The functions that are called for a batch."""
+    for split, each in loop.passes.items():
+        function = each.step.function
+        yield f"{split}_step", function
+        body = getattr(getattr(function, "func", None), "body", None)  # a cell
+        if body is not None:
+            yield f"%%{split}", body.function
 
 
 # Pieces ----------------------------------------------------------------------------------------------

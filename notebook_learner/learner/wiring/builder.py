@@ -255,6 +255,31 @@ class LearnerBuilder:
         self._settings.seed = _whole(seed)
         return self
 
+    def carry(self, **objects: Any) -> Self:
+        """Name further objects that a step changes: they become part of the state.
+
+        What a step reaches is found without this: attributes of the model, variables of closures, globals,
+        samplers, a dataset's attributes, and what these hold. Name what is not found, or cannot be taken by
+        value.
+
+        Args:
+            objects: by a name of your choice: any object that holds plain data, tensors, arrays or
+                generators; one with `state_dict` and `load_state_dict`; or a pair of functions, one that
+                returns a copy of the value and one that takes such a value back.
+        """
+        self._settings.carried.update(objects)
+        return self
+
+    def exactness(self, level: Literal["told", "required", "off"]) -> Self:
+        """Choose what happens to what a step reaches outside of model, optimizer and loaders.
+
+        With "told" (the default) it is part of the state, and what cannot be taken is named in a line below
+        the cell. With "required" the first step raises an error instead. With "off" nothing is looked for,
+        and a rewind, `what_if` or a resume leaves such values as they are.
+        """
+        self._settings.exactness = level
+        return self
+
     def loss(self, function: Callable[..., Any], *, output: Any = None) -> Self:
         """Train a plain module on (x, y) batches with the loss `function(model(x), y)`.
 

@@ -84,7 +84,7 @@ class Loaders:
             raise ConfigurationError(wrong, "this data cannot be used")
         seed = self.settings.seed
         loader, own = _loader(self.settings, split, given), None if seed is None else mix(seed, len(split))
-        cursor = Cursor(loader, own, self._tell, self.settings.share, self._devices)
+        cursor = Cursor(loader, own, self._tell, self.settings.share, self._devices, self.replica.carried)
         place = self.replica.unclaimed().get(f"data {split}")
         if place is not None and split not in self.replica.loop.passes:
             cursor.require(place)

@@ -1,0 +1,381 @@
+"""The objects that a step can reach, what they held when they were last looked at, and which of them steps
+change."""
+
+from __future__ import annotations
+
+import builtins
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from .classify import OWN_MODULE, OWN_OPTIMIZER, PLAIN, Classes, Unknown
+from .iterators import IteratorKind, is_iterator
+from .kinds import MISSING, ConstantKind, FunctionKind, GlobalName, Kind
+from .memory import Room
+from .plain import KnownObject, Look
+from .reading import attributes_in, is_users_function, is_users_module, names_in
+
+_UNSEEN = {"data", "numpy", "__array__", "from_numpy", "data_ptr", "set_", "_unsafe_view"}
+_UNKNOWN = object()
+_QUICK = {int, float, bool, str, type(None)}
+"""The types of which a module's attributes are compared by value, all at once."""
+
+
+class ReachedObject:
+    """One object that is reached."""
+
+    __slots__ = ("base", "born", "kind", "live", "moves", "path", "taken")
+
+    def __init__(self, live: Any, kind: Kind, path: str, taken: Any, born: bool) -> None:
+        self.live, self.kind, self.path, self.taken = live, kind, path, taken
+        self.base = taken
+        """What it held before steps changed it."""
+        self.moves = self.born = born
+        """Whether steps change it; whether a step made it."""
+
+
+class Roots:
+    """Where to look for what steps reach. Two are equal if they name the same objects."""
+
+    def __init__(
+        self,
+        found: Iterable[tuple[str, Any]] = (),
+        modules: Iterable[Any] = (),
+        optimizers: Iterable[Any] = (),
+        owned: Iterable[Any] = (),
+    ) -> None:
+        self.found = list(found)
+        self.modules, self.optimizers = list(modules), list(optimizers)
+        """Those of the training: their tensors are in other parts of the state."""
+        self.owned = list(owned)
+        """Further objects that other parts of the state hold."""
+        self._ids = [id(live) for _, live in self.found]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Roots) and self._ids == other._ids
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """An object that is reached, and cannot be kept."""
+
+    path: str
+    kind: str
+    why: str
+
+
+class Heap:
+    """All of them. `roots` are looked through by `begin`; then `look` compares, and follows what is new."""
+
+    def __init__(self) -> None:
+        self.room = Room()
+        self.classes = Classes(self.room)
+        self.entries: dict[int, ReachedObject] = {}
+        self.left: dict[str, Left] = {}
+        self.constants: dict[int, tuple[Any, str]] = {}
+        """Objects that are no entries, by id: functions, modules, classes. A file names them by their
+        path."""
+        self.owned: set[int] = set()
+        """Objects that other parts of the state hold."""
+        self._roots = Roots()
+        self._globals: dict[tuple[int, str], GlobalName] = {}
+        self._own: dict[int, Kind] = {}
+        self._paths: set[str] = set()
+        self._before: dict[int, ReachedObject] = {}
+        self._gone: dict[int, ReachedObject] = {}
+        self._quick: list[tuple[ReachedObject, Any, Any, int]] = []
+        self._slow: list[ReachedObject] = []
+        self._look: Look | None = None
+        self._swept = 0
+
+    # Looking -----------------------------------------------------------------------------------------
+
+    def begin(self, roots: Roots) -> bool:
+        """Find everything that is reached from these objects, unless they are those of the last time. What
+        the user changed since the last look is what it is from now on. Return whether it was looked for
+        anew."""
+        changed = self._compare(by_steps=False)
+        if roots == self._roots and not changed:
+            return False
+        self._roots = roots
+        self._own = dict.fromkeys(map(id, roots.modules), OWN_MODULE)
+        self._own |= dict.fromkeys(map(id, roots.optimizers), OWN_OPTIMIZER)
+        self.owned = set(map(id, roots.owned))
+        self._sweep(by_steps=False)
+        return True
+
+    def look(self, by_steps: bool) -> Look:
+        """What the objects that steps change hold now.
+
+        Args:
+            by_steps: whether steps made what has changed since the last look.
+        """
+        if self._compare(by_steps) or self._look is None:
+            self._look = Look(
+                self,
+                {
+                    id(e.live): _known(e, e.taken)
+                    for e in self.entries.values()
+                    if e.moves and (e.born or e.taken is not e.base) and not isinstance(e.kind, ConstantKind)
+                },
+            )
+            if len(self.entries) > self._swept + max(64, self._swept // 4):
+                look = self._look
+                self._sweep(by_steps=True)
+                self._look = look
+        return self._look
+
+    def tidy(self) -> None:
+        """Leave out what steps have replaced, before two looks are compared."""
+        self._compare(by_steps=True)
+        self._sweep(by_steps=True)
+
+    def _compare(self, by_steps: bool) -> bool:
+        changed = [
+            entry
+            for entry, held, get, size in self._quick
+            if len(held) != size or get(held) != entry.taken[1]
+        ]
+        changed += [entry for entry in self._slow if not entry.kind.same(entry.live, entry.taken)]
+        for entry in changed:
+            self._changed(entry, by_steps)
+        return bool(changed)
+
+    def _changed(self, entry: ReachedObject, by_steps: bool) -> None:
+        before = entry.taken
+        if entry.kind is OWN_MODULE and entry.kind.same(entry.live, before):
+            self._watch_again(entry)  # it has got another hook, or the like
+            return
+        if by_steps:
+            self.room.written.add(id(entry.live))
+        if by_steps and not entry.moves:
+            entry.moves, entry.base = True, before
+            self._told_if_not_copied(entry)
+        entry.taken = entry.kind.take(entry.live)
+        if not by_steps and not entry.moves:
+            entry.base = entry.taken
+        self._watch_again(entry)
+        for name, part in entry.kind.parts(entry.live, entry.taken):
+            if id(part) not in self.entries:
+                if is_iterator(part):
+                    entry.moves, entry.base = True, _UNKNOWN
+                self._follow([(entry.path + name, part)], born=by_steps)
+
+    def _told_if_not_copied(self, entry: ReachedObject) -> None:
+        if getattr(entry.base, "copy", entry) is None:
+            size = entry.live.nbytes / 1e6
+            self.left[entry.path] = Left(
+                entry.path,
+                f"{type(entry.live).__name__}, {size:.0f} MB",
+                "was taken to be read only, as it is large; a step has changed it, so it is kept from now on",
+            )
+
+    def _watch_again(self, entry: ReachedObject) -> None:
+        """A module of the model has got another attribute: it is compared by its new names from now on."""
+        if entry.kind is not OWN_MODULE:
+            return
+        self._quick = [each for each in self._quick if each[0] is not entry]
+        if entry not in self._slow:
+            self._slow.append(entry)
+
+    def kind_of(self, live: Any) -> Kind | Unknown | None:
+        """How an object is kept."""
+        return self._own.get(id(live)) or self.classes.kind_of(live)
+
+    # Finding -----------------------------------------------------------------------------------------
+
+    def _sweep(self, by_steps: bool) -> None:
+        """Find everything from the roots. An object that the program brought, and that steps have replaced,
+        is remembered: a rewind may bring it back."""
+        gone, reached = self._gone, self.entries
+        before = self._before = {**gone, **reached}
+        self.entries = {}
+        self.constants, self._quick, self._slow = {}, [], []
+        self._paths = {entry.path for entry in before.values()}
+        self.room.unseen = False
+        self._follow(self._roots.found, born=False)
+        self._before = {}
+        kept = before if by_steps else gone
+        self._gone = {key: entry for key, entry in kept.items() if key not in self.entries and not entry.born}
+        self._swept = len(self.entries)
+        self._look = None
+
+    def _follow(self, found: Iterable[tuple[str, Any]], born: bool) -> None:
+        """Take in objects, and all that is reached from them, in the order in which they are found. What is
+        new in an object that steps change, a step has made: a program that is run again does not bring it."""
+        waiting: list[tuple[str, Any, bool, ReachedObject | None]]
+        waiting = [(path, live, born, None) for path, live in reversed(list(found))]
+        while waiting:
+            path, live, born, holder = waiting.pop()
+            if holder is not None and is_iterator(live):  # it is put back by another one in its place
+                holder.moves, holder.base = True, _UNKNOWN
+            if id(live) in self.entries or id(live) in self.owned:
+                continue
+            kind = self.kind_of(live)
+            if kind is None:
+                if not isinstance(live, PLAIN):
+                    self.constants.setdefault(id(live), (live, path))
+                continue
+            if isinstance(kind, Unknown):
+                self.constants.setdefault(id(live), (live, path))
+                self.left.setdefault(path, Left(path, type(live).__name__, str(kind)))
+                continue
+            if isinstance(live, (types.FunctionType, type, GlobalName)):
+                path, born = _own_name(live), False
+            entry = self._entered(live, kind, path, born)
+            made = entry.born or entry.moves
+            waiting += [(entry.path + name, part, made, entry) for name, part in self._parts_of(entry)][::-1]
+
+    def _entered(self, live: Any, kind: Kind, path: str, born: bool) -> ReachedObject:
+        entry = self._before.get(id(live)) if self._before else None
+        if entry is None:
+            if born:
+                self.room.written.add(id(live))
+            entry = ReachedObject(live, kind, self._unique(path), kind.take(live), born)
+        self.entries[id(live)] = entry
+        self._watch(entry)
+        return entry
+
+    def _unique(self, path: str) -> str:
+        count, wanted = 1, path
+        while wanted in self._paths:
+            count += 1
+            wanted = f"{path}#{count}"
+        self._paths.add(wanted)
+        return wanted
+
+    def _watch(self, entry: ReachedObject) -> None:
+        if entry.kind is OWN_MODULE and _QUICK.issuperset(map(type, entry.taken[1])):
+            held, names = entry.live.__dict__, entry.taken[0]
+            self._quick.append((entry, held, _getter(names), len(held)))
+        elif not isinstance(entry.kind, ConstantKind):
+            self._slow.append(entry)
+
+    def _parts_of(self, entry: ReachedObject) -> Iterator[tuple[str, Any]]:
+        yield from entry.kind.parts(entry.live, entry.taken)
+        if isinstance(entry.kind, FunctionKind) and is_users_function(entry.live):
+            yield from self._globals_of(entry.live)
+
+    def _globals_of(self, function: Any) -> Iterator[tuple[str, Any]]:
+        """The global variables that a function names, also those of a module of the user's that it names."""
+        space, code = function.__globals__, function.__code__
+        used = attributes_in(code)
+        if not self.room.unseen and not _UNSEEN.isdisjoint(used):
+            self.room.unseen = True
+        for name in names_in(code):
+            value = space.get(name, MISSING)
+            if (value is MISSING and hasattr(builtins, name)) or name.startswith("__"):
+                continue
+            if is_module(value):
+                yield from self._names_of_module(value, used)
+            else:
+                yield self._global(space, name)
+
+    def _names_of_module(self, module: Any, used: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        if not is_users_module(module):
+            return
+        for name in sorted(used):
+            value = vars(module).get(name, MISSING)
+            if value is not MISSING and not is_module(value):
+                yield self._global(vars(module), name)
+
+    def _global(self, space: dict[str, Any], name: str) -> tuple[str, GlobalName]:
+        key = (id(space), name)
+        found = self._globals.get(key)
+        if found is None:
+            found = self._globals[key] = GlobalName(space, name)
+        return "", found
+
+    # Putting back ------------------------------------------------------------------------------------
+
+    def give(self, look: Look, by_steps: bool) -> None:
+        """Make all objects hold what they held then.
+
+        Args:
+            look: a look of this heap.
+            by_steps: whether steps made what has changed since the last look.
+        """
+        self._compare(by_steps)
+        wanted = dict(look.known)
+        for key, entry in (*self._gone.items(), *self.entries.items()):
+            if entry.moves and not entry.born and entry.base is not _UNKNOWN and key not in wanted:
+                wanted[key] = _known(entry, entry.base)
+        instead = {
+            key: each.kind.take(each.taken)
+            for key, each in wanted.items()
+            if isinstance(each.kind, IteratorKind) and not each.kind.same(each.live, each.taken)
+        }
+        changed = False
+        for each in wanted.values():
+            taken = _replaced(each.taken, instead) if instead else each.taken
+            if not each.kind.same(each.live, taken):
+                each.kind.put(each.live, taken)
+                changed = True
+        for key, each in wanted.items():
+            self._stands(key, each, instead)
+        for key, live in instead.items():
+            before = self.entries.pop(key)
+            entry = ReachedObject(live, before.kind, before.path, before.kind.take(live), before.born)
+            entry.base, entry.moves, self.entries[id(live)] = _UNKNOWN, True, entry
+        if changed:
+            self._sweep(by_steps=True)
+
+    def _stands(self, key: int, known: KnownObject, instead: Mapping[int, Any]) -> None:
+        entry = self.entries.get(key)
+        if entry is None and key in self._gone:
+            entry = self.entries[key] = self._gone[key]
+        if entry is None:
+            entry = self.entries[key] = ReachedObject(
+                known.live, known.kind, known.path, known.taken, known.born
+            )
+            entry.base = _UNKNOWN
+        entry.moves = True
+        entry.taken = _replaced(known.taken, instead) if instead else known.taken
+
+
+def _known(entry: ReachedObject, taken: Any) -> KnownObject:
+    return KnownObject(entry.live, entry.kind, taken, entry.path, entry.born)
+
+
+def _own_name(live: Any) -> str:
+    """What has a name of its own is called by it, from wherever it is reached."""
+    if isinstance(live, GlobalName):
+        module = live.space.get("__name__", "")
+        return live.name if module in ("", "__main__") else f"{module}.{live.name}"
+    return f"class {live.__qualname__}" if isinstance(live, type) else str(live.__qualname__)
+
+
+def _getter(names: tuple[str, ...]) -> Any:
+    if not names:
+        return lambda held: ()
+    if len(names) == 1:
+        only = names[0]
+        return lambda held: (held.get(only, MISSING),)
+    get = itemgetter(*names)
+
+    def got(held: Any) -> Any:
+        try:
+            return get(held)
+        except KeyError:
+            return None
+
+    return got
+
+
+def _replaced(taken: Any, instead: Mapping[int, Any]) -> Any:
+    """What was taken, with other iterators in place of those that have moved on."""
+    if id(taken) in instead:
+        return instead[id(taken)]
+    if type(taken) is tuple:
+        made = tuple(_replaced(each, instead) for each in taken)
+        return made if any(one is not other for one, other in zip(made, taken, strict=True)) else taken
+    return taken
+
+
+def is_module(value: Any) -> bool:
+    """Whether it is a module of Python."""
+    return type(value).__name__ == "module"

@@ -1,0 +1,465 @@
+"""The kinds of objects whose contents a step can change: how each is taken, compared, and put back in place.
+
+What is taken of a container are references to the very objects in it. So identity and sharing survive, and an
+object is copied only if it holds numbers: a tensor, an array, a generator.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import types
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..state.state import clone
+from .equality import alike, all_alike, same_values
+from .reading import functions_of, is_users_class, is_users_function
+
+LONG = 1000
+"""Items of a container from which tuples, tensors and arrays in it are not looked into again: a replay
+buffer's transitions are written once. Lists, dicts and objects in it are looked at as everywhere."""
+ONCE = {tuple, Tensor, np.ndarray, int, float, bool, complex, str, bytes, type(None), frozenset}
+_MISSING = object()
+
+Part = tuple[str, Any]
+"""How an object is reached from another one, such as `.queue` or `[3]`, and the object."""
+
+
+class Kind(ABC):
+    """One kind of object."""
+
+    name: str
+    """What users read."""
+
+    @abstractmethod
+    def take(self, live: Any) -> Any:
+        """Its contents now."""
+
+    @abstractmethod
+    def same(self, live: Any, taken: Any) -> bool:
+        """Whether it still has these contents."""
+
+    @abstractmethod
+    def put(self, live: Any, taken: Any) -> None:
+        """Give it these contents."""
+
+    def parts(self, live: Any, taken: Any) -> Iterable[Part]:
+        """The objects in it."""
+        return ()
+
+    def tensors(self, taken: Any) -> Iterable[Tensor]:
+        """The memory that the contents take."""
+        return ()
+
+
+class ConstantKind(Kind):
+    """An object that cannot change, but holds others: a tuple, a function's arguments."""
+
+    name = "tuple"
+
+    def take(self, live: Any) -> Any:
+        return None
+
+    def same(self, live: Any, taken: Any) -> bool:
+        return True
+
+    def put(self, live: Any, taken: Any) -> None:
+        pass
+
+    def parts(self, live: Any, taken: Any) -> Iterable[Part]:
+        if isinstance(live, tuple):
+            fields = getattr(live, "_fields", None)
+            return _named(fields, live) if fields else _numbered(live)
+        if isinstance(live, types.MethodType):
+            return ((".self", live.__self__), ("", live.__func__))
+        if isinstance(live, types.ModuleType):
+            return ()
+        return (
+            (".func", live.func),
+            *_numbered(live.args),
+            *((f".{k}", v) for k, v in live.keywords.items()),
+        )
+
+
+def _numbered(items: Iterable[Any]) -> Iterator[Part]:
+    return ((f"[{number}]", item) for number, item in enumerate(items))
+
+
+def _named(names: Iterable[str], values: Iterable[Any]) -> Iterator[Part]:
+    return ((f".{name}", value) for name, value in zip(names, values, strict=True))
+
+
+def _worth_a_look(items: tuple[Any, ...]) -> bool:
+    return len(items) <= LONG or not ONCE.issuperset(map(type, items))
+
+
+class SequenceKind(Kind):
+    """A list or a deque."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def take(self, live: Any) -> tuple[Any, ...]:
+        return tuple(live)
+
+    def same(self, live: Any, taken: tuple[Any, ...]) -> bool:
+        return len(live) == len(taken) and all_alike(tuple(live), taken)
+
+    def put(self, live: Any, taken: tuple[Any, ...]) -> None:
+        if isinstance(live, list):
+            live[:] = taken
+        else:
+            live.clear()
+            live.extend(taken)
+
+    def parts(self, live: Any, taken: tuple[Any, ...]) -> Iterable[Part]:
+        if len(taken) <= LONG:
+            return _numbered(taken)
+        if not _worth_a_look(taken):
+            return ()
+        return ((name, item) for name, item in _numbered(taken) if type(item) not in ONCE)
+
+
+class SetKind(Kind):
+    """A set."""
+
+    name = "set"
+
+    def take(self, live: Any) -> tuple[Any, ...]:
+        return tuple(live)
+
+    def same(self, live: Any, taken: tuple[Any, ...]) -> bool:
+        return len(live) == len(taken) and all_alike(tuple(live), taken)
+
+    def put(self, live: Any, taken: tuple[Any, ...]) -> None:
+        live.clear()
+        live.update(taken)
+
+
+Pairs = tuple[tuple[Any, ...], tuple[Any, ...]]
+
+
+class DictKind(Kind):
+    """A dict of any class, in its order."""
+
+    name = "dict"
+
+    def take(self, live: Any) -> Pairs:
+        return tuple(live), tuple(_class_of(live).values(live))
+
+    def same(self, live: Any, taken: Pairs) -> bool:
+        keys, values = taken
+        return (
+            len(live) == len(keys)
+            and all_alike(tuple(live), keys)
+            and all_alike(tuple(_class_of(live).values(live)), values)
+        )
+
+    def put(self, live: Any, taken: Pairs) -> None:
+        owner = _class_of(live)
+        owner.clear(live)
+        for key, value in zip(*taken, strict=True):
+            owner.__setitem__(live, key, value)
+
+    def parts(self, live: Any, taken: Pairs) -> Iterable[Part]:
+        keys, values = taken
+        few = len(keys) <= LONG
+        if not few and not (_worth_a_look(values) or _worth_a_look(keys)):
+            return
+        for key, value in zip(keys, values, strict=True):
+            said = (
+                repr(key)[:40] if type(key) in ONCE and not isinstance(key, (Tensor, np.ndarray)) else "key"
+            )
+            if few or type(value) not in ONCE:
+                yield f"[{said}]", value
+            if type(key) not in ONCE or (few and isinstance(key, (Tensor, tuple))):
+                yield "[key]", key
+
+
+def _class_of(live: Any) -> Any:
+    """The class that knows its order, and whose methods no subclass has replaced."""
+    return OrderedDict if isinstance(live, OrderedDict) else dict
+
+
+class AttributesKind(Kind):
+    """An object of any class of Python: what its `__dict__` and its slots hold."""
+
+    def __init__(self, name: str = "object", hidden: frozenset[str] = frozenset()) -> None:
+        self.name = name
+        self._hidden = hidden
+
+    def take(self, live: Any) -> Pairs:
+        own = getattr(live, "__dict__", {})
+        hidden = self._hidden
+        held = {name: value for name, value in own.items() if name not in hidden}
+        for name in slots_of(type(live)):
+            if (value := getattr(live, name, _MISSING)) is not _MISSING:
+                held[name] = value
+        return tuple(held), tuple(held.values())
+
+    def same(self, live: Any, taken: Pairs) -> bool:
+        now = self.take(live)
+        return now[0] == taken[0] and all_alike(now[1], taken[1])
+
+    def put(self, live: Any, taken: Pairs) -> None:
+        own, (names, values) = getattr(live, "__dict__", {}), taken
+        for name in [name for name in self.take(live)[0] if name not in names]:
+            if name in own:
+                del own[name]
+            else:
+                object.__delattr__(live, name)
+        slots = slots_of(type(live))
+        for name, value in zip(names, values, strict=True):
+            if name in slots:
+                object.__setattr__(live, name, value)
+            else:
+                own[name] = value
+
+    def parts(self, live: Any, taken: Pairs) -> Iterable[Part]:
+        yield from _named(*taken)
+        if is_users_class(type(live)):
+            yield "", type(live)
+
+
+def slots_of(kind: type) -> tuple[str, ...]:
+    """The names of an object's slots."""
+    found: list[str] = []
+    for each in kind.__mro__:
+        named = each.__dict__.get("__slots__", ())
+        found += [named] if isinstance(named, str) else named
+    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
+
+
+class FilledKind(Kind):
+    """An object of a subclass of list, dict, set or deque: what it holds, and its attributes."""
+
+    def __init__(self, content: Kind) -> None:
+        self.name = content.name
+        self.content, self.attributes = content, AttributesKind()
+
+    def take(self, live: Any) -> Any:
+        return self.content.take(live), self.attributes.take(live)
+
+    def same(self, live: Any, taken: Any) -> bool:
+        return self.content.same(live, taken[0]) and self.attributes.same(live, taken[1])
+
+    def put(self, live: Any, taken: Any) -> None:
+        self.content.put(live, taken[0])
+        self.attributes.put(live, taken[1])
+
+    def parts(self, live: Any, taken: Any) -> Iterable[Part]:
+        yield from self.content.parts(live, taken[0])
+        yield from self.attributes.parts(live, taken[1])
+
+
+class ClassKind(Kind):
+    """A class of the user's: the values that its attributes have, and what its methods read."""
+
+    name = "class"
+
+    def take(self, live: type) -> Pairs:
+        held = {
+            name: value
+            for name, value in vars(live).items()
+            if not (name.startswith("__") or hasattr(type(value), "__get__") or isinstance(value, type))
+        }
+        return tuple(held), tuple(held.values())
+
+    def same(self, live: type, taken: Pairs) -> bool:
+        now = self.take(live)
+        return now[0] == taken[0] and all_alike(now[1], taken[1])
+
+    def put(self, live: type, taken: Pairs) -> None:
+        for name in self.take(live)[0]:
+            if name not in taken[0]:
+                delattr(live, name)
+        for name, value in zip(*taken, strict=True):
+            if not alike(vars(live).get(name, _MISSING), value):
+                setattr(live, name, value)
+
+    def parts(self, live: type, taken: Pairs) -> Iterable[Part]:
+        yield from _named(*taken)
+        for function in functions_of(live):
+            yield "", function
+        for base in live.__bases__:
+            if is_users_class(base):
+                yield "", base
+
+
+class FunctionKind(Kind):
+    """A function of the user's: its attributes, and what it reads outside of itself."""
+
+    name = "function"
+
+    def take(self, live: types.FunctionType) -> Pairs:
+        return tuple(live.__dict__), tuple(live.__dict__.values())
+
+    def same(self, live: types.FunctionType, taken: Pairs) -> bool:
+        return all_alike(tuple(live.__dict__), taken[0]) and all_alike(
+            tuple(live.__dict__.values()), taken[1]
+        )
+
+    def put(self, live: types.FunctionType, taken: Pairs) -> None:
+        live.__dict__.clear()
+        live.__dict__.update(zip(*taken, strict=True))
+
+    def parts(self, live: types.FunctionType, taken: Pairs) -> Iterable[Part]:
+        yield from _named(*taken)
+        if not is_users_function(live):  # such as the wrapper of `torch.no_grad`
+            for cell in live.__closure__ or ():
+                if isinstance(inner := _content(cell), (types.FunctionType, types.MethodType)):
+                    yield "", inner
+            return
+        yield from _numbered(live.__defaults__ or ())
+        yield from ((f".{name}", value) for name, value in (live.__kwdefaults__ or {}).items())
+        for name, cell in zip(live.__code__.co_freevars, live.__closure__ or (), strict=True):
+            yield f": {name}", cell
+
+
+class CellKind(Kind):
+    """A variable of a closure."""
+
+    name = "variable"
+
+    def take(self, live: types.CellType) -> Any:
+        return _content(live)
+
+    def same(self, live: types.CellType, taken: Any) -> bool:
+        return alike(_content(live), taken)
+
+    def put(self, live: types.CellType, taken: Any) -> None:
+        if taken is _MISSING:
+            del live.cell_contents
+        else:
+            live.cell_contents = taken
+
+    def parts(self, live: types.CellType, taken: Any) -> Iterable[Part]:
+        return (("=", taken),) if taken is not _MISSING else ()
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _MISSING
+
+
+class GlobalName:
+    """A name in a namespace: a global variable, or something of the user's own that is reached by name."""
+
+    __slots__ = ("name", "space")
+
+    def __init__(self, space: dict[str, Any], name: str) -> None:
+        self.space, self.name = space, name
+
+
+class GlobalKind(Kind):
+    """A global variable."""
+
+    name = "global"
+
+    def take(self, live: GlobalName) -> Any:
+        return live.space.get(live.name, _MISSING)
+
+    def same(self, live: GlobalName, taken: Any) -> bool:
+        return alike(live.space.get(live.name, _MISSING), taken)
+
+    def put(self, live: GlobalName, taken: Any) -> None:
+        if taken is _MISSING:
+            live.space.pop(live.name, None)
+        else:
+            live.space[live.name] = taken
+
+    def parts(self, live: GlobalName, taken: Any) -> Iterable[Part]:
+        return (("=", taken),) if taken is not _MISSING else ()
+
+
+MISSING = _MISSING
+"""What a variable holds that has no value."""
+
+
+class Flags:
+    """Which parameters of a model train."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.parameters: list[Tensor] = []
+
+
+class TrainsKind(Kind):
+    """The same, as a kind."""
+
+    name = "requires_grad"
+
+    def take(self, live: Flags) -> tuple[bool, ...]:
+        return tuple([each.requires_grad for each in live.parameters])
+
+    def same(self, live: Flags, taken: tuple[bool, ...]) -> bool:
+        return self.take(live) == taken
+
+    def put(self, live: Flags, taken: tuple[bool, ...]) -> None:
+        for parameter, flag in zip(live.parameters, taken, strict=True):
+            if parameter.requires_grad is not flag:
+                parameter.requires_grad_(flag)
+
+
+class GeneratorKind(Kind):
+    """A random generator."""
+
+    name = "generator"
+
+    def take(self, live: Any) -> Any:
+        if isinstance(live, torch.Generator):
+            return live.get_state()
+        if isinstance(live, random.Random):
+            return live.getstate()
+        if isinstance(live, np.random.Generator):
+            return copy.deepcopy(live.bit_generator.state)
+        if isinstance(live, np.random.RandomState):
+            return live.get_state(legacy=False)
+        return copy.deepcopy(live.state)  # a BitGenerator
+
+    def same(self, live: Any, taken: Any) -> bool:
+        return same_values(self.take(live), taken)
+
+    def put(self, live: Any, taken: Any) -> None:
+        if isinstance(live, torch.Generator):
+            live.set_state(taken)
+        elif isinstance(live, random.Random):
+            live.setstate(taken)
+        elif isinstance(live, np.random.Generator):
+            live.bit_generator.state = taken
+        elif isinstance(live, np.random.RandomState):
+            live.set_state(taken)
+        else:
+            live.state = taken
+
+
+class GetSet:
+    """A pair of functions of the user's: one returns a value, and one takes it back."""
+
+    def __init__(self, get: Callable[[], Any], set_: Callable[[Any], Any]) -> None:
+        self.state_dict, self.load_state_dict = get, set_
+
+
+class StateDictKind(Kind):
+    """An object with `state_dict` and `load_state_dict`, or a pair of functions: it says itself what it
+    is."""
+
+    name = "state_dict"
+
+    def take(self, live: Any) -> Any:
+        return clone(live.state_dict())
+
+    def same(self, live: Any, taken: Any) -> bool:
+        return same_values(live.state_dict(), taken)
+
+    def put(self, live: Any, taken: Any) -> None:
+        live.load_state_dict(copy.deepcopy(taken))

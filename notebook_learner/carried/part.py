@@ -1,0 +1,292 @@
+"""What steps reach, as a part of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ..errors import StateError
+from .classify import Unknown
+from .heap import Heap, Left, Roots
+from .kinds import Flags, GetSet
+from .plain import Look, LookReader
+from .table import CarriedTable, table_of
+
+Tell = Callable[[str], None]
+NONE: Mapping[str, Any] = {"objects": []}
+"""What a checkpoint of an earlier version holds."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class Sources:
+    """What a training is made of, as far as its steps may reach something from there. Callables are asked at
+    each beginning, as cells and loaders come later."""
+
+    def __init__(
+        self,
+        models: Iterable[tuple[str, nn.Module]],
+        optimizer: Any,
+        owned: Iterable[Any],
+        functions: Callable[[], Iterable[tuple[str, Any]]],
+        loaders: Callable[[], Iterable[tuple[str, Any, Iterable[Any]]]],
+        named: Mapping[str, Any],
+    ) -> None:
+        self.models = list(models)
+        self.optimizer, self.owned = optimizer, list(owned)
+        self.functions, self.loaders = functions, loaders
+        self.named = {name: GetSet(*each) if _is_pair(each) else each for name, each in named.items()}
+        self._flags = [(name, Flags(model)) for name, model in self.models[:1]]
+
+    def roots(self) -> Roots:
+        """Where to look now."""
+        found: list[tuple[str, Any]] = []
+        modules: list[nn.Module] = []
+        owned: list[Any] = list(self.owned)
+        hooks: list[tuple[str, Any]] = []
+        for start, model in self.models:
+            for path, module in _below(model, start):
+                found.append((path, module))
+                modules.append(module)
+                for kind in _HOOKS:
+                    if held := module.__dict__.get(kind):
+                        hooks += [(f"{path} hook", hook) for hook in held.values()]
+                for members in (module._parameters, module._buffers):
+                    owned += [tensor for tensor in members.values() if tensor is not None]
+        for _, flags in self._flags:
+            flags.parameters = (
+                list(flags.model.parameters()) if self._anew(owned, flags) else flags.parameters
+            )
+        found += [(f"{name} requires_grad", flags) for name, flags in self._flags]
+        hooks += [(f"{name} hook", hook) for name, hook in _hooks_of_parameters(owned)]
+        found += [("optimizer", self.optimizer), *self.functions(), *hooks]
+        for split, loader, generators in self.loaders():
+            found += _parts_of_loader(f"{split} data", loader)
+            owned += generators
+        found += [(f"carry({name})", each) for name, each in self.named.items()]
+        return Roots(found, modules, [self.optimizer], owned)
+
+    def _anew(self, owned: list[Any], flags: Flags) -> bool:
+        known = getattr(flags, "of", None)
+        now = list(map(id, owned))
+        flags.of = now  # type: ignore[attr-defined]
+        return known != now
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(callable(each) for each in value)
+
+
+def _below(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
+    found = [(path, module)]
+    for name, child in module._modules.items():
+        if child is not None:
+            found += _below(child, f"{path}.{name}")
+    return found
+
+
+def _hooks_of_parameters(tensors: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    for tensor in tensors:
+        for kind in _PARAMETER_HOOKS:
+            if held := getattr(tensor, kind, None):
+                yield from (("parameter", hook) for hook in held.values())
+
+
+def _parts_of_loader(path: str, loader: Any) -> Iterator[tuple[str, Any]]:
+    """What a loader reaches in this process. What worker processes reach is theirs."""
+    if not isinstance(loader, DataLoader):
+        if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
+            yield path, loader
+        return
+    inner = getattr(loader.batch_sampler, "sampler", None)
+    for name, part in (("sampler", loader.sampler), ("batch_sampler", loader.batch_sampler)):
+        if part is not None and not (name == "sampler" and part is inner):
+            yield f"{path}.{name}", part
+    if loader.num_workers == 0:
+        yield f"{path}.dataset", loader.dataset
+        yield f"{path}.collate_fn", loader.collate_fn
+
+
+class CarriedPart:
+    """The part. It looks at each beginning and each capture, and notes which objects steps change."""
+
+    def __init__(self, sources: Sources, tell: Tell, required: bool) -> None:
+        self.sources = sources
+        self.heap = Heap()
+        self._tell, self._required = tell, required
+        self._moving = False
+        """Whether steps are being taken: what changes meanwhile, they changed."""
+        self._begun = False
+        self._waits: LookReader | None = None
+        """What a file holds for objects that the program has not brought yet."""
+        self._said: set[str] = set()
+
+    # Around steps ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Before steps: the user may have changed anything, and brought more. What cannot be kept is told
+        now."""
+        self._find()
+        self._moving = True
+        self._tell_what_is_left()
+
+    def rest(self) -> None:
+        """After steps."""
+        self.heap.look(by_steps=True)
+        self._moving = False
+        self._tell_what_is_left()
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Inside, steps are taken that will be taken back."""
+        before, self._moving = self._moving, True
+        try:
+            yield
+        finally:
+            self._moving = before
+
+    def _find(self) -> None:
+        self.heap.begin(self.sources.roots())
+        self._begun = True
+        if self._waits is not None:
+            reader, self._waits = self._waits, None
+            placed = len(reader.lives)
+            look = reader.look(self.heap)
+            if len(reader.lives) > placed:
+                self.heap.give(look, by_steps=False)
+            for path, kind in reader.missing.items():
+                self._say(
+                    path,
+                    f"the checkpoint holds {said_of(path)} ({kind}), and this program has no place for it",
+                )
+
+    # The state ---------------------------------------------------------------------------------------
+
+    def look(self) -> Look:
+        """What steps have changed, as it is now."""
+        if not self._moving:
+            self._find()
+        return self.heap.look(by_steps=self._moving)
+
+    def give(self, look: Look) -> None:
+        """Put it back as it was then."""
+        self.heap.give(look, by_steps=self._moving)
+
+    def tidy(self) -> None:
+        """Leave out what steps have replaced, before two looks are compared."""
+        self.heap.tidy()
+
+    def capture(self) -> Any:
+        return self.look()
+
+    def check(self, state: Any, /) -> None:
+        if not isinstance(state, Look) and not (
+            isinstance(state, Mapping) and isinstance(state.get("objects"), list)
+        ):
+            raise StateError("this file does not hold a valid state: it says nothing of what steps reach")
+
+    def restore(self, state: Any, /) -> None:
+        if not self._moving:
+            self._find()
+        if isinstance(state, Look) and state.heap is self.heap:
+            self.give(state)
+            return
+        reader = LookReader(state.plain() if isinstance(state, Look) else state)
+        self.give(reader.look(self.heap))
+        self._waits = reader if reader.missing else None
+
+    def of_file(self, state: Any) -> Look:
+        """A look that a file holds beside the state: that of an epoch's start."""
+        if isinstance(state, Look) and state.heap is self.heap:
+            return state
+        return LookReader(state.plain() if isinstance(state, Look) else state).look(self.heap)
+
+    def table(self) -> CarriedTable:
+        """What steps reach, for users."""
+        if not self._moving:
+            self._find()
+        return table_of(self.heap)
+
+    # What is told ------------------------------------------------------------------------------------
+
+    def _tell_what_is_left(self) -> None:
+        self.heap.left = {
+            path: each for path, each in self.heap.left.items() if _short(path) not in self.sources.named
+        }
+        left = [each for each in self.heap.left.values() if each.path not in self._said]
+        if left and self._required:
+            raise StateError(
+                "not everything that a step reaches can be kept, and .exactness('required') asks for that:\n"
+                + "\n".join(f"  - {_why(each)}" for each in left)
+            )
+        for each in left:
+            self._say(each.path, f"not in the state: {_why(each)}")
+
+    def _say(self, path: str, text: str) -> None:
+        if path not in self._said:
+            self._said.add(path)
+            self._tell(text)
+
+
+def said_of(path: str) -> str:
+    """A path as users read it."""
+    return path.replace("=", "")
+
+
+def _short(path: str) -> str:
+    """The name that the user gave it."""
+    return said_of(path).replace("]", "").replace("[", ".").split(":")[-1].split(".")[-1].strip()
+
+
+def _why(left: Left) -> str:
+    name, short = said_of(left.path), _short(left.path)
+    remedy = (
+        f"Give it one, or .carry({short}=...)"
+        if left.why == Unknown("has no state_dict")
+        else (f".carry({short}=...) can say how, with a pair of functions (get, set)")
+    )
+    if "read only" in left.why:
+        return f"{name} ({left.kind}) {left.why}"
+    return f"{name} ({left.kind}): {left.why}; a rewind will not take it back. {remedy}"
+
+
+class Nothing:
+    """The part where nothing is kept: with `.exactness("off")`."""
+
+    def begin(self) -> None:
+        """Look at nothing."""
+
+    def rest(self) -> None:
+        """Look at nothing."""
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Look at nothing."""
+        yield
+
+    def look(self) -> None:
+        """Nothing is kept."""
+
+    def give(self, look: Any) -> None:
+        """Nothing is put back."""
+
+    def of_file(self, state: Any) -> None:
+        """Nothing is read."""
+
+    def tidy(self) -> None:
+        """Nothing is kept."""
+
+    def table(self) -> CarriedTable:
+        """Nothing is looked for."""
+        return CarriedTable([])
+
+    def capture(self) -> Any:
+        return NONE
+
+    def restore(self, state: Any, /) -> None:
+        pass

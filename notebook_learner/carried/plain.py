@@ -1,0 +1,507 @@
+"""A look as plain data, for a file, and a look made of what a file holds, for the objects of this program.
+
+A file holds values and no code. Structure and classes come from the program, which has been run again: an
+object is found by its path, such as `train_step: memory` or `model.encoder.hidden`. Containers, tensors,
+arrays and generators that steps have made are made anew; an object of a class is made anew if the program
+reaches that class.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import StateError
+from ..state.state import Held
+from .equality import same_values
+from .iterators import IteratorKind, Stand, is_own_list, iterator_at, stand_of
+from .kinds import (
+    MISSING,
+    AttributesKind,
+    CellKind,
+    ClassKind,
+    DictKind,
+    FilledKind,
+    FunctionKind,
+    GeneratorKind,
+    GlobalKind,
+    Kind,
+    SequenceKind,
+    SetKind,
+    TrainsKind,
+)
+from .memory import ArrayKind, ArrayTaken, TensorKind, TensorTaken
+
+_AS_IT_IS = (int, float, bool, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
+_ROWS = 16
+"""From this many tuples on, those that are alike are written column by column: a file with a tensor for each
+part of each transition would take minutes."""
+_TYPES = {
+    each.__name__: each
+    for each in (int, float, bool, str, list, dict, set, tuple, deque, Counter, OrderedDict)
+}
+_DICTS = {each.__name__: each for each in (dict, OrderedDict, Counter)}
+_BASES: dict[str, Any] = {"object": object, "list": list, "dict": dict, "set": set, "deque": deque}
+_MAKERS: dict[str, Any] = {
+    "iter": iter,
+    **{name: each for name, each in vars(itertools).items() if isinstance(each, type)},
+    **{each.__name__: each for each in (enumerate, zip, map, filter, reversed)},
+}
+_BIT_GENERATORS = {
+    each.__name__: each
+    for each in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KnownObject:
+    """What one object held."""
+
+    live: Any
+    kind: Kind
+    taken: Any
+    path: str
+    born: bool
+    """Whether a step made it, so that a program that is run again does not bring it."""
+
+
+class Program(Protocol):
+    """The objects that are reached in a program."""
+
+    @property
+    def entries(self) -> Mapping[int, Any]:
+        """What can change, by id."""
+
+    @property
+    def constants(self) -> Mapping[int, tuple[Any, str]]:
+        """What cannot, with the paths at which it is reached."""
+
+    def kind_of(self, live: Any, /) -> Any:
+        """How an object is kept."""
+
+
+class Look(Held):
+    """What all objects that steps had changed by then held, at one moment."""
+
+    __slots__ = ("heap", "known")
+
+    def __init__(self, heap: Program, known: Mapping[int, KnownObject]) -> None:
+        self.heap, self.known = heap, known
+
+    def held(self) -> list[Tensor]:
+        return [tensor for each in self.known.values() for tensor in each.kind.tensors(each.taken)]
+
+    def plain(self) -> dict[str, Any]:
+        return {"objects": _LookWriter(self).objects()}
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both say the same of two programs that are alike."""
+        return isinstance(other, Look) and same_values(self._told(), other._told())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _told(self) -> list[Any]:
+        return [[path, kind, about, taken] for path, _, kind, about, taken in self.plain()["objects"]]
+
+    def __repr__(self) -> str:
+        return f"Look({len(self.known)} objects)"
+
+
+# To a file -------------------------------------------------------------------------------------------
+
+
+class _LookWriter:
+    """Writes the objects that the program brings again, and those that are reached from them, in an order
+    that does not depend on the way that led here."""
+
+    def __init__(self, look: Look) -> None:
+        self._heap = look.heap
+        self._known = look.known
+        brought = sorted((each for each in look.known.values() if not each.born), key=lambda each: each.path)
+        self._order = brought
+        self._numbers = {id(each.live): number for number, each in enumerate(brought)}
+
+    def objects(self) -> list[Any]:
+        found = []
+        for each in self._order:  # it grows on the way
+            path = None if each.born else each.path
+            taken = self._taken(each.kind, each.taken)
+            found.append([path, each.path, each.kind.name, self._about(each.live), taken])
+        return found
+
+    def _number_of(self, value: Any) -> int | None:
+        number = self._numbers.get(id(value))
+        if number is None and id(value) in self._known:
+            number = self._numbers[id(value)] = len(self._order)
+            self._order.append(self._known[id(value)])
+        return number
+
+    def _about(self, live: Any) -> Any:
+        """What a new one would be made of."""
+        if isinstance(live, deque):
+            return live.maxlen
+        if isinstance(live, defaultdict):
+            return ["defaultdict", self._ref(live.default_factory)]
+        if isinstance(live, torch.Generator):
+            return str(live.device)
+        if isinstance(live, np.random.Generator):
+            return ["Generator", type(live.bit_generator).__name__]
+        return type(live).__qualname__
+
+    def _taken(self, kind: Kind, taken: Any) -> Any:
+        if isinstance(kind, (SequenceKind, SetKind)):
+            return self._items(taken)
+        if isinstance(kind, (DictKind, AttributesKind, ClassKind, FunctionKind)):
+            return [self._items(taken[0]), self._items(taken[1])]
+        if isinstance(kind, FilledKind):
+            return [self._taken(kind.content, taken[0]), self._taken(kind.attributes, taken[1])]
+        if isinstance(kind, (CellKind, GlobalKind)):
+            return None if taken is MISSING else self._ref(taken)
+        if isinstance(kind, TensorKind):
+            return [taken.copy, taken.trains, None if taken.grad is None else self._ref(taken.grad)]
+        if isinstance(kind, ArrayKind):
+            if taken.copy is not None and taken.copy.dtype.hasobject:
+                return [list(taken.copy.shape), self._items(tuple(taken.copy.flat))]
+            return taken.copy
+        if isinstance(kind, IteratorKind):
+            return self._stand(stand_of(taken))
+        return taken  # flags, a generator's state, a state_dict
+
+    def _stand(self, stand: Stand) -> Any:
+        def part(value: Any) -> Any:
+            if is_own_list(value, stand):
+                return ["items", [self._ref(each) for each in value]]
+            return self._stand(value) if isinstance(value, Stand) else self._ref(value)
+
+        several = type(stand.state) is tuple
+        state = [part(each) for each in stand.state] if several else [part(stand.state)]
+        return ["iterator", stand.make.__name__, [part(each) for each in stand.arguments], several, state]
+
+    def _items(self, items: tuple[Any, ...]) -> Any:
+        columns = _columns(items)
+        return [self._ref(item) for item in items] if columns is None else columns
+
+    def _ref(self, value: Any) -> Any:
+        if (number := self._number_of(value)) is not None:
+            return ["#", number]
+        if type(value) in _AS_IT_IS or isinstance(value, np.generic):
+            return ["=", value]
+        if isinstance(value, type) and value in _TYPES.values():
+            return ["type", value.__name__]
+        if (path := self._path_of(value)) is not None:
+            return ["@", path]
+        if isinstance(value, tuple):
+            named = type(value).__qualname__ if hasattr(value, "_fields") else None
+            return ["tuple", named, [self._ref(each) for each in value]]
+        if isinstance(value, range):
+            return ["range", [value.start, value.stop, value.step]]
+        if isinstance(value, frozenset):
+            return ["frozenset", [self._ref(each) for each in value]]
+        if isinstance(value, Enum):
+            return ["enum", type(value).__qualname__, value.name]
+        if isinstance(value, (Tensor, np.ndarray)):
+            return ["t", value.detach().clone() if isinstance(value, Tensor) else value]
+        return ["?", type(value).__name__]
+
+    def _path_of(self, value: Any) -> str | None:
+        entry = self._heap.entries.get(id(value))
+        if entry is not None and not entry.born:
+            return str(entry.path)
+        constant = self._heap.constants.get(id(value))
+        return None if constant is None else constant[1]
+
+
+def _columns(items: tuple[Any, ...]) -> Any:
+    """Tuples of numbers, arrays and tensors that are alike, as one array for each of their places; else
+    None."""
+    if len(items) < _ROWS or not isinstance(items[0], tuple) or len({type(item) for item in items}) > 1:
+        return None
+    width = len(items[0])
+    if not width or any(len(item) != width for item in items):
+        return None
+    columns = [_column([item[place] for item in items]) for place in range(width)]
+    if any(column is None for column in columns):
+        return None
+    named = type(items[0]).__qualname__ if hasattr(items[0], "_fields") else None
+    return {"rows": columns, "of": named}
+
+
+def _column(values: list[Any]) -> Any:
+    first = values[0]
+    kinds = {type(each) for each in values}
+    if len(kinds) > 1:
+        return None
+    if type(first) in (int, float, bool, str, type(None)):
+        return ["=", values]
+    if isinstance(first, np.generic) and first.dtype.kind in "biufc":
+        return ["scalars", np.array(values)]
+    if isinstance(first, np.ndarray) and not first.dtype.hasobject:
+        same = all(each.shape == first.shape and each.dtype == first.dtype for each in values)
+        return ["arrays", np.stack(values)] if same else None
+    if type(first) is Tensor and first.is_cpu and first.layout is torch.strided:
+        same = all(
+            each.shape == first.shape and each.dtype == first.dtype and not each.requires_grad and each.is_cpu
+            for each in values
+        )
+        return ["tensors", torch.stack(values)] if same else None
+    return None
+
+
+# From a file -----------------------------------------------------------------------------------------
+
+
+class LookReader:
+    """Makes a look of what a file holds. What finds no place is listed in `missing`, and may come later: with
+    the loader that `fit` is given, or with the cell that is the step."""
+
+    def __init__(self, tree: Any) -> None:
+        self._tree = tree
+        self.lives: dict[int, Any] = {}
+        """The objects of this program, by their numbers in the file."""
+        self.missing: dict[str, str] = {}
+
+    def look(self, heap: Program) -> Look:
+        """The look, for the objects that the program has brought by now.
+
+        Raises:
+            StateError: the file does not hold such values.
+        """
+        try:
+            return self._look(heap)
+        except (
+            TypeError,
+            ValueError,
+            KeyError,
+            IndexError,
+            AttributeError,
+            RuntimeError,
+            OverflowError,
+        ) as error:
+            raise StateError(
+                f"this file does not hold a valid state: what steps reach ({error!r})"
+            ) from error
+
+    def _look(self, heap: Program) -> Look:
+        self.missing = {}
+        self._heap = heap
+        self._places = {path: live for live, path in heap.constants.values()}
+        self._places |= {entry.path: entry.live for entry in heap.entries.values()}
+        self._classes = {each.__qualname__: each for each in _classes_in(heap)}
+        objects = self._tree["objects"]
+        for number, (path, said, kind, about, taken) in enumerate(objects):
+            if number not in self.lives or (path is not None and path in self._places):
+                self._find(number, path, said, kind, about, taken)
+        known = {}
+        for number, (path, said, _kind, _about, taken) in enumerate(objects):
+            if number in self.lives:
+                live = self.lives[number]
+                kind = heap.kind_of(live)
+                known[id(live)] = KnownObject(live, kind, self._taken(kind, live, taken), said, path is None)
+        return Look(heap, known)
+
+    def _find(self, number: int, path: Any, said: str, kind: str, about: Any, taken: Any) -> None:
+        live = self._places.get(path, MISSING) if path is not None else MISSING
+        if live is not MISSING:
+            fits = self._heap.kind_of(live)
+            if isinstance(fits, Kind) and fits.name == kind:
+                self.lives[number] = live
+                return
+        made = self._made(kind, about, taken)
+        if made is MISSING:
+            self.missing[said] = kind
+        else:
+            self.lives[number] = made
+
+    def _made(self, kind: str, about: Any, taken: Any) -> Any:
+        if kind == "list" and about == "list":
+            return []
+        if kind == "deque":
+            return deque(maxlen=None if about is None else int(about))
+        if kind == "set" and about == "set":
+            return set()
+        if kind == "dict":
+            if isinstance(about, list):
+                factory = self._resolve(about[1])
+                return defaultdict(factory) if factory is None or factory in _TYPES.values() else MISSING
+            if about in _DICTS:
+                return _DICTS[about]()
+        if kind == "tensor" and isinstance(taken[0], Tensor):
+            return taken[0].clone().requires_grad_(bool(taken[1]))
+        if kind == "array":
+            return np.empty(taken[0], dtype=object) if isinstance(taken, list) else taken.copy()
+        if kind == "generator":
+            return self._generator(about)
+        if kind == "iterator":
+            return self._iterator(taken)
+        if about in self._classes and kind in _BASES:
+            return _BASES[kind].__new__(self._classes[about])  # the class's own __new__ does not run
+        return MISSING
+
+    def _generator(self, about: Any) -> Any:
+        if isinstance(about, list):
+            return np.random.Generator(_BIT_GENERATORS[about[1]]())
+        if about == "RandomState":
+            return np.random.RandomState()
+        if about in _BIT_GENERATORS:
+            return _BIT_GENERATORS[about]()
+        return random.Random() if about == "Random" else torch.Generator(about)
+
+    def _taken(self, kind: Any, live: Any, taken: Any) -> Any:
+        if isinstance(kind, (SequenceKind, SetKind)):
+            return self._items(taken)
+        if isinstance(kind, (DictKind, AttributesKind, ClassKind, FunctionKind)):
+            names, values = self._items(taken[0]), self._items(taken[1])
+            if len(names) != len(values):
+                raise ValueError("other names than values")
+            if not isinstance(kind, DictKind) and not all(type(name) is str for name in names):
+                raise TypeError("a name that is no text")
+            return names, values
+        if isinstance(kind, FilledKind):
+            return self._taken(kind.content, live, taken[0]), self._taken(kind.attributes, live, taken[1])
+        if isinstance(kind, (CellKind, GlobalKind)):
+            return MISSING if taken is None else self._resolve(taken)
+        if isinstance(kind, TensorKind):
+            copy, trains, grad = taken
+            _require(copy is None or isinstance(copy, Tensor), "no tensor")
+            known = None if grad is None else self._resolve(grad)
+            _require(known is None or isinstance(known, Tensor), "no gradient")
+            shape, dtype = (live.shape, live.dtype) if copy is None else (copy.shape, copy.dtype)
+            return TensorTaken(copy, -2, 0, shape, dtype, bool(trains), known)
+        if isinstance(kind, ArrayKind):
+            return self._array(live, taken)
+        if isinstance(kind, GeneratorKind):
+            _check_generator(live, taken)
+            return _as_tuples(taken) if isinstance(live, random.Random) else taken
+        if isinstance(kind, IteratorKind):
+            return self._iterator(taken)
+        if isinstance(kind, TrainsKind):
+            _require(len(taken) == len(live.parameters), "flags for another model")
+            return tuple(map(bool, taken))
+        return taken
+
+    def _array(self, live: Any, taken: Any) -> ArrayTaken:
+        if isinstance(taken, list):
+            shape, items = taken
+            made = np.empty(len(self._items(items)), dtype=object)
+            made[:] = list(self._items(items))
+            return ArrayTaken(made.reshape(shape), None)
+        _require(taken is None or isinstance(taken, np.ndarray), "no array")
+        _require(taken is None or taken.dtype == live.dtype, "an array of another type")
+        return ArrayTaken(taken, None)
+
+    def _iterator(self, told: Any) -> Any:
+        said, name, arguments, several, state = told
+        _require(said == "iterator", "no iterator")
+
+        def part(value: Any) -> Any:
+            if value[0] == "iterator":
+                return self._iterator(value)
+            if value[0] == "items":
+                return [self._resolve(each) for each in value[1]]
+            return self._resolve(value)
+
+        parts = tuple(part(each) for each in state)
+        return iterator_at(
+            Stand(_MAKERS[name], tuple(part(each) for each in arguments), parts if several else parts[0])
+        )
+
+    def _items(self, items: Any) -> tuple[Any, ...]:
+        if not isinstance(items, dict):
+            return tuple(self._resolve(item) for item in items)
+        columns = [_values(*column) for column in items["rows"]]
+        rows = zip(*columns, strict=True)
+        if items["of"] is None:
+            return tuple(rows)
+        kind = self._tuple_class(items["of"])
+        return tuple(tuple.__new__(kind, row) for row in rows)
+
+    def _tuple_class(self, name: str) -> type:
+        kind = self._classes.get(name)
+        if kind is None or not issubclass(kind, tuple):
+            self.missing[name] = "class"
+            return tuple
+        return kind
+
+    def _resolve(self, ref: Any) -> Any:
+        match ref:
+            case ["#", int(number)]:
+                return self.lives.get(number)
+            case ["=", value]:
+                return value
+            case ["t", value]:
+                return value
+            case ["@", str(path)]:
+                if path not in self._places:
+                    self.missing[path] = "object"
+                return self._places.get(path)
+            case ["type", str(name)]:
+                return _TYPES[name]
+            case ["tuple", named, list(parts)]:
+                values = tuple(self._resolve(part) for part in parts)
+                return values if named is None else tuple.__new__(self._tuple_class(named), values)
+            case ["range", [int(start), int(stop), int(step)]]:
+                return range(start, stop, step)
+            case ["frozenset", list(parts)]:
+                return frozenset(self._resolve(part) for part in parts)
+            case ["enum", str(kind), str(name)]:
+                return self._classes[kind][name]  # type: ignore[index]
+            case ["?", str(kind)]:
+                self.missing[f"an object of the class {kind}"] = kind
+                return None
+        raise ValueError("a value that is none")
+
+
+def _classes_in(heap: Program) -> Iterator[type]:
+    """The classes that the program reaches: of these, new objects are made."""
+    for entry in heap.entries.values():
+        if isinstance(entry.live, type):
+            yield entry.live
+        elif isinstance(entry.kind, (AttributesKind, FilledKind)):
+            yield type(entry.live)
+    for live, _ in heap.constants.values():
+        if isinstance(live, type):
+            yield live
+
+
+def _values(kind: str, column: Any) -> Any:
+    if kind == "arrays":
+        return [each.copy() for each in column]
+    return list(column) if kind == "scalars" else column if kind == "=" else list(column.unbind())
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _check_generator(live: Any, state: Any) -> None:
+    """Set a new generator of this kind to the state. NumPy does not check a place in its table, and would
+    read memory that is not its own."""
+    if isinstance(live, torch.Generator):
+        torch.Generator(live.device).set_state(state)
+        return
+    if isinstance(live, random.Random):
+        random.Random().setstate(_as_tuples(state))
+        return
+    _require(isinstance(state, Mapping), "no generator")
+    inner = state["state"]
+    if state["bit_generator"] == "MT19937":
+        _require(type(inner["pos"]) is int and 0 <= inner["pos"] <= 624, "a generator outside its table")
+    if isinstance(live, np.random.RandomState):
+        np.random.RandomState().set_state(dict(state))
+        return
+    generator = live.bit_generator if isinstance(live, np.random.Generator) else live
+    type(generator)().state = state
+
+
+def _require(fits: bool, why: str) -> None:
+    if not fits:
+        raise ValueError(why)
