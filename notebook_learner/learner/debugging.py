@@ -11,12 +11,14 @@ from ..breakpoint import Breakpoints
 from ..errors import BusyError, LoggerError, StepError, names_descriptors
 from ..event import Notice, Split
 from ..event.position import Position
+from ..run.bounds import counted
 from ..step.step import StepFunction
 from ..store import check_metric_name, same_file
 
 if TYPE_CHECKING:
     from ..inspection import Inspection
     from ..trial.changes import Comparison
+    from ..trial.verify import Verification
 
 
 from .core import LearnerCore, OfOneLearner
@@ -101,6 +103,25 @@ class Debugging(LearnerCore):
 
         self._supplies.require()
         return self._leaving_locals(lambda: what_if(self._replica, steps, changes))
+
+    @names_descriptors
+    def verify(self, steps: int = 3) -> Verification:
+        """Check that the run is exact: take steps, go back, take them again, and compare everything to the
+        bit; then do the same from a checkpoint in a new process. Afterwards the learner stands where it
+        stood, and nothing is left on the disk.
+
+        The result says `exact`, or it names the first step and the first value that differ and, as far as
+        that can be known, why: the data, an operation that is not deterministic, or a value that is not in
+        the state. The new process takes a few seconds, and needs the extra `devices`.
+
+        Args:
+            steps: how many steps, of training or of validation.
+        """
+        from .verify_elsewhere import verified  # it loads what packs and starts a process
+
+        count = counted("verify", steps, "take at least one step")
+        self._supplies.require()
+        return self._leaving_locals(lambda: verified(self, count))
 
     def fork(self, directory: str | os.PathLike[str]) -> Any:
         """Make another Learner that goes on from this step, in a directory of its own, with copies of the

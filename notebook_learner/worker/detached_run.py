@@ -24,6 +24,7 @@ from ..errors import CheckpointError, DetachError, LoggerError, Paused
 from ..event import Rewound, Split
 from ..learner.core import OfOneLearner
 from ..learner.learner import Learner
+from ..learner.verify_elsewhere import take_steps_for
 from ..learner.wiring.assembly import assemble
 from ..logger import FileMetricLogger
 from ..ranks.detached_process import SIZE, THE_LEARNER, Surroundings, Ticket
@@ -58,6 +59,10 @@ def main(there: int, here: int, taking: int) -> int:
             order = json.loads(orders.readline() or b"{}")
         if not order:  # the other process has ended
             return 1
+        if "verify" in order:
+            take_steps_for(serving._learner, order["verify"], order["steps"])
+            voice.say("stepped")
+            return 0
         serving.begin(_taken(taking), **order)
     except BaseException as error:
         text = "".join(traceback.format_exception(error))
