@@ -26,6 +26,7 @@ from ..store import hdf5_library
 from .rank_share import Share
 from .rng import mix
 from .sampling import SeededDataset, SkippingSampler
+from .shared_draws import SharedDraws
 from .stop_iteration import Once, collate_makes_no_end, next_of
 
 
@@ -102,7 +103,15 @@ class Walk:
         """Start an epoch after `skip` batches, with its order drawn. `base` seeds each sample."""
         with starting_workers(getattr(self.loader, "num_workers", 0)), collate_makes_no_end(self.loader):
             iterator: Iterator[Any] = iter(self.loader)
-        return self._kept(iterator)
+        kept = self._kept(iterator)
+        return kept if self._draws is None else self._draws.around(kept)
+
+    def watch(self, watch: SharedDraws) -> None:
+        """Find out whether the data draw by turns with the steps."""
+        if getattr(self.loader, "num_workers", 0) == 0:
+            self._draws = watch
+
+    _draws: SharedDraws | None = None
 
     def end(self, iterator: Iterator[Any] | None) -> None:
         """Release an iterator, and end its worker processes now. The garbage collector would do it in any
@@ -196,12 +205,15 @@ class _StatefulWalk(Walk):
 
     skips = True
 
+    def watch(self, watch: SharedDraws) -> None:
+        pass
+
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._pending: Any = None
 
     def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
-        if skip and self._pending is not None:
+        if self._pending is not None:
             self.loader.load_state_dict(copy.deepcopy(self._pending))
             self._pending, skip = None, 0
         with collate_makes_no_end(self.loader):
@@ -211,12 +223,16 @@ class _StatefulWalk(Walk):
         return iterator
 
     def capture(self, inside: bool) -> Any:
-        if not inside:
+        if not inside and self._begins_to_tell():
             return None
         return copy.deepcopy(self._pending if self._pending is not None else self.loader.state_dict())
 
     def restore(self, state: Any) -> None:
         self._pending = state
+
+    def _begins_to_tell(self) -> bool:
+        """Whether `state_dict` begins an epoch where none is under way, as torchdata's does."""
+        return isinstance(self.loader, DataLoader) or type(self.loader).__module__.startswith("torchdata")
 
 
 class _LoaderWalk(Walk):
@@ -262,6 +278,10 @@ class _LoaderWalk(Walk):
         if seeded or self._carries:
             mine.__dict__["dataset"] = SeededDataset(loader.dataset)
         return mine
+
+    def watch(self, watch: SharedDraws) -> None:
+        if not _known_order(self.loader):
+            self._sampler.draws = watch
 
     def take_share(self, share: Share) -> None:
         if self.cuts:

@@ -11,6 +11,7 @@ from torch.utils.data import get_worker_info
 
 from .rank_share import Share
 from .rng import SLOW, Generator, capture_host, mix, mix_each, seed_host
+from .shared_draws import SharedDraws
 
 _SMALL = 10_000
 """Batches of an epoch whose order may be kept after the epoch."""
@@ -167,6 +168,8 @@ class SkippingSampler:
         """For each batch that was drawn and not fetched yet: whether this rank has no sample of it."""
         self.seen: list[str] | None = None
         """Where to note the indices that are given, if that is asked for."""
+        self.draws: SharedDraws | None = None
+        """Finds out whether the order is drawn by turns with the steps."""
         self.keeps = False
         """Whether an epoch's order, drawn all at once, is kept for a return into the epoch."""
         self._orders: dict[bytes, _Order] = {}
@@ -283,7 +286,7 @@ class _Drawing:
         if self._first is not self._NOTHING:
             drawn, self._first = self._first, self._NOTHING
         else:
-            drawn = next(self._begun(), END)
+            drawn = self._next()
         if drawn is END:
             raise StopIteration
         if self._sampler.seen is not None:
@@ -293,6 +296,10 @@ class _Drawing:
         elif self._sampler.round is not None:
             drawn = self._marked(drawn, self._sampler.round)
         return drawn if self._sampler.share is None else self._cut(drawn, self._sampler.share)
+
+    def _next(self) -> Any:
+        inner, draws = self._begun(), self._sampler.draws
+        return next(inner, END) if draws is None else draws.fetched(lambda: next(inner, END))
 
     def _cut(self, drawn: Any, share: Share) -> Any:
         """Load only this rank's samples. If it has none, load one that is not used: a torch loader cannot

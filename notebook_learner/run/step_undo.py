@@ -6,13 +6,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..breakpoint import Condition
 from ..data.batch import move
 from ..data.sampling import END
-from ..state.state import ModelPart, Part, copy_all
+from ..state.state import ModelPart, Part
 from ..step.step import TrainingStep
 from .loop import Loop
 
@@ -75,9 +74,7 @@ def aside(
 
 def _put_back(part: ModelPart, state: Any) -> None:
     # All tensors: BatchNorm, for example, writes its statistics without counting them as changed.
-    live = part.tensors()
-    with torch.no_grad():
-        copy_all([*live.values()], [state["tensors"][name] for name in live])
+    part.put(state["tensors"])
     for name, extra in state["extra"].items():
         part.model.get_submodule(name).set_extra_state(extra)
 

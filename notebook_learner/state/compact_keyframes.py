@@ -84,7 +84,7 @@ class _BytesReader:
 def _plan(node: Any) -> Any:
     """How to rebuild a value; None for a value that differs from one keyframe to the next."""
     kind = type(node)
-    if kind is Tensor and node.nbytes <= SMALL and _is_plain(node):
+    if kind is Tensor and _is_plain(node) and node.nbytes <= SMALL:
         return (Tensor, node.dtype, node.shape, node.stride(), node.numel())
     if kind is dict:
         return (dict, tuple(node), tuple(map(_plan, node.values())))

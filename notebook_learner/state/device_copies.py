@@ -50,7 +50,7 @@ class CopyMemory:
 
     def like(self, live: Tensor) -> Tensor:
         """Return a tensor of the same type, shape and strides, with any values."""
-        if live.nbytes < LARGE or not _is_plain(live):
+        if not _is_plain(live) or live.nbytes < LARGE:
             return torch.empty_like(live)
         size = live.nbytes
         self._asked[size] += 1
@@ -68,6 +68,25 @@ class CopyMemory:
         free = self._free.setdefault(memory.nbytes, [])
         if self._open and len(free) < self._asked[memory.nbytes]:
             free.append(memory)
+
+
+def size_of(tensor: Tensor) -> int:
+    """The bytes of a tensor's numbers. A sparse tensor has those of its indices and its values.
+
+    >>> size_of(torch.zeros(3)), size_of(torch.eye(3).to_sparse())
+    (12, 60)
+    """
+    if tensor.layout is torch.strided:
+        return tensor.nbytes
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    outer, inner = (
+        (tensor.crow_indices(), tensor.col_indices())
+        if by_rows
+        else (tensor.ccol_indices(), tensor.row_indices())
+    )
+    return outer.nbytes + inner.nbytes + tensor.values().nbytes
 
 
 def _is_plain(tensor: Tensor) -> bool:

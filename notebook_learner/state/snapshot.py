@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..store.background import hand_over
-from .device_copies import CopyMemory, copy_to_host
+from .device_copies import CopyMemory, copy_to_host, size_of
 from .state import Copy
 
 LARGE = 32 << 20
@@ -150,7 +150,7 @@ class _Copying:
         copy = self._memory.like(live)
         self._known[id(tensor)] = copy
         self._pairs.append((copy, live))
-        self.nbytes += live.nbytes
+        self.nbytes += size_of(live)
         return copy
 
     def run(self) -> None:

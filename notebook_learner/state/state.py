@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -20,7 +20,7 @@ from ..errors import StateError
 from ..event import Record
 from ..event.position import Position
 from .compact_keyframes import SMALL, Compact, is_packed
-from .device_copies import copy_to_host, spread_on_devices
+from .device_copies import copy_to_host, size_of, spread_on_devices
 
 BESIDE = 1000
 """Bytes that a tensor takes in addition to its numbers: objects, entries in dicts, the ends of memory
@@ -112,7 +112,7 @@ class State:
             beside = BESIDE if compact or len(found) > FEW else 0
             plain = [tensor.untyped_storage() for tensor in found.values() if tensor.layout is torch.strided]
             others = {
-                key: tensor.nbytes + beside
+                key: size_of(tensor) + beside
                 for key, tensor in found.items()
                 if tensor.layout is not torch.strided
             }
@@ -133,7 +133,7 @@ class State:
         before = None if like is None else like.parts
         if not isinstance(before, Compact):
             packed = [part for name, part in self.parts.items() if is_packed(name)]
-            if sum([tensor.nbytes <= SMALL for tensor in tensors_in(packed)]) <= FEW:
+            if sum([size_of(tensor) <= SMALL for tensor in tensors_in(packed)]) <= FEW:
                 return self
         return replace(self, parts=Compact(self.parts, before))
 
@@ -268,15 +268,47 @@ class ModelPart(Large):
         return {"tensors": tensors, "extra": told}
 
     def check(self, state: Any, /) -> None:
-        _check_same(state["tensors"], self.tensors())
+        parameters, _, _ = self._looked_through()
+        _check_same(state["tensors"], parameters, self._places_of_buffers())
 
     def restore(self, state: Any, /) -> None:
         self.check(state)
-        live, saved = self.tensors(), state["tensors"]
-        with torch.no_grad():
-            copy_all([*live.values()], [saved[name] for name in live])
+        self.put(state["tensors"])
         for name, extra in state["extra"].items():
             self.model.get_submodule(name).set_extra_state(deepcopy(extra))
+
+    def put(self, saved: Mapping[str, Tensor]) -> None:
+        """Write captured tensors into the model's own. A buffer that has grown, is of another type by now, or
+        was None then or is now, gets a new tensor."""
+        live = self.tensors()
+        fitting = [name for name, tensor in live.items() if _fits(tensor, saved.get(name))]
+        with torch.no_grad():
+            copy_all([live[name] for name in fitting], [saved[name] for name in fitting])
+        if len(fitting) < max(len(live), len(saved)):
+            self._replace(saved, {*fitting})
+
+    def _replace(self, saved: Mapping[str, Tensor], done: Collection[str]) -> None:
+        anew: dict[int, Tensor] = {}
+        for name, (module, own) in self._places_of_buffers().items():
+            if name in done:
+                continue
+            before, value = module._buffers[own], saved.get(name)
+            if value is None:
+                module._buffers[own] = None
+            else:
+                device = before.device if before is not None else self._device()
+                module._buffers[own] = anew.setdefault(id(value), value.to(device, copy=True))
+
+    def _device(self) -> torch.device:
+        return next((tensor.device for tensor in self.tensors().values()), torch.device("cpu"))
+
+    def _places_of_buffers(self) -> dict[str, tuple[nn.Module, str]]:
+        """Each buffer under all of its names, also one that is None: its module, and its name there."""
+        return {
+            start + name: (module, name)
+            for start, module in _below(self.model, "")
+            for name in module._buffers
+        }
 
     def _looked_through(self) -> tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, nn.Module]]]:
         """Parameters and buffers under all of their names, and the modules with extra state, once each. One
@@ -311,16 +343,27 @@ def _copied_once(live: Mapping[str, Tensor], copy: Copy) -> dict[str, Tensor]:
     return {name: copies[id(tensor)] for name, tensor in live.items()}
 
 
-def _check_same(saved: Mapping[str, Tensor], live: Mapping[str, Tensor]) -> None:
-    wrong = [f"{name} is not in the model" for name in saved if name not in live]
-    wrong += [f"{name} is not in the state" for name in live if name not in saved]
-    wrong += [
-        f"{name}: the state has {tuple(saved[name].shape)}, the model {tuple(tensor.shape)}"
-        for name, tensor in live.items()
-        if name in saved and saved[name].shape != tensor.shape
+def _fits(live: Tensor, saved: Tensor | None) -> bool:
+    return saved is not None and saved.shape == live.shape and saved.dtype == live.dtype
+
+
+def _check_same(
+    saved: Mapping[str, Tensor], parameters: Mapping[str, Tensor], buffers: Collection[str]
+) -> None:
+    """A buffer may change its shape and its type in training; a parameter may not."""
+    wrong = [
+        f"{name} is not in the model" for name in saved if name not in parameters and name not in buffers
     ]
+    wrong += [f"{name} is not in the state" for name in parameters if name not in saved]
+    for name, tensor in parameters.items():
+        if name in saved and not _fits(tensor, saved[name]):
+            wrong.append(f"{name}: the state has {_said(saved[name])}, the model {_said(tensor)}")
     if wrong:
         raise StateError("the state belongs to another model:\n" + "\n".join(f"  - {line}" for line in wrong))
+
+
+def _said(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 class OptimizerPart(Large):

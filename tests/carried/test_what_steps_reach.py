@@ -13,26 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from carried_support import Notices, weights
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from notebook_learner import Learner, LearnerBuilder
 from notebook_learner.carried.heap import Heap
-from notebook_learner.event import Event, Notice
 
 EPOCHS, BATCHES, SIZE = 2, 5, 8
-
-
-class Notices:
-    """A display that keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def handle(self, event: Event) -> None:
-        if isinstance(event, Notice):
-            self.texts.append(event.text)
 
 
 class Net(nn.Module):
@@ -348,10 +337,6 @@ def program(
     return builder.build(model, optimizer, None, DataLoader(data, SIZE, shuffle=True))
 
 
-def weights(learner: Learner) -> Tensor:
-    return torch.cat([each.detach().flatten() for each in learner.model.parameters()])
-
-
 def straight(directory: Path, kind: str) -> Tensor:
     learner = program(directory, kind)
     learner.fit()
@@ -547,59 +532,6 @@ def test_what_a_step_freezes_thaws_again_on_the_way_back(tmp_path: Path) -> None
     assert not weight.requires_grad
     learner.rewind(3)
     assert weight.requires_grad
-
-
-# Told -------------------------------------------------------------------------------------------------
-
-
-def told_by(directory: Path, value: Any, /, level: str = "told", **named: Any) -> list[str]:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 2)
-    shown = Notices()
-
-    def step(model: nn.Module, batch: Any) -> Tensor:
-        return plain_step(model, batch) * (1 if value is not None else 0)
-
-    builder = LearnerBuilder(directory).train_step(step).metrics().renderer(shown).exactness(level)  # type: ignore[arg-type]
-    data = [(torch.ones(2, 4), torch.tensor([0, 1]))] * 3
-    learner = builder.carry(**named).build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, data)
-    learner.step(2)
-    learner.step(1)
-    return [text for text in shown.texts if text.startswith("not in the state")]
-
-
-def test_what_cannot_be_kept_is_named_once_before_it_matters(tmp_path: Path) -> None:
-    (told,) = told_by(tmp_path, (number for number in range(9)))
-    assert told.startswith("not in the state: ") and "step: value (generator)" in told
-    assert "a rewind will not take it back" in told and ".carry(value=...)" in told
-
-
-def test_a_pair_of_functions_is_a_remedy(tmp_path: Path) -> None:
-    numbers = (number for number in range(9))
-    assert told_by(tmp_path, numbers, value=(lambda: 0, lambda state: None)) == []
-
-
-def test_what_only_shows_or_logs_is_not_named(tmp_path: Path) -> None:
-    import logging
-    import threading
-
-    import matplotlib.figure
-
-    log = (tmp_path / "log.txt").open("w")
-    for number, value in enumerate(
-        [logging.getLogger("x"), log, matplotlib.figure.Figure(), threading.Lock(), print, Path(), np, None]
-    ):
-        assert told_by(tmp_path / str(number), value) == []
-    log.close()
-
-
-def test_where_exactness_is_required_it_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="value \\(generator\\)"):
-        told_by(tmp_path, (number for number in range(9)), "required")
-
-
-def test_switched_off_it_is_silent_and_keeps_nothing(tmp_path: Path) -> None:
-    assert told_by(tmp_path, (number for number in range(9)), "off") == []
 
 
 def test_the_table_names_what_steps_change(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ...data.cursor import Cursor
 from ...data.rng import mix
+from ...data.shared_draws import SharedDraws, data_of
 from ...errors import ConfigurationError
 from ...evaluation.prediction import output_of
 from ...event import Notice, Split
@@ -85,6 +86,8 @@ class Loaders:
         seed = self.settings.seed
         loader, own = _loader(self.settings, split, given), None if seed is None else mix(seed, len(split))
         cursor = Cursor(loader, own, self._tell, self.settings.share, self._devices, self.replica.carried)
+        if seed is None:
+            cursor.walk.watch(SharedDraws(data_of(split, loader), self._warn))
         place = self.replica.unclaimed().get(f"data {split}")
         if place is not None and split not in self.replica.loop.passes:
             cursor.require(place)
@@ -232,6 +235,9 @@ class Loaders:
     def _tell(self, text: str, level: Level = "info") -> None:
         self.replica.emit(Notice(text, level))
 
+    def _warn(self, text: str) -> None:
+        self._tell(text, "warning")
+
     def _never_measured(self) -> None:
         """Warn once about metrics of the validation alone, if there is no validation."""
         names = set(self.settings.metrics_of("valid")) - set(self.settings.metrics_of("train"))
@@ -266,12 +272,23 @@ def _odd(settings: Settings, given: Mapping[Split, Any], split: Split) -> Iterat
             "give another loader to validate with"
         )
     loader = given[split]
+    if isinstance(loader, DataLoader) and loader.persistent_workers and _is_iterable(loader):
+        yield (
+            f"not in the state: the {split} data ({type(loader.dataset).__name__}): worker processes that "
+            "live on from epoch to epoch (persistent_workers=True) hold where an iterable dataset is, and "
+            "cannot be asked; after the first epoch a rewind, what_if or a resume may read other samples. "
+            "persistent_workers=False is exact"
+        )
     size = getattr(loader, "batch_size", None) if isinstance(loader, DataLoader) else None
     if size is not None and settings.batch_size not in (None, size):
         yield (
             f"with_batch_size({settings.batch_size}) is for datasets; the {split} data is a DataLoader with "
             f"a batch size of its own, {size}, which holds"
         )
+
+
+def _is_iterable(loader: DataLoader[Any]) -> bool:
+    return isinstance(loader.dataset, IterableDataset)
 
 
 def data_mistakes(settings: Settings, model: Any, split: Split, given: Any) -> Iterator[str]:
