@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import builtins
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -128,6 +128,24 @@ class Heap:
                 self._sweep(by_steps=True)
                 self._look = look
         return self._look
+
+    def adopt(self, parent: Heap, copies: Mapping[int, Any], of_copy: Callable[[Any], Any]) -> None:
+        """Know of objects what another heap knows of those that they are copies of, by the ids of these.
+
+        Args:
+            parent: the other heap.
+            copies: the copies, by the ids of the originals.
+            of_copy: makes what was taken of a copy out of what was taken of an original.
+        """
+        names = {each.path: each for each in self.entries.values() if isinstance(each.live, GlobalName)}
+        for key, known in parent.entries.items():
+            live = copies.get(key, known.live)
+            entry = names.get(known.path) if isinstance(live, GlobalName) else self.entries.get(id(live))
+            if entry is not None:
+                entry.path, entry.born = known.path, known.born
+                entry.moves = known.moves
+                entry.base = known.base if known.base is _UNKNOWN else of_copy(known.base)
+        self._look = None
 
     def tidy(self) -> None:
         """Leave out what steps have replaced, before two looks are compared."""
@@ -344,9 +362,19 @@ def _known(entry: ReachedObject, taken: Any) -> KnownObject:
 def _own_name(live: Any) -> str:
     """What has a name of its own is called by it, from wherever it is reached."""
     if isinstance(live, GlobalName):
-        module = live.space.get("__name__", "")
-        return live.name if module in ("", "__main__") else f"{module}.{live.name}"
+        return name_of_global(live.space, live.name)
     return f"class {live.__qualname__}" if isinstance(live, type) else str(live.__qualname__)
+
+
+def name_of_global(space: Mapping[str, Any], name: str) -> str:
+    """A global variable's name, with its module's name unless that is the notebook."""
+    module = space.get("__name__", "")
+    return name if module in ("", "__main__") else f"{module}.{name}"
+
+
+def said_of(path: str) -> str:
+    """A path as users read it."""
+    return path.replace("=", "")
 
 
 def _getter(names: tuple[str, ...]) -> Any:

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 
 from ..errors import StateError
 from .classify import Unknown
-from .heap import Heap, Left, Roots
+from .copies import Copies, copied_program
+from .heap import Heap, Left, Roots, said_of
 from .kinds import Flags, GetSet
 from .plain import Look, LookReader
 from .table import CarriedTable, table_of
@@ -177,6 +178,25 @@ class CarriedPart:
         """Put it back as it was then."""
         self.heap.give(look, by_steps=self._moving)
 
+    def copied(self, things: Any) -> Copies:
+        """A deep copy of nested things, with what their functions reach."""
+        if not self._moving:
+            self._find()
+        return copied_program(self.heap, things)
+
+    def adopt(self, parent: CarriedPart, copies: Copies) -> None:
+        """Know of the copies what the parent knows of the originals, such as what steps change."""
+        self._find()
+        self.heap.adopt(parent.heap, copies.of, copies.taken)
+
+    def captured(self, parts: Mapping[str, Any], copies: Copies) -> dict[str, Any]:
+        """A state's parts for the copies: the loaders' parts say what there was when the epoch began."""
+        found = {**parts, "carried": self.capture()}
+        for name, part in parts.items():
+            if name.startswith("data "):
+                found[name] = {**part, "began": copies.look(part.get("began"), self.heap)}
+        return found
+
     def tidy(self) -> None:
         """Leave out what steps have replaced, before two looks are compared."""
         self.heap.tidy()
@@ -233,11 +253,6 @@ class CarriedPart:
             self._tell(text)
 
 
-def said_of(path: str) -> str:
-    """A path as users read it."""
-    return path.replace("=", "")
-
-
 def _short(path: str) -> str:
     """The name that the user gave it."""
     return said_of(path).replace("]", "").replace("[", ".").split(":")[-1].split(".")[-1].strip()
@@ -277,6 +292,17 @@ class Nothing:
 
     def of_file(self, state: Any) -> None:
         """Nothing is read."""
+
+    def copied(self, things: Any) -> Copies:
+        """A deep copy of nested things; functions stay what they are."""
+        return copied_program(None, things)
+
+    def adopt(self, parent: Any, copies: Copies) -> None:
+        """Nothing is known."""
+
+    def captured(self, parts: Mapping[str, Any], copies: Copies) -> Mapping[str, Any]:
+        """Nothing is kept."""
+        return parts
 
     def tidy(self) -> None:
         """Nothing is kept."""

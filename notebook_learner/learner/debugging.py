@@ -138,7 +138,7 @@ class Debugging(LearnerCore):
     def _forked(self, directory: str | os.PathLike[str]) -> Any:
         sibling = self._supplies.fork(self, self._replica.capture(), directory)
         for split in get_args(Split):
-            step = self._supplies.step_of(split)
+            step = sibling._supplies.step_of(split)
             if isinstance(step, OfOneLearner):
                 sibling._supplies.use_step(split, step.of(sibling))
         with suppress(LoggerError):  # a moved directory is a reason to fork; the line is kept

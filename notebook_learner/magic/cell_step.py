@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +64,13 @@ class CellStep:
     def of(self, learner: Learner) -> CellStep:
         """The same step for another learner, such as a fork."""
         return CellStep(learner, self.body, self.kind)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CellStep:
+        """For a fork: the body is copied, with what it reaches; the learner comes by `of`."""
+        copied: Any = CellStep.__new__(CellStep)
+        body = replace(self.body, function=deepcopy(self.body.function, memo))
+        copied.__dict__.update(self.__dict__, body=body)
+        return copied  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the learner, which stays in its process: other ranks have their own learners."""

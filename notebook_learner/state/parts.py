@@ -31,9 +31,15 @@ class RngPart:
         self._running = False
         self._aside: Rng | None = None
         """None until the first run: until then the stream is the user's own."""
+        self.apart = False
+        """Whether the live generators are put back after each run. A fork does so: its parent may not have
+        begun, and begins from them."""
+        self._live: Rng | None = None
 
     def enter(self) -> None:
         """At the start of a run: the stream goes on where it stopped."""
+        if self.apart:
+            self._live = capture_rng()
         if self._aside is not None:
             restore_rng(self._aside)
         self._running = True
@@ -42,6 +48,9 @@ class RngPart:
         """At the end of a run: save the stream."""
         self._aside = capture_rng()
         self._running = False
+        if self._live is not None:
+            restore_rng(self._live)
+            self._live = None
 
     @contextmanager
     def lent(self) -> Iterator[None]:

@@ -33,39 +33,53 @@ class Origin:
     assemble: Callable[..., Learner]
     """The function that made it."""
 
-    def fork(self, state: State, directory: str | os.PathLike[str], data: Mapping[Split, Any]) -> Learner:
-        """Make another learner in the same state, with its own directory.
+    def fork(
+        self,
+        state: State,
+        directory: str | os.PathLike[str],
+        data: Mapping[Split, Any],
+        carried: Any,
+    ) -> Learner:
+        """Make another learner in the same state, with its own directory. `carried` is what the steps reach:
+        it is copied with the model, and functions are bound to the copies.
 
         Raises:
             StateError: a part cannot be copied, or the directory holds a run.
         """
         _require_room(directory, self.settings)
-        model, optimizer, scheduler = self._copies()
-        loaders = {split: _copied_loader(split, loader) for split, loader in data.items()}
+        copies = self._copies(data, carried)
+        model, optimizer, scheduler, loaders, changed = copies.made
         sibling = self.assemble(
-            self._settings_of(directory, state),
+            replace(self._settings_of(directory, state), **changed),
             model,
             optimizer,
             scheduler,
             loaders.get("train"),
             loaders.get("valid"),
         )
-        sibling.restore(state)
+        sibling._replica.rng.apart = True
+        theirs = sibling._replica.carried
+        theirs.adopt(carried, copies)
+        sibling.restore(replace(state, parts=theirs.captured(state.parts, copies)))
         sibling._note_fork(self._told(state))
         return sibling
 
-    def _copies(self) -> tuple[nn.Module, Optimizer, Any]:
+    def _copies(self, data: Mapping[Split, Any], carried: Any) -> Any:
         scheduler = self.scheduler if isinstance(self.scheduler, TorchScheduler) else None
+        mine = self.settings
+        steps = {"train_step": mine.train_step, "valid_step": mine.valid_step, "loss": mine.loss}
+        things = (self.model, self.optimizer, scheduler, dict(data), {**steps, "carried": mine.carried})
         try:  # together, so that the copied optimizer has the copied parameters
-            model, optimizer, copied = copy.deepcopy((self.model, self.optimizer, scheduler))
+            copies = carried.copied(things)
+        except StateError:
+            raise
         except Exception as refused:
-            raise StateError(
-                "fork() copies the model, the optimizer and the schedule, and one of them cannot be copied: "
-                f"{refused}"
-            ) from refused
-        if isinstance(copied, LRScheduler):
+            raise StateError(_why_not_copied(data, refused)) from refused
+        model, optimizer, other, loaders, changed = copies.made
+        if isinstance(other, LRScheduler):
             report_steps(optimizer)
-        return model, optimizer, self.scheduler if scheduler is None else copied
+        other = self.scheduler if scheduler is None else other
+        return replace(copies, made=(model, optimizer, other, loaders, changed))
 
     def _settings_of(self, directory: str | os.PathLike[str], state: State) -> Settings:
         """Copy the settings, without what belongs to one run alone: the user's own sinks and checkpointer."""
@@ -95,15 +109,17 @@ def _require_room(directory: str | os.PathLike[str], settings: Settings) -> None
         raise StateError(f"fork({os.fspath(directory)!r}) is this run's own directory; give another one")
 
 
-def _copied_loader(split: Split, loader: Any) -> Any:
-    """Copy a loader over the same data, so that each run draws from its own generators."""
-    if isinstance(loader, (list, tuple)):
-        return loader
-    shared = {id(loader.dataset): loader.dataset} if isinstance(loader, DataLoader) else {}
-    try:
-        return copy.deepcopy(loader, shared)
-    except Exception as refused:
-        raise StateError(
-            f"fork(): the {split} loader ({type(loader).__name__}) cannot be copied, and two runs cannot "
-            f"share one: {refused}"
-        ) from refused
+def _why_not_copied(data: Mapping[Split, Any], refused: Exception) -> str:
+    for split, loader in data.items():
+        shared = {id(loader.dataset): loader.dataset} if isinstance(loader, DataLoader) else {}
+        try:
+            copy.deepcopy(loader, shared)
+        except Exception as why:
+            return (
+                f"fork(): the {split} loader ({type(loader).__name__}) cannot be copied, and two runs cannot "
+                f"share one: {why}"
+            )
+    return (
+        "fork() copies the model, the optimizer, the schedule and what the steps reach, and one of them "
+        f"cannot be copied: {refused}"
+    )

@@ -188,7 +188,7 @@ class Loaders:
 
     def fork(self, learner: Any, state: State, directory: str | os.PathLike[str]) -> Any:
         """Make another learner like this one, in this state."""
-        sibling = self.origin.fork(state, directory, self._given)
+        sibling = self.origin.fork(state, directory, self._given, self.replica.carried)
         sibling.num_epochs = learner.num_epochs
         sibling.breakpoints.become(learner.breakpoints)
         return sibling

@@ -1,0 +1,128 @@
+"""A fork and its parent share nothing that a step writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from carried_support import weights
+from test_what_steps_reach import KINDS, plain_step, program, straight, with_data_of_its_own
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from notebook_learner import LearnerBuilder
+from notebook_learner.errors import StateError
+
+REFUSED = {"class attribute", "object with state_dict"}
+"""A class is not copied, and neither is a generator in an object."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in REFUSED])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_both_end_like_the_straight_run(kind: str, steps: int, tmp_path: Path) -> None:
+    expected = straight(tmp_path / "straight", kind)
+    parent = program(tmp_path / "parent", kind)
+    if steps:
+        parent.step(steps)
+    child = parent.fork(tmp_path / "child")
+    child.step(4)
+    parent.step(2)
+    child.rewind(2)
+    parent.rewind(1)
+    child.fit()
+    parent.fit()
+    assert torch.equal(weights(parent), expected)
+    assert torch.equal(weights(child), expected)
+
+
+@pytest.mark.parametrize(
+    "kind", ["list that is replaced", "other network and optimizer", "replay buffer", "count"]
+)
+def test_a_fork_is_resumed_by_the_same_program(kind: str, tmp_path: Path) -> None:
+    parent = program(tmp_path / "parent", kind)
+    parent.step(3)
+    child = parent.fork(tmp_path / "child")
+    child.step(1)
+    child.save()
+    resumed = program(tmp_path / "child", kind, resume=True)
+    assert resumed.position.step == 4
+    resumed.fit()
+    assert torch.equal(weights(resumed), straight(tmp_path / "straight", kind))
+
+
+@pytest.mark.parametrize("hook", ["module", "parameter"])
+def test_hooks_samplers_and_data_are_copied(hook: str, tmp_path: Path) -> None:
+    expected = with_data_of_its_own(tmp_path / "straight", hook)
+    expected.fit()
+    for steps in (0, 3):
+        parent = with_data_of_its_own(tmp_path / f"parent {steps}", hook)
+        if steps:
+            parent.step(steps)
+        child = parent.fork(tmp_path / f"child {steps}")
+        child.fit()
+        parent.fit()
+        assert torch.equal(weights(parent), weights(expected))
+        assert torch.equal(weights(child), weights(expected))
+
+
+@pytest.mark.parametrize("kind", sorted(REFUSED))
+def test_what_ties_them_is_named(kind: str, tmp_path: Path) -> None:
+    parent = program(tmp_path / "parent", kind)
+    parent.step(2)
+    named = "class OfAClass" if kind == "class attribute" else "cannot be copied"
+    with pytest.raises(StateError, match=named):
+        parent.fork(tmp_path / "child")
+    parent.fit()
+    assert torch.equal(weights(parent), straight(tmp_path / "straight", kind))
+
+
+CALLS = 0
+
+
+class CountsInAGlobal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        global CALLS
+        CALLS += 1
+        return self.body(x) * (1 + CALLS / 10)
+
+
+def test_a_global_that_a_method_counts_in_is_named(tmp_path: Path) -> None:
+    model = CountsInAGlobal()
+    data = [(torch.ones(2, 4), torch.tensor([0, 1]))] * 4
+    builder = LearnerBuilder(tmp_path / "parent").train_step(plain_step).renderer("silent")
+    learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, data)
+    learner.step(2)
+    with pytest.raises(StateError, match=r"CALLS, which CountsInAGlobal\.forward uses"):
+        learner.fork(tmp_path / "child")
+
+
+def test_batches_that_a_step_changes_in_place_are_copied_and_go_back(tmp_path: Path) -> None:
+    def shrinking(model: nn.Module, batch: Any) -> Tensor:
+        batch[0].mul_(0.9)
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def made(name: str) -> Any:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        data = [(torch.randn(2, 4), torch.tensor([0, 1])) for _ in range(4)]
+        builder = LearnerBuilder(tmp_path / name).train_step(shrinking).num_epochs(3).renderer("silent")
+        return builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, data)
+
+    expected = made("straight")
+    expected.fit()
+    parent = made("parent")
+    parent.step(3)
+    parent.rewind(2)
+    child = parent.fork(tmp_path / "child")
+    child.step(5)
+    parent.fit()
+    child.rewind(4)
+    child.fit()
+    assert torch.equal(weights(parent), weights(expected))
+    assert torch.equal(weights(child), weights(expected))
