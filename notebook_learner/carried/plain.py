@@ -90,18 +90,27 @@ class Program(Protocol):
 
 
 class Look(Held):
-    """What all objects that steps had changed by then held, at one moment."""
+    """What all objects that steps had changed by then held, at one moment. In another process, after a
+    pickle, it is plain data for the objects there."""
 
-    __slots__ = ("heap", "known")
+    __slots__ = ("_tree", "heap", "known")
 
-    def __init__(self, heap: Program, known: Mapping[int, KnownObject]) -> None:
-        self.heap, self.known = heap, known
+    def __init__(
+        self, heap: Program | None, known: Mapping[int, KnownObject], tree: Mapping[str, Any] | None = None
+    ) -> None:
+        self.heap, self.known, self._tree = heap, known, tree
 
     def held(self) -> list[Tensor]:
         return [tensor for each in self.known.values() for tensor in each.kind.tensors(each.taken)]
 
-    def plain(self) -> dict[str, Any]:
-        return {"objects": _LookWriter(self).objects()}
+    def plain(self) -> Mapping[str, Any]:
+        if self._tree is not None:
+            return self._tree
+        assert self.heap is not None
+        return {"objects": _LookWriter(self, self.heap).objects()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Look, (None, {}, self.plain())
 
     def __eq__(self, other: object) -> bool:
         """Whether both say the same of two programs that are alike."""
@@ -123,8 +132,8 @@ class _LookWriter:
     """Writes the objects that the program brings again, and those that are reached from them, in an order
     that does not depend on the way that led here."""
 
-    def __init__(self, look: Look) -> None:
-        self._heap = look.heap
+    def __init__(self, look: Look, heap: Program) -> None:
+        self._heap = heap
         self._known = look.known
         brought = sorted((each for each in look.known.values() if not each.born), key=lambda each: each.path)
         self._order = brought

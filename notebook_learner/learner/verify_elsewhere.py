@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import tempfile
 from dataclasses import astuple
@@ -19,7 +18,7 @@ from ..state.state import State, written
 from ..trial.excursion import excursion
 from ..trial.verify import Difference, Footprint, Verification, cause_of, first_difference, footprints, verify
 
-_STATE, _FOUND = "state.h5", "found.json"
+_STATE, _FOUND = "state.h5", "found.h5"
 
 
 def verified(learner: Any, steps: int) -> Verification:
@@ -69,7 +68,7 @@ def _taken_there(learner: Any, steps: int) -> list[Footprint]:
             process.hear("stepped")
         finally:
             process.kill()
-        return [Footprint(place, found) for place, found in json.loads(Path(folder, _FOUND).read_text())]
+        return [Footprint(place, found) for place, found in load(Path(folder, _FOUND))]
 
 
 def take_steps_for(learner: Any, folder: str, steps: int) -> None:
@@ -80,4 +79,4 @@ def take_steps_for(learner: Any, folder: str, steps: int) -> None:
     replica.carried.begin()
     with excursion(replica, what="verify()") as trip:
         found = footprints(replica, trip, steps)
-    Path(folder, _FOUND).write_text(json.dumps(found))
+    save([[place, dict(prints)] for place, prints in found], Path(folder, _FOUND))

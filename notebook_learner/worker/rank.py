@@ -398,7 +398,7 @@ class Fed:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.loader: list[Any] = []
-        self.source = self._start = None
+        self.source = self._start = self._began = None
         self.epoch = 1
         self.total: int | None = None
         self.walk = _NoWalk()

@@ -131,6 +131,13 @@ class Gate:
     def __init__(self, path: Path, after: int = 0) -> None:
         self.path, self.home, self.after, self.steps = path, os.getpid(), after, 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """It is no part of the training."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
     def __call__(self, output: Any, target: Any) -> Any:
         from torch.nn import functional as F
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from builder_support import Tape, adam, batches, classifier, net
 from exactness import differences, everything
+from outside import Outside
 from torch.nn import functional as F
 
 from notebook_learner import BusyError, ClassificationOutput, StepError
@@ -135,12 +136,12 @@ def test_a_checkpoint_brings_logged_metrics_into_a_new_learner(tmp_path):
 
 
 def test_a_failing_step_leaves_no_value_behind(tmp_path):
-    failing = [True]
+    failing = Outside(True)
 
     def values(learner):
-        if learner.position.step == 1 and failing[0]:
+        if learner.position.step == 1 and failing.value:
             learner.log("Largest score", 99.0)
-            failing[0] = False
+            failing.value = False
             raise RuntimeError("broken")
         return 1.0
 

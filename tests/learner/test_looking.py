@@ -10,6 +10,7 @@ import pytest
 import torch
 from builder_support import adam, batches, classifier, net
 from exactness import differences, everything
+from outside import Outside
 from torch import nn
 from torch.nn import functional as F
 
@@ -241,11 +242,11 @@ def test_it_says_why_it_cannot_look(tmp_path):
 
 @pytest.mark.parametrize("collected", [True, False])
 def test_the_garbage_collector_is_left_as_it_was_by_a_look_and_by_an_interrupted_one(tmp_path, collected):
-    seen, interrupted = [], False
+    seen, interrupted = Outside([]), False
 
     class Noticing(Convnet):
         def forward(self, x):
-            seen.append(gc.isenabled())
+            seen.value.append(gc.isenabled())
             if interrupted:
                 raise KeyboardInterrupt
             return super().forward(x)
@@ -256,9 +257,9 @@ def test_the_garbage_collector_is_left_as_it_was_by_a_look_and_by_an_interrupted
     learner.step(1)
     gc.enable() if collected else gc.disable()
     try:
-        del seen[:]
+        del seen.value[:]
         learner.inspect()
-        assert gc.isenabled() is collected and seen and not any(seen)
+        assert gc.isenabled() is collected and seen.value and not any(seen.value)
         interrupted = True
         with pytest.raises(KeyboardInterrupt):
             learner.inspect()
