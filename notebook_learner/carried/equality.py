@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import starmap
 from operator import is_
 from typing import Any
@@ -27,7 +27,7 @@ def alike(one: Any, other: Any) -> bool:
     )
 
 
-def all_alike(ones: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+def all_alike(ones: Collection[Any], others: Collection[Any]) -> bool:
     """The same for each pair of two rows."""
     return len(ones) == len(others) and (
         all(map(is_, ones, others)) or all(starmap(alike, zip(ones, others, strict=True)))

@@ -36,25 +36,41 @@ class ReachedObject:
         """Whether steps change it; whether a step made it."""
 
 
+class OfModels:
+    """What the models of a training hold."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, Any]] = []
+        self.hooks: list[tuple[str, Any]] = []
+        self.modules: list[Any] = []
+        self.owned: list[Any] = []
+        """Their tensors, which other parts of the state hold."""
+
+
 class Roots:
     """Where to look for what steps reach. Two are equal if they name the same objects."""
 
     def __init__(
         self,
-        found: Iterable[tuple[str, Any]] = (),
-        modules: Iterable[Any] = (),
+        models: OfModels,
+        others: Iterable[tuple[str, Any]] = (),
         optimizers: Iterable[Any] = (),
         owned: Iterable[Any] = (),
     ) -> None:
-        self.found = list(found)
-        self.modules, self.optimizers = list(modules), list(optimizers)
-        """Those of the training: their tensors are in other parts of the state."""
+        self.models = models
+        self.others = list(others)
+        self.optimizers = list(optimizers)
         self.owned = list(owned)
         """Further objects that other parts of the state hold."""
-        self._ids = [id(live) for _, live in self.found]
+        self._ids = [id(live) for _, live in self.others]
+
+    @property
+    def found(self) -> list[tuple[str, Any]]:
+        """All of them, with the names that they have."""
+        return [*self.models.found, *self.others, *self.models.hooks]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Roots) and self._ids == other._ids
+        return isinstance(other, Roots) and self.models is other.models and self._ids == other._ids
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -81,7 +97,7 @@ class Heap:
         path."""
         self.owned: set[int] = set()
         """Objects that other parts of the state hold."""
-        self._roots = Roots()
+        self._roots = Roots(OfModels())
         self._globals: dict[tuple[int, str], GlobalName] = {}
         self._own: dict[int, Kind] = {}
         self._paths: set[str] = set()
@@ -99,12 +115,12 @@ class Heap:
         the user changed since the last look is what it is from now on. Return whether it was looked for
         anew."""
         changed = self._compare(by_steps=False)
-        if roots == self._roots and not changed:
+        if not changed and roots == self._roots:
             return False
         self._roots = roots
-        self._own = dict.fromkeys(map(id, roots.modules), OWN_MODULE)
+        self._own = dict.fromkeys(map(id, roots.models.modules), OWN_MODULE)
         self._own |= dict.fromkeys(map(id, roots.optimizers), OWN_OPTIMIZER)
-        self.owned = set(map(id, roots.owned))
+        self.owned = set(map(id, (*roots.models.owned, *roots.owned)))
         self._sweep(by_steps=False)
         return True
 
@@ -114,7 +130,18 @@ class Heap:
         Args:
             by_steps: whether steps made what has changed since the last look.
         """
-        if self._compare(by_steps) or self._look is None:
+        if self._compare(by_steps):
+            self._look = None
+        look = self.last
+        if len(self.entries) > self._swept + max(64, self._swept // 4):
+            self._sweep(by_steps=True)
+            self._look = look
+        return look
+
+    @property
+    def last(self) -> Look:
+        """The same as it was at the last comparison."""
+        if self._look is None:
             self._look = Look(
                 self,
                 {
@@ -123,10 +150,6 @@ class Heap:
                     if e.moves and (e.born or e.taken is not e.base) and not isinstance(e.kind, ConstantKind)
                 },
             )
-            if len(self.entries) > self._swept + max(64, self._swept // 4):
-                look = self._look
-                self._sweep(by_steps=True)
-                self._look = look
         return self._look
 
     def adopt(self, parent: Heap, copies: Mapping[int, Any], of_copy: Callable[[Any], Any]) -> None:
@@ -165,7 +188,7 @@ class Heap:
 
     def _changed(self, entry: ReachedObject, by_steps: bool) -> None:
         before = entry.taken
-        if entry.kind is OWN_MODULE and entry.kind.same(entry.live, before):
+        if entry.kind in (OWN_MODULE, OWN_OPTIMIZER) and entry.kind.same(entry.live, before):
             self._watch_again(entry)  # it has got another hook, or the like
             return
         if by_steps:
@@ -194,7 +217,7 @@ class Heap:
 
     def _watch_again(self, entry: ReachedObject) -> None:
         """A module of the model has got another attribute: it is compared by its new names from now on."""
-        if entry.kind is not OWN_MODULE:
+        if entry.kind not in (OWN_MODULE, OWN_OPTIMIZER):
             return
         self._quick = [each for each in self._quick if each[0] is not entry]
         if entry not in self._slow:
@@ -267,7 +290,7 @@ class Heap:
         return wanted
 
     def _watch(self, entry: ReachedObject) -> None:
-        if entry.kind is OWN_MODULE and _QUICK.issuperset(map(type, entry.taken[1])):
+        if entry.kind in (OWN_MODULE, OWN_OPTIMIZER) and _QUICK.issuperset(map(type, entry.taken[1])):
             held, names = entry.live.__dict__, entry.taken[0]
             self._quick.append((entry, held, _getter(names), len(held)))
         elif not isinstance(entry.kind, ConstantKind):

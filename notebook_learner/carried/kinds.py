@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..state.state import clone
 from .equality import alike, all_alike, same_values
@@ -110,7 +110,7 @@ class SequenceKind(Kind):
         return tuple(live)
 
     def same(self, live: Any, taken: tuple[Any, ...]) -> bool:
-        return len(live) == len(taken) and all_alike(tuple(live), taken)
+        return all_alike(live, taken)
 
     def put(self, live: Any, taken: tuple[Any, ...]) -> None:
         if isinstance(live, list):
@@ -136,7 +136,7 @@ class SetKind(Kind):
         return tuple(live)
 
     def same(self, live: Any, taken: tuple[Any, ...]) -> bool:
-        return len(live) == len(taken) and all_alike(tuple(live), taken)
+        return all_alike(live, taken)
 
     def put(self, live: Any, taken: tuple[Any, ...]) -> None:
         live.clear()
@@ -155,12 +155,7 @@ class DictKind(Kind):
         return tuple(live), tuple(_class_of(live).values(live))
 
     def same(self, live: Any, taken: Pairs) -> bool:
-        keys, values = taken
-        return (
-            len(live) == len(keys)
-            and all_alike(tuple(live), keys)
-            and all_alike(tuple(_class_of(live).values(live)), values)
-        )
+        return all_alike(live, taken[0]) and all_alike(_class_of(live).values(live), taken[1])
 
     def put(self, live: Any, taken: Pairs) -> None:
         owner = _class_of(live)
@@ -386,11 +381,10 @@ MISSING = _MISSING
 
 
 class Flags:
-    """Which parameters of a model train."""
+    """Which parameters of the models train."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.parameters: list[Tensor] = []
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
 
 
 class TrainsKind(Kind):

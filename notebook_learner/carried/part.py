@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 from torch import nn
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 from ..errors import StateError
 from .classify import Unknown
 from .copies import Copies, copied_program
-from .heap import Heap, Left, Roots, said_of
+from .heap import Heap, Left, OfModels, Roots, said_of
 from .kinds import Flags, GetSet
 from .plain import Look, LookReader
 from .table import CarriedTable, table_of
@@ -22,6 +23,7 @@ NONE: Mapping[str, Any] = {"objects": []}
 """What a checkpoint of an earlier version holds."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MEMBERS = ("_modules", "_parameters", "_buffers")
 _PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -42,41 +44,78 @@ class Sources:
         self.optimizer, self.owned = optimizer, list(owned)
         self.functions, self.loaders = functions, loaders
         self.named = {name: GetSet(*each) if _is_pair(each) else each for name, each in named.items()}
-        self._flags = [(name, Flags(model)) for name, model in self.models[:1]]
+        self._known: _Walk | None = None
 
     def roots(self) -> Roots:
         """Where to look now."""
-        found: list[tuple[str, Any]] = []
-        modules: list[nn.Module] = []
-        owned: list[Any] = list(self.owned)
-        hooks: list[tuple[str, Any]] = []
-        for start, model in self.models:
-            for path, module in _below(model, start):
-                found.append((path, module))
-                modules.append(module)
-                for kind in _HOOKS:
-                    if held := module.__dict__.get(kind):
-                        hooks += [(f"{path} hook", hook) for hook in held.values()]
-                for members in (module._parameters, module._buffers):
-                    owned += [tensor for tensor in members.values() if tensor is not None]
-        for _, flags in self._flags:
-            flags.parameters = (
-                list(flags.model.parameters()) if self._anew(owned, flags) else flags.parameters
-            )
-        found += [(f"{name} requires_grad", flags) for name, flags in self._flags]
-        hooks += [(f"{name} hook", hook) for name, hook in _hooks_of_parameters(owned)]
-        found += [("optimizer", self.optimizer), *self.functions(), *hooks]
+        others: list[tuple[str, Any]] = [("optimizer", self.optimizer), *self.functions()]
+        owned = [*self.owned]
         for split, loader, generators in self.loaders():
-            found += _parts_of_loader(f"{split} data", loader)
+            others += _parts_of_loader(f"{split} data", loader)
             owned += generators
-        found += [(f"carry({name})", each) for name, each in self.named.items()]
-        return Roots(found, modules, [self.optimizer], owned)
+        others += [(f"carry({name})", each) for name, each in self.named.items()]
+        return Roots(self._of_models(), others, [self.optimizer], owned)
 
-    def _anew(self, owned: list[Any], flags: Flags) -> bool:
-        known = getattr(flags, "of", None)
-        now = list(map(id, owned))
-        flags.of = now  # type: ignore[attr-defined]
-        return known != now
+    def _of_models(self) -> OfModels:
+        """What the models hold. The walk takes a millisecond for a thousand modules, so it is only taken
+        again if a module, a parameter or a hook has come or gone."""
+        known = self._known
+        if known is None or not known.is_current():
+            known = self._known = _Walk(self.models)
+        return known
+
+
+class _Walk(OfModels):
+    """The modules of the models, their tensors, and the hooks on both."""
+
+    def __init__(self, models: Iterable[tuple[str, nn.Module]]) -> None:
+        super().__init__()
+        self._empty: list[dict[str, Any]] = []
+        self._filled: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
+        self._plain: list[Any] = []
+        """The parameters without hooks."""
+        parameters: dict[Any, None] = {}
+        for start, model in models:
+            for path, module in _below(model, start):
+                self.found.append((path, module))
+                self._add(path, module)
+                parameters |= dict.fromkeys(each for each in module._parameters.values() if each is not None)
+        self.modules = [module for _, module in self.found]
+        self.found.append(("requires_grad", Flags(list(parameters))))
+        for parameter in parameters:
+            self._add_hooks_of(parameter)
+
+    def _add(self, path: str, module: nn.Module) -> None:
+        own = module.__dict__
+        for kind in _MEMBERS:
+            self._note(own[kind])
+        for kind in _HOOKS:
+            self._note(own[kind])
+            self.hooks += [(f"{path} hook", hook) for hook in own[kind].values()]
+        tensors = (*own["_parameters"].values(), *own["_buffers"].values())
+        self.owned += [each for each in tensors if each is not None]
+
+    def _add_hooks_of(self, parameter: Any) -> None:
+        hooks = [held for kind in _PARAMETER_HOOKS if (held := getattr(parameter, kind, None))]
+        if not hooks:
+            self._plain.append(parameter)
+        for held in hooks:
+            self._note(held)
+            self.hooks += [("parameter hook", hook) for hook in held.values()]
+
+    def _note(self, held: dict[str, Any]) -> None:
+        if held:
+            self._filled.append((held, tuple(held.values())))
+        else:
+            self._empty.append(held)
+
+    def is_current(self) -> bool:
+        """Whether a new walk would find the same."""
+        if any(self._empty) or any([each._backward_hooks for each in self._plain]):
+            return False
+        if any([getattr(each, "_post_accumulate_grad_hooks", None) for each in self._plain]):
+            return False
+        return all([len(held) == len(b) and all(map(is_, held.values(), b)) for held, b in self._filled])
 
 
 def _is_pair(value: Any) -> bool:
@@ -89,13 +128,6 @@ def _below(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
         if child is not None:
             found += _below(child, f"{path}.{name}")
     return found
-
-
-def _hooks_of_parameters(tensors: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    for tensor in tensors:
-        for kind in _PARAMETER_HOOKS:
-            if held := getattr(tensor, kind, None):
-                yield from (("parameter", hook) for hook in held.values())
 
 
 def _parts_of_loader(path: str, loader: Any) -> Iterator[tuple[str, Any]]:
@@ -172,7 +204,8 @@ class CarriedPart:
         """What steps have changed, as it is now."""
         if not self._moving:
             self._find()
-        return self.heap.look(by_steps=self._moving)
+            return self.heap.last
+        return self.heap.look(by_steps=True)
 
     def give(self, look: Look) -> None:
         """Put it back as it was then."""
