@@ -13,7 +13,7 @@ from typing import Any
 from .classify import OWN_MODULE, OWN_OPTIMIZER, PLAIN, Classes, Unknown
 from .iterators import IteratorKind, is_iterator
 from .kinds import MISSING, ConstantKind, FunctionKind, GlobalName, Kind
-from .memory import Room
+from .memory import ArrayTaken, Room, TensorTaken
 from .plain import KnownObject, Look
 from .reading import attributes_in, is_users_function, is_users_module, names_in
 
@@ -107,6 +107,8 @@ class Heap:
         self._slow: list[ReachedObject] = []
         self._look: Look | None = None
         self._swept = 0
+        self._replaced = False
+        """Whether an object may be reached no more."""
 
     # Looking -----------------------------------------------------------------------------------------
 
@@ -114,6 +116,8 @@ class Heap:
         """Find everything that is reached from these objects, unless they are those of the last time. What
         the user changed since the last look is what it is from now on. Return whether it was looked for
         anew."""
+        if self._replaced:
+            self._sweep(by_steps=True)
         changed = self._compare(by_steps=False)
         if not changed and roots == self._roots:
             return False
@@ -197,6 +201,7 @@ class Heap:
             entry.moves, entry.base = True, before
             self._told_if_not_copied(entry)
         entry.taken = entry.kind.take(entry.live)
+        self._replaced |= not (_is_leaf(before) and _is_leaf(entry.taken))
         if not by_steps and not entry.moves:
             entry.base = entry.taken
         self._watch_again(entry)
@@ -242,7 +247,7 @@ class Heap:
         self._before = {}
         kept = before if by_steps else gone
         self._gone = {key: entry for key, entry in kept.items() if key not in self.entries and not entry.born}
-        self._swept = len(self.entries)
+        self._swept, self._replaced = len(self.entries), False
         self._look = None
 
     def _follow(self, found: Iterable[tuple[str, Any]], born: bool) -> None:
@@ -360,8 +365,12 @@ class Heap:
             self._stands(key, each, instead)
         for key, live in instead.items():
             before = self.entries.pop(key)
+            if not before.born:
+                self._gone[key] = before
             entry = ReachedObject(live, before.kind, before.path, before.kind.take(live), before.born)
-            entry.base, entry.moves, self.entries[id(live)] = _UNKNOWN, True, entry
+            entry.moves, self.entries[id(live)] = True, entry
+            if key in look.known:
+                entry.base = _UNKNOWN
         if changed:
             self._sweep(by_steps=True)
 
@@ -380,6 +389,13 @@ class Heap:
 
 def _known(entry: ReachedObject, taken: Any) -> KnownObject:
     return KnownObject(entry.live, entry.kind, taken, entry.path, entry.born)
+
+
+def _is_leaf(taken: Any) -> bool:
+    """Whether what was taken refers to no further object."""
+    if type(taken) is tuple:
+        return _QUICK.issuperset(map(type, taken)) or (len(taken) == 2 and all(map(_is_leaf, taken)))
+    return type(taken) in _QUICK or isinstance(taken, (TensorTaken, ArrayTaken))
 
 
 def _own_name(live: Any) -> str:
