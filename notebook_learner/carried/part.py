@@ -159,6 +159,12 @@ class CarriedPart:
         """What a file holds for objects that the program has not brought yet."""
         self._said: set[str] = set()
 
+    @property
+    def writes_unseen(self) -> bool:
+        """Whether code that steps reach may write to tensors behind torch's back, as through `.data`. Then no
+        copy may be made while a step runs: nothing would show that it is torn."""
+        return self.heap.room.unseen
+
     # Around steps ------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -305,6 +311,8 @@ def _why(left: Left) -> str:
 
 class Nothing:
     """The part where nothing is kept: with `.exactness("off")`."""
+
+    writes_unseen = False
 
     def begin(self) -> None:
         """Look at nothing."""

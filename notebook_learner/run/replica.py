@@ -309,7 +309,7 @@ class Replica:
     def _capture_soon(self) -> State:
         """Like `capture`, but large tensors are copied while the next step computes. The reader must call
         `state.ready()` first."""
-        if self.saving.hurried or (self.ranks is not None and self.ranks.in_parts):
+        if self.saving.hurried or self.carried.writes_unseen or (self.ranks and self.ranks.in_parts):
             return self.capture()
         self.settle()
         copy = self.snapshots.begin()
