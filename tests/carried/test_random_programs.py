@@ -1,0 +1,276 @@
+"""Random programs, driven by random verbs: each ends like its straight run, or is told, or refused.
+
+A program is made from one number, and can be made again from it, as in a new kernel.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from carried_support import Notices, weights
+from test_data_and_buffers import OwnState
+from test_what_steps_reach import KINDS, Noisy, Shifting
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from notebook_learner import Learner, LearnerBuilder
+from notebook_learner.carried.heap import Heap
+from notebook_learner.errors import ConfigurationError, StateError
+
+EPOCHS, BATCHES, SIZE = 3, 5, 8
+Turn = Callable[[], float]
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer whose rate depends on an attribute of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.taken = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.taken += 1
+        self.param_groups[0]["lr"] = 0.1 / (1 + self.taken % 5)
+        return super().step(closure)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=0.05),
+    "a subclass": Counting,
+}
+LOADERS = ("shuffled", "a list", "own sampler", "own state", "noisy data")
+PLACES = ("model", "step", "loss", "hook")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is trained, and how."""
+
+    number: int
+    kinds: tuple[tuple[str, str], ...]
+    """What steps reach: the kinds of values, and where they are."""
+    loader: str
+    optimizer: str
+    window: int
+    seed: int | None
+    normed: bool
+    scheduled: bool
+
+    @staticmethod
+    def of(number: int) -> Program:
+        chance = random.Random(number)
+        kinds = tuple(
+            (chance.choice(list(KINDS)), chance.choice(PLACES)) for _ in range(chance.choice([1, 1, 2, 3]))
+        )
+        return Program(
+            number,
+            kinds,
+            chance.choice(LOADERS),
+            chance.choice(list(OPTIMIZERS)),
+            chance.choice([1, 1, 2]),
+            chance.choice([None, None, 7]),
+            chance.random() < 0.3,
+            chance.random() < 0.3,
+        )
+
+    def built(self, directory: Path, shown: Notices, resume: bool = False) -> Learner:
+        """The learner, with everything anew."""
+        torch.manual_seed(self.number)
+        np.random.seed(self.number)
+        random.seed(self.number)
+        turns: dict[str, list[Turn]] = {place: [] for place in PLACES}
+        for kind, place in self.kinds:
+            turns[place].append(KINDS[kind]())
+        model = Net(turns["model"], self.normed)
+        for turn in turns["hook"]:
+            model.first.register_forward_hook(lambda module, given, made, turn=turn: made * (1 + turn() / 50))
+        loss = scaled(turns["loss"])
+
+        def step(model: nn.Module, batch: Any) -> Tensor:
+            value = loss(model(batch[0]), batch[1])
+            for turn in turns["step"]:
+                value = value * (1 + turn() / 50)
+            return value
+
+        builder = LearnerBuilder(directory).train_step(step).num_epochs(EPOCHS).metrics().renderer(shown)
+        builder.with_file_checkpointer().grads_accumulation(self.window)
+        if self.seed is not None:
+            builder.seed(self.seed)
+        if resume:
+            builder.resume()
+        scheduler = (lambda number: 0.1 / (1 + number)) if self.scheduled else None
+        optimizer = OPTIMIZERS[self.optimizer](model.parameters())
+        return builder.build(model, optimizer, scheduler, self._loader())
+
+    def _loader(self) -> Any:
+        x = torch.randn(BATCHES * SIZE, 4)
+        y = torch.randint(0, 2, (BATCHES * SIZE,))
+        if self.loader == "a list":
+            return list(zip(x.split(SIZE), y.split(SIZE), strict=True))
+        if self.loader == "own sampler":
+            return DataLoader(TensorDataset(x, y), SIZE, sampler=Shifting(len(x)))
+        if self.loader == "own state":
+            return OwnState()
+        if self.loader == "noisy data":
+            return DataLoader(Noisy(x, y), SIZE, shuffle=True)
+        return DataLoader(TensorDataset(x, y), SIZE, shuffle=True)
+
+
+class Net(nn.Module):
+    def __init__(self, turns: list[Turn], normed: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.norm = nn.BatchNorm1d(6) if normed else nn.Identity()
+        self.dropout, self.turns = nn.Dropout(0.3), turns
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.last(self.dropout(self.norm(self.first(x))))
+        for turn in self.turns:
+            output = output * (1 + turn() / 50)
+        return output
+
+
+def scaled(turns: list[Turn]) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        value = F.cross_entropy(output, y)
+        for turn in turns:
+            value = value * (1 + turn() / 50)
+        return value
+
+    return loss
+
+
+class Boom(RuntimeError):
+    """What a step raises."""
+
+
+class Driver:
+    """Takes a program back and forth."""
+
+    def __init__(self, program: Program, directory: Path) -> None:
+        self.program, self.directory = program, directory
+        self.shown = Notices()
+        self.learner = program.built(directory / "0", self.shown)
+        self.folder = directory / "0"
+        self.done: list[str] = []
+        self.kept: Any = None
+
+    def go(self) -> Tensor:
+        """Do some things, and then train to the end."""
+        chance = random.Random(-self.program.number)
+        for _ in range(chance.randint(4, 9)):
+            if self.learner.status == "finished":
+                break
+            name = chance.choice(VERBS)
+            self.done.append(name)
+            getattr(self, f"_{name}")(chance)
+        self.learner.fit()
+        return weights(self.learner)
+
+    def _step(self, chance: random.Random) -> None:
+        self.learner.step(chance.randint(1, 4))
+
+    def _rewind(self, chance: random.Random) -> None:
+        if taken := self.learner.position.iteration:
+            self.learner.rewind(chance.randint(1, taken))
+
+    def _what_if(self, chance: random.Random) -> None:
+        self.learner.what_if(chance.randint(1, 3), lr=0.5)
+
+    def _try_step(self, chance: random.Random) -> None:
+        self.learner.tools.try_step()
+
+    def _inspect(self, chance: random.Random) -> None:
+        self.learner.inspect()
+
+    def _capture(self, chance: random.Random) -> None:
+        self.kept = self.learner.capture()
+
+    def _restore(self, chance: random.Random) -> None:
+        if self.kept is not None:
+            self.learner.restore(self.kept)
+
+    def _resume(self, chance: random.Random) -> None:
+        self.learner.save()
+        self.learner = self.program.built(self.folder, self.shown, resume=True)
+        self.kept = None
+
+    def _fork(self, chance: random.Random) -> None:
+        self.folder = self.directory / str(len(self.done))
+        self.learner = self.learner.fork(self.folder)
+        self.kept = None
+
+    def _error(self, chance: random.Random) -> None:
+        step = self.learner._replica.loop.passes["train"].step
+        function = step.function
+
+        def fails(batch: Any) -> Any:
+            function(batch)
+            raise Boom
+
+        step.function = fails
+        with pytest.raises(Boom):
+            self.learner.step(1)
+        step.function = function
+
+    def _evaluate(self, chance: random.Random) -> None:
+        self.learner.tools.use_step("valid", lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+        self.learner.evaluate([(torch.ones(2, 4), torch.tensor([0, 1]))], name="other")
+
+
+VERBS = (
+    *("step", "step", "step", "rewind", "rewind", "what_if", "try_step", "inspect", "capture", "restore"),
+    *("resume", "fork", "error", "evaluate"),
+)
+
+
+def outcome(number: int, directory: Path) -> str:
+    """How a program ends: equal, told, refused, or with a description of what differed in silence."""
+    program = Program.of(number)
+    straight = program.built(directory / "straight", Notices())
+    straight.fit()
+    driver = Driver(program, directory)
+    try:
+        end = driver.go()
+    except (StateError, ConfigurationError) as refused:
+        return "refused" if "fork()" in str(refused) else f"{program} {driver.done}: {refused!r}"
+    if torch.equal(end, weights(straight)):
+        return "equal"
+    told = [
+        text for text in driver.shown.texts if text.startswith(("not in the state", "the checkpoint holds"))
+    ]
+    return "told" if told else f"{program} differs in silence after {driver.done}"
+
+
+def outcomes(numbers: range, directory: Path) -> Counter[str]:
+    found = Counter(outcome(number, directory / str(number)) for number in numbers)
+    print(dict(found))
+    return found
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    "numbers", [range(40), pytest.param(range(40, 1040), marks=pytest.mark.soak)], ids=["40", "1000"]
+)
+def test_none_differs_in_silence(numbers: range, tmp_path: Path) -> None:
+    found = outcomes(numbers, tmp_path)
+    assert found.keys() <= {"equal", "told", "refused"}
+    assert found["equal"] > 0.8 * len(numbers)
+
+
+def test_where_the_engine_puts_nothing_back_the_programs_show_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Heap, "give", lambda *_, **__: None)
+    found = outcomes(range(12), tmp_path)
+    assert sum(count for said, count in found.items() if "differs in silence" in said) >= 6
