@@ -49,7 +49,8 @@ class CpuUse(Reading):
         busy, total = self._busy, self._total
         self._mark()
         if self._total > total:
-            self._last = 100.0 * (self._busy - busy) / (self._total - total)
+            share = (self._busy - busy) / (self._total - total)
+            self._last = 100.0 * min(max(share, 0.0), 1.0)  # the counters may seem to go back by a rounding
         return self._last
 
     def _mark(self) -> None:

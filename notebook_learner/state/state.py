@@ -357,13 +357,16 @@ def _check_same(
     wrong += [f"{name} is not in the state" for name in parameters if name not in saved]
     for name, tensor in parameters.items():
         if name in saved and not _fits(tensor, saved[name]):
-            wrong.append(f"{name}: the state has {_said(saved[name])}, the model {_said(tensor)}")
+            other = saved[name]
+            wrong.append(f"{name}: the state has {_said(other, tensor)}, the model {_said(tensor, other)}")
     if wrong:
         raise StateError("the state belongs to another model:\n" + "\n".join(f"  - {line}" for line in wrong))
 
 
-def _said(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+def _said(tensor: Tensor, other: Tensor) -> str:
+    """A tensor's shape, and its type if that of the other one differs."""
+    kind = "" if tensor.dtype == other.dtype else f" {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{tuple(tensor.shape)}{kind}"
 
 
 class OptimizerPart(Large):

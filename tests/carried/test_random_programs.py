@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,8 @@ class Driver:
 
     def _rewind(self, chance: random.Random) -> None:
         if taken := self.learner.position.iteration:
-            self.learner.rewind(chance.randint(1, taken))
+            with suppress(StateError):  # a resumed run, or a fork, does not reach that far back
+                self.learner.rewind(chance.randint(1, taken))
 
     def _what_if(self, chance: random.Random) -> None:
         self.learner.what_if(chance.randint(1, 3), lr=0.5)

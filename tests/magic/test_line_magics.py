@@ -123,7 +123,8 @@ def test_a_fork_has_the_cell_for_itself(notebook):
     mine = notebook.learner._step_in_use("train")
     notebook.run(f"other = %fork '{notebook.names['folder']}/b'")
     other = notebook.names["other"]
-    assert other._step_in_use("train").body is mine.body
+    theirs = other._step_in_use("train")
+    assert theirs.is_like(mine) and theirs.body.function is not mine.body.function
     notebook.run("%step other")
     assert other.locals["who"] is other and other.locals["loss"] is other.output.loss
     notebook.run("%train other")
