@@ -154,8 +154,13 @@ class Classes:
 
     def __init__(self, room: Room) -> None:
         self.room = room
-        self._tensors, self._arrays = TensorKind(room), ArrayKind(room)
+        self._tensors: TensorKind | None = TensorKind(room)
+        self._arrays = ArrayKind(room)
         self._of_type: dict[type, Kind | Unknown | None] = {}
+
+    def leave_tensors(self) -> None:
+        """Look into no tensor."""
+        self._tensors = None
 
     def kind_of(self, live: Any) -> Kind | Unknown | None:
         """The kind; None if it holds nothing that changes; or why it cannot be kept."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import is_
 from typing import Any
 
@@ -16,8 +17,9 @@ from .copies import Copies, copied_program
 from .heap import Heap, Left, OfModels, Roots, said_of
 from .kinds import Flags, GetSet
 from .plain import Look, LookReader
-from .table import CarriedTable, table_of
+from .table import BY_VALUE, CarriedTable, table_of
 
+_OF_EACH = "not kept: each of several devices has its own"
 Tell = Callable[[str], None]
 NONE: Mapping[str, Any] = {"objects": []}
 """What a checkpoint of an earlier version holds."""
@@ -310,7 +312,7 @@ def _why(left: Left) -> str:
 
 
 class Nothing:
-    """The part where nothing is kept: with `.exactness("off")`."""
+    """The part where nothing is kept: with `.exactness("off")`, and on ranks other than 0."""
 
     writes_unseen = False
 
@@ -357,3 +359,41 @@ class Nothing:
 
     def restore(self, state: Any, /) -> None:
         pass
+
+
+class NamedOnly(Nothing):
+    """The part with several devices: each process has its own values, and none is kept. What steps change is
+    named after the first ones."""
+
+    def __init__(self, sources: Sources, tell: Tell) -> None:
+        self._part = CarriedPart(sources, tell, required=False)
+        self._part.heap.classes.leave_tensors()  # with weights in parts, their memory comes and goes
+        self._tell = tell
+        self._named = False
+
+    def begin(self) -> None:
+        """Look for what is reached."""
+        self._part.begin()
+
+    def rest(self) -> None:
+        """Name what steps have changed."""
+        self._part.rest()
+        names = [row.name for row in self._part.table() if row.kept == BY_VALUE]
+        if names and not self._named:
+            self._named = True
+            self._tell(
+                f"not in the state: {', '.join(names)}: with several devices each process has its own, so a "
+                "rewind, what_if or a resume leaves it as it is. What a buffer of the model holds is kept"
+            )
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Inside, steps are taken."""
+        with self._part.moving():
+            yield
+
+    def table(self) -> CarriedTable:
+        """What steps reach in this process."""
+        found = self._part.table()
+        rows = [replace(row, kept=_OF_EACH) if row.kept == BY_VALUE else row for row in found]
+        return CarriedTable(rows, found.others)

@@ -16,6 +16,7 @@ from .memory import ArrayKind, TensorKind
 
 _HEAD = re.compile(r"[^\[=#]*")
 """The part of a path that names a variable or an attribute; what is in its value comes after it."""
+BY_VALUE = "by value"
 _LARGE = "large: taken to be read only, and compared"
 _NUMBER = 8
 """Bytes of a number, as the table counts."""
@@ -130,7 +131,7 @@ def table_of(heap: Heap) -> CarriedTable:
             others += 1
         else:
             for head, kind, nbytes in _named(entry):
-                _add(rows, head, kind, nbytes, "by value")
+                _add(rows, head, kind, nbytes, BY_VALUE)
     for left in heap.left.values():
         if "read only" not in left.why:
             _add(rows, left.path, left.kind, 0, f"not kept: {left.why}")

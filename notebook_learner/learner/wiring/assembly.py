@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from ...breakpoint import Condition
-from ...carried.part import CarriedPart, Nothing, Sources
+from ...carried.part import CarriedPart, NamedOnly, Nothing, Sources
 from ...cluster import ClusterError, find_engines, is_cluster
 from ...data.cursor import Cursor
 from ...data.rank_share import Share
@@ -335,7 +335,8 @@ class _Wiring:
 
     def _carried(self, loop: Loop, update: Update, tell: Callable[[str], None]) -> CarriedPart | Nothing:
         """What steps reach outside of the other parts."""
-        if self.settings.exactness == "off" or self.settings.share is not None:
+        share = self.settings.share
+        if self.settings.exactness == "off" or (share is not None and share.rank > 0):
             return Nothing()
         models = [("model", self.model)]
         if self.average is not None:
@@ -348,6 +349,8 @@ class _Wiring:
             lambda: [(split, c.source, c.walk.generators) for split, c in _cursors(loop)],
             self.settings.carried,
         )
+        if share is not None:
+            return NamedOnly(sources, tell)
         return CarriedPart(sources, tell, self.settings.exactness == "required")
 
     def _parts(self, loop: Loop, update: Update, rng: RngPart) -> dict[str, Part]:
