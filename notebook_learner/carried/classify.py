@@ -44,6 +44,7 @@ from .kinds import (
     SetKind,
     StateDictKind,
     TrainsKind,
+    slots_of,
 )
 from .memory import ArrayKind, Room, TensorKind
 from .reading import is_users_class, is_users_function
@@ -251,7 +252,10 @@ def _kind_of_object(live: Any) -> Kind | Unknown | None:
         return _OPTIMIZER
     if not isinstance(live, LRScheduler) and _says_itself(live):
         return _TOLD
-    if _is_of_c(kind):
+    holds_nothing = not hasattr(live, "__dict__") and not slots_of(kind)
+    if kind is object or (holds_nothing and kind.__module__ == "_abc"):
+        return None
+    if holds_nothing or _is_of_c(kind):
         return Unknown("has no state_dict")
     return _OBJECT
 

@@ -12,7 +12,9 @@ import types
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from operator import is_
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -200,8 +202,13 @@ class AttributesKind(Kind):
         return tuple(held), tuple(held.values())
 
     def same(self, live: Any, taken: Pairs) -> bool:
+        names, values = taken
+        if not self._hidden and not slots_of(type(live)):  # the usual case, in a fifth of the time
+            own = live.__dict__
+            if len(own) == len(names) and all(map(is_, own.values(), values)) and tuple(own) == names:
+                return True
         now = self.take(live)
-        return now[0] == taken[0] and all_alike(now[1], taken[1])
+        return now[0] == names and all_alike(now[1], values)
 
     def put(self, live: Any, taken: Pairs) -> None:
         own, (names, values) = getattr(live, "__dict__", {}), taken
@@ -223,13 +230,18 @@ class AttributesKind(Kind):
             yield "", type(live)
 
 
+_SLOTS: dict[type, tuple[str, ...]] = {}
+
+
 def slots_of(kind: type) -> tuple[str, ...]:
-    """The names of an object's slots."""
-    found: list[str] = []
-    for each in kind.__mro__:
-        named = each.__dict__.get("__slots__", ())
-        found += [named] if isinstance(named, str) else named
-    return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
+    """The names of the slots of a class's objects."""
+    if kind not in _SLOTS:
+        found: list[str] = []
+        for each in kind.__mro__:
+            named = each.__dict__.get("__slots__", ())
+            found += [named] if isinstance(named, str) else named
+        _SLOTS[kind] = tuple(name for name in found if name not in ("__dict__", "__weakref__"))
+    return _SLOTS[kind]
 
 
 class FilledKind(Kind):
@@ -259,17 +271,25 @@ class ClassKind(Kind):
 
     name = "class"
 
+    def __init__(self) -> None:
+        self._sizes: WeakKeyDictionary[type, int] = WeakKeyDictionary()
+        """How many attributes a class had, methods included: another one may be a value."""
+
     def take(self, live: type) -> Pairs:
         held = {
             name: value
             for name, value in vars(live).items()
             if not (name.startswith("__") or hasattr(type(value), "__get__") or isinstance(value, type))
         }
+        self._sizes[live] = len(vars(live))
         return tuple(held), tuple(held.values())
 
     def same(self, live: type, taken: Pairs) -> bool:
+        own, (names, values) = vars(live), taken
+        if len(own) == self._sizes.get(live) and all(map(is_, map(own.get, names), values)):
+            return True
         now = self.take(live)
-        return now[0] == taken[0] and all_alike(now[1], taken[1])
+        return now[0] == names and all_alike(now[1], values)
 
     def put(self, live: type, taken: Pairs) -> None:
         for name in self.take(live)[0]:

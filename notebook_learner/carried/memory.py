@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -121,7 +120,6 @@ class ArrayTaken:
     copy: Any
     """None if it is taken to be read only."""
     sample: Any
-    digest: int | None = None
 
 
 class ArrayKind(Kind):
@@ -164,8 +162,3 @@ def _sample(live: Any) -> Any:
     flat = live.reshape(-1) if live.flags.c_contiguous else live.flat
     apart = max(1, live.size // _PLACES)
     return np.array(flat[::apart])
-
-
-def digest_of(live: Any) -> int:
-    """A checksum of all of an array's bytes: some seconds for a large one."""
-    return zlib.crc32(np.ascontiguousarray(live).reshape(-1).view(np.uint8).data)

@@ -9,7 +9,15 @@ from operator import is_
 from typing import Any
 
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from ..errors import StateError
 from .classify import Unknown
@@ -132,19 +140,29 @@ def _below(module: nn.Module, path: str) -> list[tuple[str, nn.Module]]:
     return found
 
 
+_SAMPLERS = {BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler}
+_UNCHANGED = {*_SAMPLERS, TensorDataset}
+"""Torch's own. They hold nothing that changes but a generator, which is in the loader's part of the state."""
+
+
 def _parts_of_loader(path: str, loader: Any) -> Iterator[tuple[str, Any]]:
     """What a loader reaches in this process. What worker processes reach is theirs."""
     if not isinstance(loader, DataLoader):
         if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
             yield path, loader
         return
-    inner = getattr(loader.batch_sampler, "sampler", None)
-    for name, part in (("sampler", loader.sampler), ("batch_sampler", loader.batch_sampler)):
-        if part is not None and not (name == "sampler" and part is inner):
-            yield f"{path}.{name}", part
+    batch_sampler, sampler = loader.batch_sampler, loader.sampler
+    inner = getattr(batch_sampler, "sampler", None)
+    parts = [
+        ("batch_sampler", batch_sampler),
+        ("batch_sampler.sampler", inner),
+        ("sampler", None if sampler is inner else sampler),
+    ]
     if loader.num_workers == 0:
-        yield f"{path}.dataset", loader.dataset
-        yield f"{path}.collate_fn", loader.collate_fn
+        parts += [("dataset", loader.dataset), ("collate_fn", loader.collate_fn)]
+    for name, part in parts:
+        if part is not None and type(part) not in _UNCHANGED:
+            yield f"{path}.{name}", part
 
 
 class CarriedPart:

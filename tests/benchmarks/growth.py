@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 
-MODULES = ("growth_checkpoints", "growth_watching", "growth_time")
+MODULES = ("growth_checkpoints", "growth_watching", "growth_time", "growth_carried")
 """Where the curves are; each registers its own when it is imported."""
 
 Row = tuple[object, ...]
