@@ -121,7 +121,8 @@ _HOOKS_OF_OPTIMIZERS = frozenset(
 
 OWN_MODULE = AttributesKind("module", _OWN_OF_MODULES | {"training", "_compiled_call_impl"})
 """A module of the model in training: its tensors are in another part of the state."""
-OWN_OPTIMIZER = AttributesKind("optimizer", _OWN_OF_OPTIMIZERS | _HOOKS_OF_OPTIMIZERS)
+HIDDEN_OF_OPTIMIZERS = _OWN_OF_OPTIMIZERS | _HOOKS_OF_OPTIMIZERS
+OWN_OPTIMIZER = AttributesKind("optimizer", HIDDEN_OF_OPTIMIZERS)
 _OBJECT, _MODULE, _OPTIMIZER = AttributesKind(), AttributesKind("module"), AttributesKind("optimizer")
 _CONSTANT, _LIST, _DEQUE, _DICT, _SET = (
     ConstantKind(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import types
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import StateError
-from .classify import PLAIN
+from .classify import HIDDEN_OF_OPTIMIZERS, PLAIN
 from .heap import Heap, ReachedObject, name_of_global, said_of
 from .kinds import LONG, MISSING, GlobalName
 from .memory import ArrayKind, ArrayTaken, TensorKind, TensorTaken
@@ -73,7 +74,7 @@ def copied_program(heap: Heap | None, things: Any) -> Copies:
         if isinstance(live, Tensor):
             _copy_extras(live, memo)
         elif isinstance(live, Optimizer):
-            _copy_attributes(live, memo)
+            _copy_attributes(live, memo, but=HIDDEN_OF_OPTIMIZERS)
     return Copies(made, memo)
 
 
@@ -198,9 +199,10 @@ def _copy_extras(live: Tensor, memo: dict[int, Any]) -> None:
     _copy_attributes(live, memo)
 
 
-def _copy_attributes(live: Any, memo: dict[int, Any]) -> None:
-    """Give a copy the attributes that the class of the original leaves out of copies."""
+def _copy_attributes(live: Any, memo: dict[int, Any], but: Collection[str] = ()) -> None:
+    """Give a copy the attributes that the class of the original leaves out of copies. A schedule's wrapper of
+    an optimizer's `step` is none of them: it would step the original."""
     made = memo.get(id(live), live)
     for name, value in live.__dict__.items():
-        if name not in made.__dict__:
+        if name not in made.__dict__ and name not in but:
             made.__dict__[name] = copy.deepcopy(value, memo)

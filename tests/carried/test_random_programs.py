@@ -65,7 +65,7 @@ class Program:
     window: int
     seed: int | None
     normed: bool
-    scheduled: bool
+    scheduled: str
 
     @staticmethod
     def of(number: int) -> Program:
@@ -81,7 +81,7 @@ class Program:
             chance.choice([1, 1, 2]),
             chance.choice([None, None, 7]),
             chance.random() < 0.3,
-            chance.random() < 0.3,
+            chance.choice(["", "", "a function", "StepLR"]),
         )
 
     def built(self, directory: Path, shown: Notices, resume: bool = False) -> Learner:
@@ -109,7 +109,11 @@ class Program:
             builder.seed(self.seed)
         if resume:
             builder.resume()
-        scheduler = (lambda number: 0.1 / (1 + number)) if self.scheduled else None
+        scheduler: Any = {
+            "": None,
+            "a function": lambda number: 0.1 / (1 + number),
+            "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7),
+        }[self.scheduled]
         optimizer = OPTIMIZERS[self.optimizer](model.parameters())
         return builder.build(model, optimizer, scheduler, self._loader())
 
