@@ -156,6 +156,10 @@ class Heap:
             )
         return self._look
 
+    def know(self, names: Iterable[GlobalName]) -> None:
+        """Let these be the objects for the global variables that they name."""
+        self._globals |= {(id(each.space), each.name): each for each in names}
+
     def adopt(self, parent: Heap, copies: Mapping[int, Any], of_copy: Callable[[Any], Any]) -> None:
         """Know of objects what another heap knows of those that they are copies of, by the ids of these.
 
@@ -164,10 +168,8 @@ class Heap:
             copies: the copies, by the ids of the originals.
             of_copy: makes what was taken of a copy out of what was taken of an original.
         """
-        names = {each.path: each for each in self.entries.values() if isinstance(each.live, GlobalName)}
         for key, known in parent.entries.items():
-            live = copies.get(key, known.live)
-            entry = names.get(known.path) if isinstance(live, GlobalName) else self.entries.get(id(live))
+            entry = self.entries.get(id(copies.get(key, known.live)))
             if entry is not None:
                 entry.path, entry.born = known.path, known.born
                 entry.moves = known.moves

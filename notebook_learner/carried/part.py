@@ -23,7 +23,7 @@ from ..errors import StateError
 from .classify import Unknown
 from .copies import Copies, copied_program
 from .heap import Heap, Left, OfModels, Roots, said_of
-from .kinds import Flags, GetSet
+from .kinds import Flags, GetSet, GlobalName
 from .plain import Look, LookReader
 from .table import BY_VALUE, CarriedTable, table_of
 
@@ -245,6 +245,7 @@ class CarriedPart:
 
     def adopt(self, parent: CarriedPart, copies: Copies) -> None:
         """Know of the copies what the parent knows of the originals, such as what steps change."""
+        self.heap.know(each for each in copies.of.values() if isinstance(each, GlobalName))
         self._find()
         self.heap.adopt(parent.heap, copies.of, copies.taken)
 

@@ -150,8 +150,12 @@ class _LookWriter:
     def _number_of(self, value: Any) -> int | None:
         number = self._numbers.get(id(value))
         if number is None and id(value) in self._known:
-            number = self._numbers[id(value)] = len(self._order)
-            self._order.append(self._known[id(value)])
+            number = self._added(self._known[id(value)])
+        return number
+
+    def _added(self, known: KnownObject) -> int:
+        number = self._numbers[id(known.live)] = len(self._order)
+        self._order.append(known)
         return number
 
     def _about(self, live: Any) -> Any:
@@ -219,6 +223,9 @@ class _LookWriter:
             return ["enum", type(value).__qualname__, value.name]
         if isinstance(value, (Tensor, np.ndarray)):
             return ["t", value.detach().clone() if isinstance(value, Tensor) else value]
+        kind = self._heap.kind_of(value)
+        if isinstance(kind, Kind):  # the program holds it no more, so a new one is made of it
+            return ["#", self._added(KnownObject(value, kind, kind.take(value), "", True))]
         return ["?", type(value).__name__]
 
     def _path_of(self, value: Any) -> str | None:
@@ -306,9 +313,9 @@ class LookReader:
         self._places |= {entry.path: entry.live for entry in heap.entries.values()}
         self._classes = {each.__qualname__: each for each in _classes_in(heap)}
         objects = self._tree["objects"]
-        for number, (path, said, kind, about, taken) in enumerate(objects):
-            if number not in self.lives or (path is not None and path in self._places):
-                self._find(number, path, said, kind, about, taken)
+        for number, each in sorted(enumerate(objects), key=_is_iterator):
+            if number not in self.lives or (each[0] is not None and each[0] in self._places):
+                self._find(number, *each)
         known = {}
         for number, (path, said, _kind, _about, taken) in enumerate(objects):
             if number in self.lives:
@@ -332,7 +339,7 @@ class LookReader:
 
     def _made(self, kind: str, about: Any, taken: Any) -> Any:
         if kind == "list" and about == "list":
-            return []
+            return [None] * _count(taken)
         if kind == "deque":
             return deque(maxlen=None if about is None else int(about))
         if kind == "set" and about == "set":
@@ -352,7 +359,10 @@ class LookReader:
         if kind == "iterator":
             return self._iterator(taken)
         if about in self._classes and kind in _BASES:
-            return _BASES[kind].__new__(self._classes[about])  # the class's own __new__ does not run
+            new = _BASES[kind].__new__(self._classes[about])  # the class's own __new__ does not run
+            if kind == "list":
+                list.extend(new, [None] * _count(taken[0]))
+            return new
         return MISSING
 
     def _generator(self, about: Any) -> Any:
@@ -479,6 +489,16 @@ def _classes_in(heap: Program) -> Iterator[type]:
     for live, _ in heap.constants.values():
         if isinstance(live, type):
             yield live
+
+
+def _is_iterator(numbered: tuple[int, Any]) -> bool:
+    """Whether it can only be made when the others are there: it goes over one of them."""
+    return bool(numbered[1][2] == "iterator")
+
+
+def _count(items: Any) -> int:
+    """The length of a list that is made before its items: an iterator over it stays inside of it."""
+    return len(items["rows"][0][1] if isinstance(items, dict) else items)
 
 
 def _values(kind: str, column: Any) -> Any:

@@ -5,10 +5,12 @@ A program is made from one number, and can be made again from it, as in a new ke
 
 from __future__ import annotations
 
+import inspect
 import random
+import signal
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_learner import Learner, LearnerBuilder
 from notebook_learner.carried.heap import Heap
-from notebook_learner.errors import ConfigurationError, StateError
+from notebook_learner.errors import ConfigurationError, Paused, StateError
+from notebook_learner.trial.verify import verify
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+"""`torch.compile` asks every tensor for it."""
 
 EPOCHS, BATCHES, SIZE = 3, 5, 8
 Turn = Callable[[], float]
@@ -66,6 +72,10 @@ class Program:
     seed: int | None
     normed: bool
     scheduled: str
+    lazy: bool
+    """Whether the first batch gives the model its shape."""
+    precision: str
+    compiled: bool
 
     @staticmethod
     def of(number: int) -> Program:
@@ -82,6 +92,9 @@ class Program:
             chance.choice([None, None, 7]),
             chance.random() < 0.3,
             chance.choice(["", "", "a function", "StepLR"]),
+            chance.random() < 0.2,
+            chance.choice([*["fp32"] * 6, "bf16", "fp16"]),
+            chance.random() < 0.05,
         )
 
     def built(self, directory: Path, shown: Notices, resume: bool = False) -> Learner:
@@ -92,7 +105,7 @@ class Program:
         turns: dict[str, list[Turn]] = {place: [] for place in PLACES}
         for kind, place in self.kinds:
             turns[place].append(KINDS[kind]())
-        model = Net(turns["model"], self.normed)
+        model = Net(turns["model"], self.normed, self.lazy)
         for turn in turns["hook"]:
             model.first.register_forward_hook(lambda module, given, made, turn=turn: made * (1 + turn() / 50))
         loss = scaled(turns["loss"])
@@ -107,6 +120,10 @@ class Program:
         builder.with_file_checkpointer().grads_accumulation(self.window)
         if self.seed is not None:
             builder.seed(self.seed)
+        if self.precision != "fp32":
+            builder.precision(self.precision)
+        if self.compiled:
+            builder.compile(backend="eager")
         if resume:
             builder.resume()
         scheduler: Any = {
@@ -132,9 +149,10 @@ class Program:
 
 
 class Net(nn.Module):
-    def __init__(self, turns: list[Turn], normed: bool) -> None:
+    def __init__(self, turns: list[Turn], normed: bool, lazy: bool) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+        self.first, self.last = nn.Linear(4, 6), nn.LazyLinear(2) if lazy else nn.Linear(6, 2)
+        self.last(torch.ones(1, 6))  # a lazy one takes its shape
         self.norm = nn.BatchNorm1d(6) if normed else nn.Identity()
         self.dropout, self.turns = nn.Dropout(0.3), turns
 
@@ -169,6 +187,8 @@ class Driver:
         self.folder = directory / "0"
         self.done: list[str] = []
         self.kept: Any = None
+        self.differed: list[str] = []
+        """What `verify` found."""
 
     def go(self) -> Tensor:
         """Do some things, and then train to the end."""
@@ -217,17 +237,51 @@ class Driver:
         self.kept = None
 
     def _error(self, chance: random.Random) -> None:
+        def fails() -> None:
+            raise Boom
+
+        with self._after_a_step(fails), pytest.raises(Boom):
+            self.learner.step(1)
+
+    def _interrupts(self, chance: random.Random) -> None:
+        def pressed() -> None:
+            for _ in range(2):  # the first one asks for a pause, the second one breaks the step off
+                signal.raise_signal(signal.SIGINT)
+
+        with self._after_a_step(pressed), suppress(Paused, KeyboardInterrupt):
+            self.learner.step(2)
+
+    @contextmanager
+    def _after_a_step(self, happens: Callable[[], None]) -> Iterator[None]:
+        """Inside, something happens in each step, when its loss is known."""
         step = self.learner._replica.loop.passes["train"].step
         function = step.function
 
-        def fails(batch: Any) -> Any:
-            function(batch)
-            raise Boom
+        def followed(batch: Any) -> Any:
+            made = function(batch)
+            happens()
+            return made
 
-        step.function = fails
-        with pytest.raises(Boom):
-            self.learner.step(1)
-        step.function = function
+        step.function = followed
+        try:
+            yield
+        finally:
+            step.function = function
+
+    def _verify(self, chance: random.Random) -> None:
+        _, differs = self.learner._drive(lambda: verify(self.learner._replica, 2))
+        if differs is not None:
+            self.differed.append(str(differs))
+
+    def _reload(self, chance: random.Random) -> None:
+        exec(inspect.getsource(Net), globals())
+        self.learner.tools.reload_code()
+
+    @property
+    def told(self) -> list[str]:
+        """What was said to be outside of the state."""
+        starts = ("not in the state", "the checkpoint holds")
+        return [text for text in self.shown.texts if text.startswith(starts)]
 
     def _evaluate(self, chance: random.Random) -> None:
         self.learner.tools.use_step("valid", lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
@@ -236,7 +290,7 @@ class Driver:
 
 VERBS = (
     *("step", "step", "step", "rewind", "rewind", "what_if", "try_step", "inspect", "capture", "restore"),
-    *("resume", "fork", "error", "evaluate"),
+    *("resume", "fork", "error", "evaluate", "interrupts", "verify", "reload"),
 )
 
 
@@ -250,12 +304,9 @@ def outcome(number: int, directory: Path) -> str:
         end = driver.go()
     except (StateError, ConfigurationError) as refused:
         return "refused" if "fork()" in str(refused) else f"{program} {driver.done}: {refused!r}"
-    if torch.equal(end, weights(straight)):
+    if torch.equal(end, weights(straight)) and not driver.differed:
         return "equal"
-    told = [
-        text for text in driver.shown.texts if text.startswith(("not in the state", "the checkpoint holds"))
-    ]
-    return "told" if told else f"{program} differs in silence after {driver.done}"
+    return "told" if driver.told else f"{program} differs in silence after {driver.done} {driver.differed}"
 
 
 def outcomes(numbers: range, directory: Path) -> Counter[str]:

@@ -223,6 +223,18 @@ def iterator(make: Callable[[], Any]) -> Callable[[], float]:
     return lambda: float(next(numbers))
 
 
+def made_again() -> Callable[[], float]:
+    held: dict[str, Any] = {"numbers": iter(())}
+
+    def turn() -> float:
+        for number in held["numbers"]:
+            return float(number)
+        held["numbers"] = iter([3, 1, 4, 2, 7, 5, 9])
+        return float(next(held["numbers"]))
+
+    return turn
+
+
 class SaysItself:
     def __init__(self) -> None:
         self._numbers = (number for number in range(1000))
@@ -309,7 +321,9 @@ KINDS: dict[str, Callable[[], Callable[[], float]]] = {
     "other network and optimizer": other_network,
     "count": lambda: iterator(itertools.count),
     "cycle": lambda: iterator(lambda: itertools.cycle([1, 2, 4, 8, 3, 5, 7])),
+    "cycle that has come round": lambda: iterator(lambda: itertools.cycle([1, 2])),
     "list iterator": lambda: iterator(lambda: iter(list(range(100)))),
+    "iterators of the step's making": made_again,
     "chain": lambda: iterator(lambda: itertools.chain(range(3), range(100))),
     "object with state_dict": lambda: of_value(SaysItself(), lambda it: it.move()),
     "shared by two": shared_by_two,
