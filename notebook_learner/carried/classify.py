@@ -94,6 +94,7 @@ _SINKS = {
 """Packages whose objects show or log what a step computes. Nothing flows back from them."""
 _INNER = (
     "torch.utils.tensorboard",
+    "torch.distributed",
     "torch.profiler",
     "torch._dynamo",
     "torch._inductor",
@@ -119,7 +120,10 @@ _HOOKS_OF_OPTIMIZERS = frozenset(
     for name in ("step_pre", "step_post", "state_dict_pre", "state_dict_post", "load_state_dict_pre")
 ) | {"_optimizer_load_state_dict_post_hooks", "_step_count", "_opt_called", "step"}
 
-OWN_MODULE = AttributesKind("module", _OWN_OF_MODULES | {"training", "_compiled_call_impl"})
+_FROM_WEIGHTS = {"training", "_compiled_call_impl", "_flat_weights"}
+"""What other parts hold, or torch makes of the parameters."""
+
+OWN_MODULE = AttributesKind("module", _OWN_OF_MODULES | _FROM_WEIGHTS)
 """A module of the model in training: its tensors are in another part of the state."""
 HIDDEN_OF_OPTIMIZERS = _OWN_OF_OPTIMIZERS | _HOOKS_OF_OPTIMIZERS
 OWN_OPTIMIZER = AttributesKind("optimizer", HIDDEN_OF_OPTIMIZERS)
@@ -156,13 +160,15 @@ class Classes:
 
     def __init__(self, room: Room) -> None:
         self.room = room
-        self._tensors: TensorKind | None = TensorKind(room)
+        self._tensors = TensorKind(room)
+        self._cut = False
         self._arrays = ArrayKind(room)
         self._of_type: dict[type, Kind | Unknown | None] = {}
 
-    def leave_tensors(self) -> None:
-        """Look into no tensor."""
-        self._tensors = None
+    def leave_weights(self) -> None:
+        """Look into no parameters, wherever they are reached. Those of the model are cut into parts while
+        steps run, so their memory comes and goes; and nothing tells them from those of another network."""
+        self._cut = True
 
     def kind_of(self, live: Any) -> Kind | Unknown | None:
         """The kind; None if it holds nothing that changes; or why it cannot be kept."""
@@ -178,10 +184,15 @@ class Classes:
         """The kind, and whether another object of this type may be of another kind."""
         if isinstance(live, GetSet):
             return _TOLD, False
-        if isinstance(live, (Tensor, np.ndarray)):
-            return (self._tensors if isinstance(live, Tensor) else self._arrays), False
+        if isinstance(live, Tensor):
+            cut = self._cut and (isinstance(live, nn.Parameter) or type(live).__name__ == "DTensor")
+            return (None if cut else self._tensors), False
+        if isinstance(live, np.ndarray):
+            return self._arrays, False
         if isinstance(live, PLAIN):
             return None, False
+        if self._cut and isinstance(live, nn.Module) and any(True for _ in live.parameters()):
+            return Unknown('has weights of its own, and strategy("fsdp") keeps those of the model only'), True
         if isinstance(live, type):
             return (_CLASS if is_users_class(live) else None), True
         if isinstance(live, types.FunctionType):

@@ -21,7 +21,7 @@ from .classify import HIDDEN_OF_OPTIMIZERS, PLAIN
 from .heap import Heap, ReachedObject, name_of_global, said_of
 from .kinds import LONG, MISSING, GlobalName
 from .memory import ArrayKind, ArrayTaken, TensorKind, TensorTaken
-from .plain import Look
+from .plain import Look, is_below
 from .reading import functions_of, is_users_function, names_in
 
 _LARGE = 1 << 20
@@ -173,7 +173,7 @@ def _require_no_ties(
 
 def _holds(path: str, moving: list[str]) -> bool:
     """Whether steps change the variable, or something in it."""
-    return any(each == path or each.startswith((f"{path}=", f"{path}.", f"{path}[")) for each in moving)
+    return any(is_below(each, path) for each in moving)
 
 
 def _is_shared(entry: ReachedObject) -> bool:

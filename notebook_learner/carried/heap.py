@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import builtins
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -14,11 +14,13 @@ from .classify import OWN_MODULE, OWN_OPTIMIZER, PLAIN, Classes, Unknown
 from .iterators import IteratorKind, is_iterator
 from .kinds import MISSING, ConstantKind, FunctionKind, GlobalName, Kind
 from .memory import ArrayTaken, Room, TensorTaken
-from .plain import KnownObject, Look
+from .plain import KnownObject, Look, is_below
 from .reading import attributes_in, is_users_function, is_users_module, names_in
 
 _UNSEEN = {"data", "numpy", "__array__", "from_numpy", "data_ptr", "set_", "_unsafe_view"}
 _UNKNOWN = object()
+_NAMED = (types.FunctionType, types.CellType, GlobalName)
+"""What has a name in the program."""
 _QUICK = {int, float, bool, str, type(None)}
 """The types of which a module's attributes are compared by value, all at once."""
 
@@ -97,10 +99,14 @@ class Heap:
         path."""
         self.owned: set[int] = set()
         """Objects that other parts of the state hold."""
+        self.by_hand: set[str] = set()
+        """The names of what steps change, and what the user has changed since."""
         self._roots = Roots(OfModels())
         self._globals: dict[tuple[int, str], GlobalName] = {}
         self._own: dict[int, Kind] = {}
         self._paths: set[str] = set()
+        self._numbered = False
+        """Whether an object got a number, because another one has its path."""
         self._before: dict[int, ReachedObject] = {}
         self._gone: dict[int, ReachedObject] = {}
         self._quick: list[tuple[ReachedObject, Any, Any, int]] = []
@@ -156,6 +162,25 @@ class Heap:
             )
         return self._look
 
+    def moved(self, names: Collection[str]) -> Look:
+        """What all objects hold that steps change, or that have these names."""
+        self._compare(by_steps=False)
+        found = [e for e in self.entries.values() if e.moves or e.path in names]
+        return Look(
+            self, {id(e.live): _known(e, e.taken) for e in found if not isinstance(e.kind, ConstantKind)}
+        )
+
+    def bases(self) -> dict[str, Any]:
+        """What objects held before steps changed them, by name."""
+        return {each.path: each.base for each in self.entries.values() if not each.born}
+
+    def rebase(self, bases: Mapping[str, Any]) -> None:
+        """Let the objects of these names have held this before steps changed them."""
+        for entry in self.entries.values():
+            if entry.moves and not entry.born and entry.path in bases:
+                entry.base = bases[entry.path]
+        self._look = None
+
     def know(self, names: Iterable[GlobalName]) -> None:
         """Let these be the objects for the global variables that they name."""
         self._globals |= {(id(each.space), each.name): each for each in names}
@@ -202,6 +227,8 @@ class Heap:
         if by_steps and not entry.moves:
             entry.moves, entry.base = True, before
             self._told_if_not_copied(entry)
+        if entry.moves and not by_steps:
+            self.by_hand.add(entry.path)
         entry.taken = entry.kind.take(entry.live)
         self._replaced |= not (_is_leaf(before) and _is_leaf(entry.taken))
         if not by_steps and not entry.moves:
@@ -240,17 +267,25 @@ class Heap:
         """Find everything from the roots. An object that the program brought, and that steps have replaced,
         is remembered: a rewind may bring it back."""
         gone, reached = self._gone, self.entries
-        before = self._before = {**gone, **reached}
-        self.entries = {}
-        self.constants, self._quick, self._slow = {}, [], []
-        self._paths = {entry.path for entry in before.values()}
-        self.room.unseen = False
-        self._follow(self._roots.found, born=False)
-        self._before = {}
-        kept = before if by_steps else gone
+        self._reach({**gone, **reached})
+        dropped = [] if by_steps else [each for key, each in reached.items() if key not in self.entries]
+        if dropped and self._numbered:  # such as a cell that was run again: what is new has the old names
+            names = [each.path for each in dropped if isinstance(each.live, _NAMED)]
+            gone = {k: e for k, e in gone.items() if not any(is_below(e.path, name) for name in names)}
+            self._reach({**gone, **{key: each for key, each in reached.items() if key in self.entries}})
+        kept = {**gone, **reached} if by_steps else gone
         self._gone = {key: entry for key, entry in kept.items() if key not in self.entries and not entry.born}
         self._swept, self._replaced = len(self.entries), False
         self._look = None
+
+    def _reach(self, before: dict[int, ReachedObject]) -> None:
+        """The same; what is known of an object is in `before`."""
+        self._before, self.entries = before, {}
+        self.constants, self._quick, self._slow = {}, [], []
+        self._paths, self._numbered = {entry.path for entry in before.values()}, False
+        self.room.unseen = False
+        self._follow(self._roots.found, born=False)
+        self._before = {}
 
     def _follow(self, found: Iterable[tuple[str, Any]], born: bool) -> None:
         """Take in objects, and all that is reached from them, in the order in which they are found. What is
@@ -291,7 +326,7 @@ class Heap:
     def _unique(self, path: str) -> str:
         count, wanted = 1, path
         while wanted in self._paths:
-            count += 1
+            count, self._numbered = count + 1, True
             wanted = f"{path}#{count}"
         self._paths.add(wanted)
         return wanted

@@ -185,6 +185,10 @@ def _class_of(live: Any) -> Any:
     return OrderedDict if isinstance(live, OrderedDict) else dict
 
 
+_OF_SHARDS = ("__composable_api", "_fsdp_")
+"""How the names of a module's attributes begin in which torch keeps that its weights are in parts."""
+
+
 class AttributesKind(Kind):
     """An object of any class of Python: what its `__dict__` and its slots hold."""
 
@@ -196,6 +200,8 @@ class AttributesKind(Kind):
         own = getattr(live, "__dict__", {})
         hidden = self._hidden
         held = {name: value for name, value in own.items() if name not in hidden}
+        if hidden:
+            held = {name: value for name, value in held.items() if not name.startswith(_OF_SHARDS)}
         for name in slots_of(type(live)):
             if (value := getattr(live, name, _MISSING)) is not _MISSING:
                 held[name] = value

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.utils.data import (
@@ -25,9 +24,8 @@ from .copies import Copies, copied_program
 from .heap import Heap, Left, OfModels, Roots, said_of
 from .kinds import Flags, GetSet, GlobalName
 from .plain import Look, LookReader
-from .table import BY_VALUE, CarriedTable, table_of
+from .table import CarriedTable, table_of
 
-_OF_EACH = "not kept: each of several devices has its own"
 Tell = Callable[[str], None]
 NONE: Mapping[str, Any] = {"objects": []}
 """What a checkpoint of an earlier version holds."""
@@ -165,12 +163,21 @@ def _parts_of_loader(path: str, loader: Any) -> Iterator[tuple[str, Any]]:
             yield f"{path}.{name}", part
 
 
+class Moved(NamedTuple):
+    """The names of what has changed in a process."""
+
+    by_steps: Sequence[str]
+    by_hand: Sequence[str]
+
+
 class CarriedPart:
     """The part. It looks at each beginning and each capture, and notes which objects steps change."""
 
-    def __init__(self, sources: Sources, tell: Tell, required: bool) -> None:
+    def __init__(self, sources: Sources, tell: Tell, required: bool, cut: bool = False) -> None:
         self.sources = sources
         self.heap = Heap()
+        if cut:
+            self.heap.classes.leave_weights()
         self._tell, self._required = tell, required
         self._moving = False
         """Whether steps are being taken: what changes meanwhile, they changed."""
@@ -270,15 +277,33 @@ class CarriedPart:
         ):
             raise StateError("this file does not hold a valid state: it says nothing of what steps reach")
 
-    def restore(self, state: Any, /) -> None:
+    def restore(self, state: Any, /, but: Collection[str] = ()) -> None:
+        """Put back what a state holds, but for what has these names."""
         if not self._moving:
             self._find()
         if isinstance(state, Look) and state.heap is self.heap:
             self.give(state)
             return
         reader = LookReader(state.plain() if isinstance(state, Look) else state)
-        self.give(reader.look(self.heap))
+        self.give(reader.look(self.heap).without(but))
         self._waits = reader if reader.missing else None
+
+    def moved(self) -> Moved:
+        """What steps have changed, by name, and what of that the user has changed since this was last
+        asked."""
+        by_hand, self.heap.by_hand = sorted(self.heap.by_hand), set()
+        return Moved([each.path for each in self.heap.entries.values() if each.moves], by_hand)
+
+    @contextmanager
+    def brought_again(self, there: Moved) -> Iterator[None]:
+        """Inside, the program is replaced by the one of another process, with all that it holds there. What
+        steps have changed, here or there, stays as it is here, but for what the user has changed there."""
+        self._find()
+        held = self.heap.moved(there.by_steps)
+        tree, bases = held.plain(), self.heap.bases()
+        yield
+        self.restore(tree, there.by_hand)
+        self.heap.rebase({name: base for name, base in bases.items() if name not in there.by_hand})
 
     def of_file(self, state: Any) -> Look:
         """A look that a file holds beside the state: that of an epoch's start."""
@@ -331,7 +356,7 @@ def _why(left: Left) -> str:
 
 
 class Nothing:
-    """The part where nothing is kept: with `.exactness("off")`, and on ranks other than 0."""
+    """The part where nothing is kept: with `.exactness("off")`."""
 
     writes_unseen = False
 
@@ -376,43 +401,14 @@ class Nothing:
     def capture(self) -> Any:
         return NONE
 
-    def restore(self, state: Any, /) -> None:
-        pass
-
-
-class NamedOnly(Nothing):
-    """The part with several devices: each process has its own values, and none is kept. What steps change is
-    named after the first ones."""
-
-    def __init__(self, sources: Sources, tell: Tell) -> None:
-        self._part = CarriedPart(sources, tell, required=False)
-        self._part.heap.classes.leave_tensors()  # with weights in parts, their memory comes and goes
-        self._tell = tell
-        self._named = False
-
-    def begin(self) -> None:
-        """Look for what is reached."""
-        self._part.begin()
-
-    def rest(self) -> None:
-        """Name what steps have changed."""
-        self._part.rest()
-        names = [row.name for row in self._part.table() if row.kept == BY_VALUE]
-        if names and not self._named:
-            self._named = True
-            self._tell(
-                f"not in the state: {', '.join(names)}: with several devices each process has its own, so a "
-                "rewind, what_if or a resume leaves it as it is. What a buffer of the model holds is kept"
-            )
+    def moved(self) -> Moved:
+        """Nothing is known."""
+        return Moved([], [])
 
     @contextmanager
-    def moving(self) -> Iterator[None]:
-        """Inside, steps are taken."""
-        with self._part.moving():
-            yield
+    def brought_again(self, there: Moved) -> Iterator[None]:
+        """Nothing is kept."""
+        yield
 
-    def table(self) -> CarriedTable:
-        """What steps reach in this process."""
-        found = self._part.table()
-        rows = [replace(row, kept=_OF_EACH) if row.kept == BY_VALUE else row for row in found]
-        return CarriedTable(rows, found.others)
+    def restore(self, state: Any, /, but: Collection[str] = ()) -> None:
+        pass

@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -89,6 +90,11 @@ class Program(Protocol):
         """How an object is kept."""
 
 
+def is_below(path: str, name: str) -> bool:
+    """Whether a path leads to what has this name, or to something in it."""
+    return path == name or path.startswith((f"{name}=", f"{name}.", f"{name}["))
+
+
 class Look(Held):
     """What all objects that steps had changed by then held, at one moment. In another process, after a
     pickle, it is plain data for the objects there."""
@@ -108,6 +114,13 @@ class Look(Held):
             return self._tree
         assert self.heap is not None
         return {"objects": _LookWriter(self, self.heap).objects()}
+
+    def without(self, names: Collection[str]) -> Look:
+        """The same, but for what has these names."""
+        left = {
+            key: each for key, each in self.known.items() if not any(is_below(each.path, n) for n in names)
+        }
+        return Look(self.heap, left) if names else self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Look, (None, {}, self.plain())
@@ -275,6 +288,10 @@ def _column(values: list[Any]) -> Any:
 # From a file -----------------------------------------------------------------------------------------
 
 
+class _NotYet(Exception):
+    """What an iterator goes over is not there yet."""
+
+
 class LookReader:
     """Makes a look of what a file holds. What finds no place is listed in `missing`, and may come later: with
     the loader that `fit` is given, or with the cell that is the step."""
@@ -284,6 +301,8 @@ class LookReader:
         self.lives: dict[int, Any] = {}
         """The objects of this program, by their numbers in the file."""
         self.missing: dict[str, str] = {}
+        self._asked: set[int] = set()
+        """The objects that an object refers to, by number."""
 
     def look(self, heap: Program) -> Look:
         """The look, for the objects that the program has brought by now.
@@ -316,13 +335,31 @@ class LookReader:
         for number, each in sorted(enumerate(objects), key=_is_iterator):
             if number not in self.lives or (each[0] is not None and each[0] in self._places):
                 self._find(number, *each)
-        known = {}
-        for number, (path, said, _kind, _about, taken) in enumerate(objects):
-            if number in self.lives:
-                live = self.lives[number]
-                kind = heap.kind_of(live)
-                known[id(live)] = KnownObject(live, kind, self._taken(kind, live, taken), said, path is None)
-        return Look(heap, known)
+        found: dict[int, KnownObject] = {}
+        refers: dict[int, set[int]] = {}
+        for number, live in self.lives.items():
+            path, said, _, _, taken = objects[number]
+            kind, self._asked = heap.kind_of(live), set()
+            with suppress(_NotYet):
+                found[number] = KnownObject(live, kind, self._taken(kind, live, taken), said, path is None)
+                refers[number] = self._asked
+        held = self._held(refers, objects)
+        for number, (path, said, kind, *_) in enumerate(objects):
+            if number not in held:  # the program has not brought what holds it
+                self.lives.pop(number, None)
+                if path is not None:
+                    self.missing[said] = kind
+        return Look(heap, {id(found[number].live): found[number] for number in sorted(held)})
+
+    def _held(self, refers: Mapping[int, set[int]], objects: list[Any]) -> set[int]:
+        """The objects of the program, and those that these refer to."""
+        waiting = [number for number in refers if self._places.get(objects[number][0]) is self.lives[number]]
+        held: set[int] = set()
+        while waiting:
+            if (number := waiting.pop()) not in held and number in refers:
+                held.add(number)
+                waiting += refers[number]
+        return held
 
     def _find(self, number: int, path: Any, said: str, kind: str, about: Any, taken: Any) -> None:
         live = self._places.get(path, MISSING) if path is not None else MISSING
@@ -357,7 +394,9 @@ class LookReader:
         if kind == "generator":
             return self._generator(about)
         if kind == "iterator":
-            return self._iterator(taken)
+            with suppress(_NotYet):
+                return self._iterator(taken)
+            return MISSING
         if about in self._classes and kind in _BASES:
             new = _BASES[kind].__new__(self._classes[about])  # the class's own __new__ does not run
             if kind == "list":
@@ -426,6 +465,8 @@ class LookReader:
                 return self._iterator(value)
             if value[0] == "items":
                 return [self._resolve(each) for each in value[1]]
+            if value[0] in ("#", "@") and value[1] not in (self.lives if value[0] == "#" else self._places):
+                raise _NotYet
             return self._resolve(value)
 
         parts = tuple(part(each) for each in state)
@@ -453,6 +494,7 @@ class LookReader:
     def _resolve(self, ref: Any) -> Any:
         match ref:
             case ["#", int(number)]:
+                self._asked.add(number)
                 return self.lives.get(number)
             case ["=", value]:
                 return value

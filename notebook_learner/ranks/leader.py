@@ -9,15 +9,17 @@ from typing import Any
 
 import torch
 
+from ..carried.heap import said_of
 from ..cluster import Attached
 from ..data.cursor import Cursor
 from ..data.rank_share import EMPTY, CannotBeCut, Share
 from ..data.sampling import END
 from ..errors import RankDied, StateError
+from ..event import Notice
 from ..metric.rows import Rows
 from ..run.rank_protocol import OWN, Alone, Hands, Place, Task
 from ..run.replica import Replica
-from ..state.state import State
+from ..state.state import State, written
 from ..step.schedule import rates_of
 from ..trial.changes import Changes
 from .rank_processes import Crew, Dead, Failed, Lost, Member, crew_for, exception_of, release
@@ -351,6 +353,10 @@ class Fleet:
             self._own = list(kept["each"])
             if self._whole is None:
                 self.replica.parts["window"].restore(self._own[0]["window"])
+        elif held := written(state.parts["carried"])["objects"]:
+            names = ", ".join(dict.fromkeys(said_of(path) for path, *_ in held if path is not None))
+            told = f"this state is of another number of devices: each begins with what rank 0 had of {names}"
+            self.replica.emit(Notice(told, "warning"))
         self._stale, self._agreed = True, state.position.iteration
 
     # One command at a time ---------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..carried.part import Moved
 from ..data.cursor import Cursor
 from ..data.rank_share import Share
 from ..errors import ConfigurationError, StateError
@@ -63,12 +64,14 @@ class RecipeSource:
             self._sent["recipe"] = True
             self._sent["classes"] = self._classes()
         other = self._send_classes(crew)
+        moved = self.replica.carried.moved()
         passes = self.replica.loop.passes
         for split, loader in self.given().items():
             known = self._sent.get(f"data {split}")
-            if split in passes and (known is None or known[0] is not loader):
-                self._send_data(crew, split, loader)
-        self._send_functions(crew)
+            edited = any(name.startswith(f"{split} data") for name in moved.by_hand)
+            if split in passes and (known is None or known[0] is not loader or edited):
+                self._send_data(crew, split, loader, moved)
+        self._send_functions(crew, moved)
         return other
 
     def _classes(self) -> dict[str, type]:
@@ -88,7 +91,7 @@ class RecipeSource:
             self._sent["classes"] = now
         return bool(fresh)
 
-    def _send_data(self, crew: Crew, split: Split, loader: Any) -> None:
+    def _send_data(self, crew: Crew, split: Split, loader: Any, moved: Moved) -> None:
         packed = None
         if self.replica.loop.passes[split].cursor.walk.cuts:
             try:
@@ -102,7 +105,7 @@ class RecipeSource:
                     "the training cannot begin",
                 ) from refused
         for member in crew.members:
-            member.send("data", split, packed)
+            member.send("data", split, packed, moved)
         _heard(crew, f"take the {split} data")
         self._sent[f"data {split}"] = (loader,)
 
@@ -161,7 +164,7 @@ class RecipeSource:
     def _names(self) -> Names:
         return names_of(self.replica.loop.update.model, learner=self.learner())[0]
 
-    def _send_functions(self, crew: Crew) -> None:
+    def _send_functions(self, crew: Crew, moved: Moved) -> None:
         """Send the steps by value, at each run: so they see the notebook's current values."""
         functions = {"train": self.settings.train_step, "valid": self.settings.valid_step}
         found = {split: each for split, each in functions.items() if each is not None}
@@ -175,7 +178,7 @@ class RecipeSource:
             ) from refused
         if self._sent.get("functions") != (packed, epochs):
             for member in crew.members:
-                member.send("functions", packed, epochs)
+                member.send("functions", packed, epochs, moved)
             _heard(crew, "take the steps")
             self._sent["functions"] = packed, epochs
 

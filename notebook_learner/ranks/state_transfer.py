@@ -1,7 +1,7 @@
 """What rank 0 sends the other ranks of its state, and how they take it.
 
-Rank 0 sends everything that a step can change. Two parts are each rank's own: its random stream, and its part
-of an open window.
+Rank 0 sends everything that a step can change. Three parts are each rank's own: its random stream, its part
+of an open window, and what its steps reach outside of the model.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from ..data.rng import mix, seeded_rng
 from ..errors import StateError
 from ..run.replica import Replica
+from ..state.state import written
 from .shipping import on_host
 
 _EACH = ("rng", "window")
@@ -28,12 +29,18 @@ _SAME = ("scheduler", "loop", "scaler", "early_stopping")
 
 def own_of(replica: Replica) -> dict[str, Any]:
     """This rank's own part of the state at this boundary, which no other rank knows."""
-    streams = {
-        name: replica.parts[name].capture()["stream"]
+    places = {
+        name: replica.parts[name].capture()
         for name in replica.parts
         if name.startswith("data ") and _walks(replica, name)
     }
-    return {"rng": replica.rng.capture(), "window": replica.parts["window"].capture(), "streams": streams}
+    return {
+        "rng": replica.rng.capture(),
+        "window": replica.parts["window"].capture(),
+        "streams": {name: place["stream"] for name, place in places.items()},
+        "began": {name: written(place["began"]) for name, place in places.items()},
+        "carried": written(replica.carried.capture()),
+    }
 
 
 def take_own(replica: Replica, own: Mapping[str, Any] | None, seed: int, window: Mapping[str, Any]) -> None:
@@ -103,6 +110,9 @@ def take(
     for name, part in replica.parts.items():
         if name in _EACH:
             continue
+        if name == "carried":
+            part.restore((own or parts).get(name, parts[name]))
+            continue
         if name not in parts:
             raise StateError(f"rank 0 has no {name}")
         if name.startswith("metrics "):
@@ -110,8 +120,10 @@ def take(
         elif not name.startswith("data "):
             part.restore(parts[name])
         elif _walks(replica, name):
-            stream = None if own is None else own["streams"].get(name)
-            part.restore({**parts[name], "stream": stream or parts[name]["stream"]})
+            mine = {} if own is None else {"stream": own["streams"].get(name) or parts[name]["stream"]}
+            if own is not None:
+                mine["began"] = own.get("began", {}).get(name)
+            part.restore({**parts[name], **mine})
     if divided and own is not None:
         own = {**own, "window": parts["window"]}
     take_own(replica, own, seed, parts["window"])

@@ -17,6 +17,7 @@ from ..data.sampling import SkippingSampler
 from ..errors import StateError, a_kind
 from ..event.position import Position
 from ..run.bounds import Steps
+from ..run.rank_protocol import OWN
 from ..run.replica import Replica
 from ..state.state import written
 from ..step.output import loss_of
@@ -171,12 +172,21 @@ def _left_by(replica: Replica, orders: list[list[str]]) -> dict[str, str]:
     for name in sorted(parts, key=lambda each: (each in _LAST, not each.startswith("m"))):
         if name == "carried":
             found |= dict(_named_by_path(written(parts[name])["objects"]))
+        elif name == OWN:
+            for rank, own in enumerate(parts[name]["each"][1:], 1):
+                theirs = {**_of_rank(own), **dict(_named_by_path(own["carried"]["objects"]))}
+                found |= {f"rank {rank}: {said}": print_ for said, print_ in theirs.items()}
         else:
             part = parts[name]
             if name.startswith("data "):  # what steps reach is compared by its names, above
                 part = {key: value for key, value in part.items() if key != "began"}
             found |= dict(_named(part, name))
     return found
+
+
+def _of_rank(own: Mapping[str, Any]) -> dict[str, str]:
+    """The rest of what is a rank's own."""
+    return dict(_named({key: own[key] for key in ("rng", "window", "streams")}, "its own"))
 
 
 def _named_by_path(objects: Sequence[Any]) -> Iterator[tuple[str, str]]:

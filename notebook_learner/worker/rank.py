@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..carried.part import Moved
 from ..data.sampling import END
 from ..errors import StateError
 from ..evaluation.prediction import Asking
@@ -209,26 +210,28 @@ class Follower:
         supplies: Any = self.learner._supplies
         supplies.renew()
 
-    def _data(self, split: str, given: bytes | None) -> None:
+    def _data(self, split: str, given: bytes | None, there: Moved) -> None:
         """The data of a split: a loader of its own, or None if rank 0 hands over each part."""
         learner, loop = self.learner, self._replica.loop
         assert learner is not None
         supplies: Any = learner._supplies
         if given is not None:
             self._fed.pop(split, None)
-            supplies.use(learner, split, unpack(given, self._meant))
+            with self._replica.carried.brought_again(there):
+                supplies.use(learner, split, unpack(given, self._meant))
             return
         supplies.use(learner, split, [])
         fed = self._fed[split] = Fed(self.channel)
         loop.passes[split].cursor = fed
         self._replica.parts[f"data {split}"] = CursorPart(lambda: fed, lambda: 0)  # type: ignore[arg-type,return-value]
 
-    def _functions(self, functions: bytes, num_epochs: int) -> None:
+    def _functions(self, functions: bytes, num_epochs: int, there: Moved) -> None:
         learner = self.learner
         assert learner is not None
         supplies: Any = learner._supplies
-        for split, function in unpack(functions, self._meant).items():
-            supplies.use_step(split, self._own(function))
+        with self._replica.carried.brought_again(there):
+            for split, function in unpack(functions, self._meant).items():
+                supplies.use_step(split, self._own(function))
         self._replica.loop.num_epochs = num_epochs
 
     def _own(self, function: Any) -> Any:
@@ -272,6 +275,7 @@ class Follower:
         if not self._entered:  # else a run was broken off, and its stream was put right
             self._replica.rng.enter()
         self._entered = True
+        self._replica.carried.begin()
         if changes is not None:
             self._trying.enter_context(
                 changed(self._replica.loop, self._meant_here(unpack(changes, self._meant)))
@@ -290,6 +294,7 @@ class Follower:
         self._trying.close()
         self._on_tour = None
         self._entered = False
+        self._replica.carried.rest()
         if self._failing is not None and self._failing[0] != self._replica.loop.place:
             self._failing = None
         self._replica.rng.leave()

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 from fleet_support import TWO, bits, comes_to_an_end, learner_on, train_loader
+from outside import Outside
 from torch.nn import functional as F
 
 from notebook_learner.errors import RankDied
@@ -130,21 +131,21 @@ def test_an_exception_on_one_rank_is_raised_here_with_its_own_traceback(tmp_path
 
 
 def test_an_exception_on_rank_0_leaves_all_ranks_before_the_step(tmp_path):
-    failing = {"at": 4}
+    failing = Outside({"at": 4})
 
     def step(model, batch):
         x, y = batch
-        if here() == failing["at"]:
-            failing["at"] = None
+        if here() == failing.value["at"]:
+            failing.value["at"] = None
             raise ValueError("only here")
         return F.cross_entropy(model(x), y)
 
-    counted = []
+    counted = Outside([])
 
     def here():
         if os.getpid() == MAIN:
-            counted.append(1)
-        return len(counted)
+            counted.value.append(1)
+        return len(counted.value)
 
     def configure(builder):
         builder._settings.loss = None
@@ -198,7 +199,7 @@ MAIN = os.getpid()
 
 ORPHANS = """
 import sys, time
-sys.path.insert(0, {here!r})
+sys.path[:0] = {here!r}
 from test_ranks_that_fail import running
 from pathlib import Path
 import tempfile
@@ -212,7 +213,7 @@ time.sleep(600)
 @pytest.mark.parametrize("before", ["", "the controller"])
 @pytest.mark.rounds(1)
 def test_no_process_outlives_a_kernel_that_was_killed(tmp_path, before):
-    script = ORPHANS.format(here=str(Path(__file__).parent))
+    script = ORPHANS.format(here=[str(Path(__file__).parent), str(Path(__file__).parents[1] / "learner")])
     command = [sys.executable, "-W", "ignore", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as kernel:
         assert kernel.stdout is not None

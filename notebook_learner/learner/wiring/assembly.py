@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from ...breakpoint import Condition
-from ...carried.part import CarriedPart, NamedOnly, Nothing, Sources
+from ...carried.part import CarriedPart, Nothing, Sources
 from ...cluster import ClusterError, find_engines, is_cluster
 from ...data.cursor import Cursor
 from ...data.rank_share import Share
@@ -336,11 +336,12 @@ class _Wiring:
     def _carried(self, loop: Loop, update: Update, tell: Callable[[str], None]) -> CarriedPart | Nothing:
         """What steps reach outside of the other parts."""
         share = self.settings.share
-        if self.settings.exactness == "off" or (share is not None and share.rank > 0):
+        if self.settings.exactness == "off":
             return Nothing()
         models = [("model", self.model)]
         if self.average is not None:
             models.append(("ema_model", self.average.module))
+        cut = share is not None and self.settings.in_parts
         sources = Sources(
             models,
             self.optimizer,
@@ -349,9 +350,9 @@ class _Wiring:
             lambda: [(split, c.source, c.walk.generators) for split, c in _cursors(loop)],
             self.settings.carried,
         )
-        if share is not None:
-            return NamedOnly(sources, tell)
-        return CarriedPart(sources, tell, self.settings.exactness == "required")
+        if share is not None and share.rank > 0:  # rank 0 tells it
+            return CarriedPart(sources, lambda text: None, False, cut)
+        return CarriedPart(sources, tell, self.settings.exactness == "required", cut)
 
     def _parts(self, loop: Loop, update: Update, rng: RngPart) -> dict[str, Part]:
         """Everything that a step can change, except the data, which comes with its loaders."""
