@@ -48,6 +48,7 @@ from .kinds import (
 )
 from .memory import ArrayKind, Room, TensorKind
 from .reading import is_users_class, is_users_function
+from .untouched import TableKind
 
 PLAIN = (
     *(int, float, bool, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range, slice),
@@ -147,6 +148,7 @@ _FUNCTION, _CLASS, _CELL, _GLOBAL, _GENERATOR, _TOLD, _PLACE, _TRAINS = (
         TrainsKind(),
     ),
 )
+_TABLE = TableKind()
 _PYTHON = 1 << 9
 """The flag of a class that was made by Python code, or can be changed like one."""
 
@@ -251,6 +253,8 @@ _KINDS: tuple[tuple[Any, Kind | Unknown | None], ...] = (
 def _kind_of_object(live: Any) -> Kind | Unknown | None:
     kind = type(live)
     root = kind.__module__.split(".")[0]
+    if root == "pandas" and kind.__name__ in ("DataFrame", "Series"):
+        return _TABLE
     if root in _SINKS or kind.__module__.startswith(_INNER) or root in _READ:
         return None
     if isinstance(live, (list, deque, dict, set)):

@@ -23,6 +23,7 @@ from .kinds import LONG, MISSING, GlobalName
 from .memory import ArrayKind, ArrayTaken, TensorKind, TensorTaken
 from .plain import Look, is_below
 from .reading import functions_of, is_users_function, names_in
+from .untouched import TableKind
 
 _LARGE = 1 << 20
 """Bytes from which a tensor or an array that no step has changed is shared."""
@@ -182,6 +183,8 @@ def _is_shared(entry: ReachedObject) -> bool:
         return True
     if entry.moves:
         return False
+    if isinstance(entry.kind, TableKind):
+        return True
     if isinstance(entry.kind, (TensorKind, ArrayKind)):
         return bool(entry.live.nbytes > _LARGE)
     return isinstance(entry.live, (list, dict)) and len(entry.live) > LONG

@@ -13,9 +13,10 @@ from typing import Any
 from .classify import OWN_MODULE, OWN_OPTIMIZER, PLAIN, Classes, Unknown
 from .iterators import IteratorKind, is_iterator
 from .kinds import MISSING, ConstantKind, FunctionKind, GlobalName, Kind
-from .memory import ArrayTaken, Room, TensorTaken
+from .memory import ArrayKind, ArrayTaken, Room, TensorKind, TensorTaken, may_change_unseen
 from .plain import KnownObject, Look, is_below
 from .reading import attributes_in, is_users_function, is_users_module, names_in
+from .untouched import TableKind
 
 _UNSEEN = {"data", "numpy", "__array__", "from_numpy", "data_ptr", "set_", "_unsafe_view"}
 _UNKNOWN = object()
@@ -246,8 +247,28 @@ class Heap:
             self.left[entry.path] = Left(
                 entry.path,
                 f"{type(entry.live).__name__}, {size:.0f} MB",
-                "was taken to be read only, as it is large; a step has changed it, so it is kept from now on",
+                "was taken to be read only, as it is large; it has changed, so it is kept from now on",
             )
+
+    def read_only(self) -> list[tuple[ReachedObject, Any, Any]]:
+        """What is taken to be read only and can be written to: the object, its data, what was taken of it."""
+        return [
+            (entry, entry.live, entry.taken)
+            for entry in self._slow
+            if isinstance(entry.kind, (TensorKind, ArrayKind, TableKind))
+            and may_change_unseen(entry.live, entry.taken, self.room)
+        ]
+
+    def has_changed(self, entry: ReachedObject) -> None:
+        """One of them is not what it was."""
+        if self.entries.get(id(entry.live)) is not entry:
+            return
+        if isinstance(entry.kind, TableKind):
+            kind = type(entry.live).__name__
+            self.left[entry.path] = Left(entry.path, kind, "has changed, and tables are not copied")
+        else:
+            self._changed(entry, by_steps=True)
+            self._look = None
 
     def _watch_again(self, entry: ReachedObject) -> None:
         """A module of the model has got another attribute: it is compared by its new names from now on."""
@@ -387,6 +408,7 @@ class Heap:
         for key, entry in (*self._gone.items(), *self.entries.items()):
             if entry.moves and not entry.born and entry.base is not _UNKNOWN and key not in wanted:
                 wanted[key] = _known(entry, entry.base)
+        wanted = {key: each for key, each in wanted.items() if getattr(each.taken, "copy", each) is not None}
         instead = {
             key: each.kind.take(each.taken)
             for key, each in wanted.items()

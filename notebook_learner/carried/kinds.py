@@ -11,7 +11,7 @@ import random
 import types
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -98,7 +98,10 @@ def _named(names: Iterable[str], values: Iterable[Any]) -> Iterator[Part]:
     return ((f".{name}", value) for name, value in zip(names, values, strict=True))
 
 
-def _worth_a_look(items: tuple[Any, ...]) -> bool:
+_TEXTS = {str, bytes}
+
+
+def _worth_a_look(items: Sequence[Any]) -> bool:
     return len(items) <= LONG or not ONCE.issuperset(map(type, items))
 
 
@@ -108,23 +111,30 @@ class SequenceKind(Kind):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def take(self, live: Any) -> tuple[Any, ...]:
+    def take(self, live: Any) -> Sequence[Any]:
+        if type(live) is list and len(live) > LONG and _TEXTS.issuperset(map(type, live)):
+            return list(live)  # Python compares two lists in a twentieth of the time
         return tuple(live)
 
-    def same(self, live: Any, taken: tuple[Any, ...]) -> bool:
+    def same(self, live: Any, taken: Sequence[Any]) -> bool:
+        if type(taken) is list and type(live) is list:
+            try:
+                return live == taken
+            except Exception:  # of an object that a text cannot be compared with
+                return False
         return all_alike(live, taken)
 
-    def put(self, live: Any, taken: tuple[Any, ...]) -> None:
+    def put(self, live: Any, taken: Sequence[Any]) -> None:
         if isinstance(live, list):
             live[:] = taken
         else:
             live.clear()
             live.extend(taken)
 
-    def parts(self, live: Any, taken: tuple[Any, ...]) -> Iterable[Part]:
+    def parts(self, live: Any, taken: Sequence[Any]) -> Iterable[Part]:
         if len(taken) <= LONG:
             return _numbered(taken)
-        if not _worth_a_look(taken):
+        if type(taken) is list or not _worth_a_look(taken):
             return ()
         return ((name, item) for name, item in _numbered(taken) if type(item) not in ONCE)
 

@@ -158,6 +158,24 @@ class ArrayKind(Kind):
         return (torch.from_numpy(np.ascontiguousarray(taken.copy).reshape(-1).view(np.uint8)),)
 
 
+def may_change_unseen(live: Any, taken: Any, room: Room) -> bool:
+    """Whether it is not copied, and a write to it might not show at a look."""
+    if isinstance(taken, TensorTaken):
+        plain = live.is_cpu and live.layout is torch.strided and not live.is_quantized
+        return taken.copy is None and plain and (room.unseen or taken.version < 0)
+    if isinstance(taken, ArrayTaken):
+        return taken.copy is None and _is_writable(live)
+    return True  # a table
+
+
+def _is_writable(live: Any) -> bool:
+    while isinstance(live, np.ndarray):
+        if live.flags.writeable:
+            return True
+        live = live.base
+    return False
+
+
 def _sample(live: Any) -> Any:
     flat = live.reshape(-1) if live.flags.c_contiguous else live.flat
     apart = max(1, live.size // _PLACES)

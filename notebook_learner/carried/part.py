@@ -25,6 +25,7 @@ from .heap import Heap, Left, OfModels, Roots, said_of
 from .kinds import Flags, GetSet, GlobalName
 from .plain import Look, LookReader
 from .table import CarriedTable, table_of
+from .untouched import Untouched
 
 Tell = Callable[[str], None]
 NONE: Mapping[str, Any] = {"objects": []}
@@ -185,6 +186,9 @@ class CarriedPart:
         self._waits: LookReader | None = None
         """What a file holds for objects that the program has not brought yet."""
         self._said: set[str] = set()
+        self._told = 0
+        """How many objects are known that cannot be kept."""
+        self._untouched = Untouched()
 
     @property
     def writes_unseen(self) -> bool:
@@ -200,12 +204,34 @@ class CarriedPart:
         self._find()
         self._moving = True
         self._tell_what_is_left()
+        if found := self.heap.read_only():
+            self._untouched.know(found)
 
     def rest(self) -> None:
         """After steps."""
         self.heap.look(by_steps=True)
         self._moving = False
+        if self._untouched.due:
+            self.compare_large(at_once=True)
+        self._note_what_changed()
         self._tell_what_is_left()
+
+    def compare_large(self, at_once: bool = False) -> list[str]:
+        """A checkpoint is made: have a thread compare what is large and taken to be read only. Return the
+        names of what is known to have changed."""
+        if not self._moving:
+            self._find()
+        if found := self.heap.read_only():
+            self._untouched.compare(found, at_once)
+        return self._note_what_changed()
+
+    def _note_what_changed(self) -> list[str]:
+        changed = self._untouched.changed()
+        for entry in changed:
+            self.heap.has_changed(entry)
+        if len(self.heap.left) != self._told and not self._required:  # before anyone relies on it
+            self._tell_what_is_left()
+        return [said_of(entry.path) for entry in changed]
 
     @contextmanager
     def moving(self) -> Iterator[None]:
@@ -238,6 +264,7 @@ class CarriedPart:
         if not self._moving:
             self._find()
             return self.heap.last
+        self._note_what_changed()
         return self.heap.look(by_steps=True)
 
     def give(self, look: Look) -> None:
@@ -323,6 +350,7 @@ class CarriedPart:
         self.heap.left = {
             path: each for path, each in self.heap.left.items() if _short(path) not in self.sources.named
         }
+        self._told = len(self.heap.left)
         left = [each for each in self.heap.left.values() if each.path not in self._said]
         if left and self._required:
             raise StateError(
@@ -370,6 +398,10 @@ class Nothing:
     def moving(self) -> Iterator[None]:
         """Look at nothing."""
         yield
+
+    def compare_large(self, at_once: bool = False) -> list[str]:
+        """Nothing is compared."""
+        return []
 
     def look(self) -> None:
         """Nothing is kept."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -212,7 +212,7 @@ class _LookWriter:
         state = [part(each) for each in stand.state] if several else [part(stand.state)]
         return ["iterator", stand.make.__name__, [part(each) for each in stand.arguments], several, state]
 
-    def _items(self, items: tuple[Any, ...]) -> Any:
+    def _items(self, items: Sequence[Any]) -> Any:
         columns = _columns(items)
         return [self._ref(item) for item in items] if columns is None else columns
 
@@ -249,7 +249,7 @@ class _LookWriter:
         return None if constant is None else constant[1]
 
 
-def _columns(items: tuple[Any, ...]) -> Any:
+def _columns(items: Sequence[Any]) -> Any:
     """Tuples of numbers, arrays and tensors that are alike, as one array for each of their places; else
     None."""
     if len(items) < _ROWS or not isinstance(items[0], tuple) or len({type(item) for item in items}) > 1:

@@ -198,6 +198,7 @@ class Replica:
     def keep(self, kind: Kind) -> str:
         """Give the state of this boundary to the store, and return its label there."""
         assert self.saving.store is not None
+        self.carried.compare_large()
         return self.saving.store.keep(self.capture(), kind)
 
     def keep_stop(self) -> None:
@@ -283,6 +284,7 @@ class Replica:
             state = self._capture_soon()
             seconds = perf_counter() - started
             if save:
+                self.carried.compare_large()
                 kind = self.saving.take(state)
                 self._saved_soon = None if self._soon is None else (position, kind)
             if keyframe:

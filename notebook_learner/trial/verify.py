@@ -26,6 +26,10 @@ from .excursion import Excursion, excursion
 Prints = Mapping[str, str]
 """What a step left: the name of each value, and a checksum of its bytes."""
 
+_LARGE = (
+    "it was taken to be read only, as it is large, and the steps have changed it. Unless it is a table, it "
+    "is kept from now on"
+)
 _LAST = ("rng", "loop", "window", "scheduler", "scaler", "early_stopping", "ema")
 """Parts that only say what the others have said already."""
 
@@ -93,8 +97,11 @@ class Verification:
 
 def verify(replica: Replica, steps: int) -> tuple[list[Footprint], Difference | None]:
     """Take steps, go back, take them again, and go back. Return what they left, and the first difference."""
+    replica.carried.compare_large(at_once=True)
     with excursion(replica, what="verify()") as trip:
         first = footprints(replica, trip, steps)
+        if changed := replica.carried.compare_large(at_once=True):
+            return first, Difference(first[-1].place, changed[0], _LARGE)
         trip.back()
         second = footprints(replica, trip, len(first))
         found = first_difference(first, second)
