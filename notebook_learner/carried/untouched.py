@@ -20,7 +20,8 @@ _PIECE = 1 << 20
 _SHARE = 0.1
 """The share of the time in which the thread reads. It reads 4 GB/s."""
 _BEFORE = 0.05
-"""Seconds for which the first step waits for it: 200 MB. A change of more in that time is missed."""
+"""Seconds for which the first step waits for it, which is 200 MB. What changes while more than that is read for
+the first time is missed."""
 _PATIENCE = 1.0
 """Seconds for which a run that is over waits for the thread."""
 
@@ -44,9 +45,10 @@ class Untouched:
     """Knows checksums of such data, and finds those that are of another one later.
 
     >>> data, untouched = np.zeros(3), Untouched()
-    >>> untouched.compare([("data", data, "as it was")], at_once=True)
+    >>> found = [("data", data, None)]
+    >>> untouched.compare(found, at_once=True)
     >>> data[1] = 1
-    >>> untouched.compare([("data", data, "as it was")], at_once=True)
+    >>> untouched.compare(found, at_once=True)
     >>> untouched.changed()
     ['data']
     """
@@ -96,7 +98,7 @@ class Untouched:
         for key, live, taken in found:
             total = checksum(live)
             self._sums[id(live)] = (live, taken, total)
-            _, before, expected = known.get(id(live), (live, None, total))
+            _, before, expected = known.get(id(live), (live, taken, total))
             if before is taken and expected != total:
                 self._changed.append(key)
         now = monotonic()

@@ -66,15 +66,13 @@ class Replica:
         self.sinks = sinks
         self.saving = saving
         self.watch = BreakpointWatch(loop, self._way_back, self._warn)
-        self.hit: Hit | None = None
-        """The breakpoint that stopped the last run."""
+        self.hit: Hit | None = None  # the breakpoint that stopped the last run
         self.snapshots = Snapshots()
         self._soon: Pending | None = None
         """The last copy that may still be made. It does not hold the state, whose owner may free it."""
         self._deferring = True
         """True until the user was warned that training waits for its copies."""
-        self._saved_soon: tuple[Position, Kind] | None = None
-        """The checkpoint that is written from it."""
+        self._saved_soon: tuple[Position, Kind] | None = None  # the checkpoint that is written from it
         self._lost: tuple[Position, Kind] | None = None  # a checkpoint whose copy was void
         self._failure: LoggerError | MovedError | None = None
         self._left: tuple[Position, dict[str, Any]] = (loop.position, {})
