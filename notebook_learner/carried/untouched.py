@@ -20,8 +20,8 @@ _PIECE = 1 << 20
 _SHARE = 0.1
 """The share of the time in which the thread reads. It reads 4 GB/s."""
 _BEFORE = 0.05
-"""Seconds for which the first step waits for it, which is 200 MB. What changes while more than that is read for
-the first time is missed."""
+"""Seconds for which the first step waits for it, which is 200 MB. Of more, what changes before it was read is
+missed."""
 _PATIENCE = 1.0
 """Seconds for which a run that is over waits for the thread."""
 
