@@ -338,6 +338,10 @@ class CarriedPart:
             return state
         return LookReader(state.plain() if isinstance(state, Look) else state).look(self.heap)
 
+    def left_names(self) -> list[str]:
+        """The names of what steps reach and is not in the state."""
+        return [said_of(each.path) for each in self.heap.left.values() if "read only" not in each.why]
+
     def table(self) -> CarriedTable:
         """What steps reach, for users."""
         if not self._moving:
@@ -425,6 +429,10 @@ class Nothing:
 
     def tidy(self) -> None:
         """Nothing is kept."""
+
+    def left_names(self) -> list[str]:
+        """Nothing is looked for."""
+        return []
 
     def table(self) -> CarriedTable:
         """Nothing is looked for."""

@@ -151,10 +151,10 @@ def rows(block: MetricBlock, start: int, stop: int) -> MetricBlock:
     )
 
 
-def drift(one: MetricBlock, other: MetricBlock) -> tuple[float, int | None]:
+def drift(one: MetricBlock, other: MetricBlock) -> tuple[float, int | None, str]:
     """The largest difference between the weighted values of two blocks over the same steps, and the first
-    row that differs; (0, None) means that every bit is equal, NaN to NaN included."""
-    worst, first = 0.0, None
+    row that differs with a name there; (0, None, "") means that every bit is equal, NaN to NaN included."""
+    worst, first, what = 0.0, None, ""
     for name, column in one.columns.items():
         if column.weights is None or name not in other.columns:
             continue
@@ -164,8 +164,9 @@ def drift(one: MetricBlock, other: MetricBlock) -> tuple[float, int | None]:
             gap = np.abs(a[differs] - b[differs]).max()
             worst = max(worst, float("inf") if np.isnan(gap) else float(gap))
             row = int(differs.argmax())
-            first = row if first is None else min(first, row)
-    return worst, first
+            if first is None or row < first:
+                first, what = row, name
+    return worst, first, what
 
 
 def steps_before(record: Record, count: int) -> Iterator[tuple[SplitRecord, int]]:

@@ -13,10 +13,11 @@ from ..checkpoint.formats import load, save
 from ..errors import ConfigurationError, DetachError
 from ..event.position import Position
 from ..ranks.detached_process import Process, packed, surroundings
+from ..run.compared import Difference
 from ..run.replica import Replica
 from ..state.state import State, written
 from ..trial.excursion import excursion
-from ..trial.verify import Difference, Footprint, Verification, cause_of, first_difference, footprints, verify
+from ..trial.verify import Footprint, Verification, cause_of, first_difference, footprints, verify
 
 _STATE, _FOUND = "state.h5", "found.h5"
 

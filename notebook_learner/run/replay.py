@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 
-from ..event import Event, MetricBlock, Record, SetProgress, cut, drift, rows
+from ..event import Event, MetricBlock, Record, SetProgress, cut, rows
 from ..event.position import Position
 from .bounds import FAR
+from .compared import Compared
+from .step_reports import RewindReport
 
 E = TypeVar("E")
 
@@ -115,12 +117,9 @@ class Replay:
         tell: Callable[[SetProgress], None] = lambda event: None,
         rate: float = 0.0,
     ) -> None:
-        self.known = {(part.epoch, part.split): part.blocks for part in known}
+        self.compared = Compared(known)
         self.blocks: list[MetricBlock] = []
         self.steps = 0
-        self.gap = 0.0
-        self.differs_at: Position | None = None
-        """The step after which the first different value was measured."""
         self._target = target
         self._length = max(0, steps_until(known, target) - steps_until(known, start))
         self._stops = stops(self._length, room)
@@ -134,7 +133,7 @@ class Replay:
         if isinstance(event, MetricBlock):
             self.steps += event.count
             self.blocks.append(event)
-            self._compare(event)
+            self.compared.take(event)
 
     def reached(self, position: Position) -> None:
         """The loop stands at a boundary between two blocks."""
@@ -162,11 +161,20 @@ class Replay:
         what = f"on the way back to {self._target}"
         return SetProgress(what, self.steps, self._length, over, unit="step")
 
-    def verdict(self, target: Position, reached: Position) -> str:
-        """The message to the user about the replay; empty if it was exact."""
+    def verdict(self, target: Position, reached: Position, left: Sequence[str] = ()) -> str:
+        """The message to the user about the replay; empty if it was exact. `left` names what steps reach and
+        is not in the state."""
         if reached.key != target.key:
             return f"interrupted on the way back to {target}"
-        return f"{self.steps} steps were taken again and drifted by {self.gap:.3g}" if self.gap else ""
+        if not self.compared.gap:
+            return ""
+        found = self.compared.difference(left)
+        return f"{self.steps} steps were taken again and drifted by {self.compared.gap:.3g}: {found}"
+
+    def report(self, start: Position, reached: Position, left: Sequence[str]) -> RewindReport:
+        """The report about a way back from `start`, the same way."""
+        found = self.compared
+        return RewindReport(start, reached, self.steps, found.gap, found.differs_at, found.difference(left))
 
     def beyond(self, record: Record, position: Position) -> list[MetricBlock]:
         """The replayed steps of this position's pass that the record does not hold yet."""
@@ -177,17 +185,6 @@ class Replay:
             for block in self.blocks
             if (block.epoch, block.split) == place and block.last > steps
         ]
-
-    def _compare(self, block: MetricBlock) -> None:
-        for old in self.known.get((block.epoch, block.split), ()):
-            first, last = max(old.first, block.first), min(old.last, block.last)
-            if first <= last:
-                mine = rows(block, first - block.first, last - block.first + 1)
-                theirs = rows(old, first - old.first, last - old.first + 1)
-                gap, row = drift(mine, theirs)
-                self.gap = max(self.gap, gap)
-                if row is not None and self.differs_at is None:
-                    self.differs_at = Position(block.epoch, block.split, first + row)
 
 
 def stops(length: int, room: int) -> list[int]:

@@ -25,6 +25,7 @@ from ..state.timeline import Timeline
 from ..state.validation import check_sound
 from .bounds import At, Until
 from .breakpoint_watch import Again, BreakpointWatch, Hit, Reached
+from .compared import Beyond, ComparedWithLog, options_of
 from .failure import explain, explain_keyframe, release_device_memory, stage_of, teach, what_moved
 from .loop import Loop, Why
 from .rank_protocol import Ranks
@@ -75,6 +76,7 @@ class Replica:
         self._saved_soon: tuple[Position, Kind] | None = None  # the checkpoint that is written from it
         self._lost: tuple[Position, Kind] | None = None  # a checkpoint whose copy was void
         self._failure: LoggerError | MovedError | None = None
+        self._expected: ComparedWithLog | None = None
         self._left: tuple[Position, dict[str, Any]] = (loop.position, {})
         """The position that the run was put to, and the parts of that state that no part here has taken."""
         loop.boundary = self
@@ -155,8 +157,7 @@ class Replica:
         self._stand_at(state, reason)
 
     def restore_checkpoint(self, which: int | str, opening: Callable[[], None] = lambda: None) -> None:
-        """Go to where a checkpoint was saved. A state from a file may have the right shapes and still not be
-        valid; then everything is put back as it was.
+        """Go to where a checkpoint was saved. If its state is not valid, everything is put back as it was.
 
         Args:
             which: its epoch or label.
@@ -170,6 +171,7 @@ class Replica:
             opening()
             if not known:  # another process measured this: cut its logs, do not rewrite them
                 self.history.restore(logged)
+                self._expected = ComparedWithLog(logged, state.position)
             self._stand_at(state, f"checkpoint {which}", self.saving.loaded)
         except Exception as error:
             self.saving.lineage = way
@@ -226,11 +228,12 @@ class Replica:
             self.rng.leave()
             if self.ranks is not None:
                 self.ranks.leave()
-        reached = self.loop.position
-        self._rewrite(cut_at(self.history.snapshot(), reached), f"rewound from {start}")
+        reached, known = self.loop.position, self.history.snapshot()
+        self._rewrite(cut_at(known, reached), f"rewound from {start}")
         self.timeline.forget_after(reached)
+        self.timeline.beyond = Beyond(known, options_of(self.loop.update.optimizer))
         self.watch.forget_after(reached)
-        return RewindReport(start, reached, replay.steps, replay.gap, replay.differs_at)
+        return replay.report(start, reached, self.carried.left_names())
 
     def let_go(self) -> None:
         """The learner is garbage-collected: end worker processes now. If the garbage collector did it, their
@@ -293,7 +296,7 @@ class Replica:
         for each in self.loop.passes.values():
             notice, each.step.notice = each.step.notice, ""
             if notice:
-                self.emit(Notice(notice, "warning"))
+                self._warn(notice)
 
     def allowance(self, position: Position) -> int:
         """How many steps the loop may take before it asks again."""
@@ -305,10 +308,11 @@ class Replica:
             self.sinks.emit(event)
         except LoggerError as failure:
             self._failure = self.saving.cause_of(failure)
+        if self._expected is not None and (told := self._expected.heard(event, self.carried.left_names)):
+            self._warn(told)
 
     def _capture_soon(self) -> State:
-        """Like `capture`, but large tensors are copied while the next step computes. The reader must call
-        `state.ready()` first."""
+        """Like `capture`, but large tensors are copied during the next step; `state.ready()` waits for it."""
         if self.saving.hurried or self.carried.writes_unseen or (self.ranks and self.ranks.in_parts):
             return self.capture()
         self.settle()
@@ -323,9 +327,8 @@ class Replica:
 
     def _save_again(self, target: Position, kind: Kind) -> None:
         """Save a checkpoint of a passed position whose copy was void: go back, copy, and return."""
-        self._lost, loop = None, self.loop
+        self._lost, loop, known = None, self.loop, self.history.snapshot()
         keyframe = self.timeline.nearest(target) if loop.current.cursor.walks_again else None
-        known = self.history.snapshot()
         if keyframe is None or self.ranks is not None or loop.position < target:
             self._warn(
                 f"no checkpoint of {target}: the training step wrote to parameters while they were copied"
@@ -334,8 +337,8 @@ class Replica:
         here, batch, output = self.capture(), loop.batch, loop.output
         try:
             replay = self._return_to(target, keyframe)
-            if loop.position.key != target.key or replay.gap:
-                self._warn(f"no checkpoint of {target}: {replay.verdict(target, loop.position)}")
+            if told := replay.verdict(target, loop.position, self.carried.left_names()):
+                self._warn(f"no checkpoint of {target}: {told}")
             elif self.saving.store is not None:
                 parts = self.capture().parts
                 self.saving.store.keep(State(loop.position, parts, cut_at(known, target)), kind)
@@ -347,13 +350,10 @@ class Replica:
         told = self.timeline.too_large
         self.timeline.add(state, seconds, whole=self.snapshots.settled)
         if self.timeline.too_large and not told:
-            self.emit(
-                Notice(
-                    f"the state takes {self.timeline.too_large / 1e9:.2f} GB, more than the memory budget "
-                    "for keyframes: an error in a step cannot be taken back, and rewind is off; "
-                    ".keyframes(memory=...) raises it",
-                    "warning",
-                )
+            self._warn(
+                f"the state takes {self.timeline.too_large / 1e9:.2f} GB, more than the memory budget for "
+                "keyframes: an error in a step cannot be taken back, and rewind is off; "
+                ".keyframes(memory=...) raises it"
             )
 
     # Going back --------------------------------------------------------------------------------------
@@ -531,7 +531,7 @@ class Replica:
         replay = self._return_to(target, keyframe)
         self._settle(replay, "back to the step that hit a breakpoint")
         self.timeline.forget_after(target)
-        if told := replay.verdict(target, self.loop.position):
+        if told := replay.verdict(target, self.loop.position, self.carried.left_names()):
             self._warn(f"on the way back to {target}: {told}")
 
     def _warn(self, text: str) -> None:
@@ -575,7 +575,7 @@ class Replica:
         loop.batch, loop.output = failed, None  # the failed batch has no output yet
         loop.current.cursor.reopen(loop.done)
         self._settle(replay)
-        explain(error, loop.position, replay.verdict(target, loop.position))
+        explain(error, loop.position, replay.verdict(target, loop.position, self.carried.left_names()))
 
     def _settle(self, replay: Replay, reason: str = "after an error") -> None:
         """Make the record match the committed steps. It may hold more (a split whose end failed) or less

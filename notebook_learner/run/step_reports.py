@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..event.position import Position
+from .compared import Difference
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -52,7 +53,8 @@ class RewindReport:
     """What `rewind` did: from where, to where, and whether the replay gave the same bits.
 
     `replayed` steps were taken again from the nearest keyframe. `drift` is the largest difference between
-    their values and the recorded ones, and `differs_at` is the first step that differs.
+    their values and the recorded ones, `differs_at` is the first step that differs, and `differs` says what
+    differs there, and why.
 
     >>> RewindReport(Position(1, "train", 5), Position(1, "train", 3, total=5), 3, 0.0)
     rewound to epoch 1, train, step 3 of 5 (3 steps replayed, exact)
@@ -63,6 +65,7 @@ class RewindReport:
     replayed: int
     drift: float
     differs_at: Position | None = None
+    differs: Difference | None = None
 
     @property
     def exact(self) -> bool:
@@ -70,7 +73,7 @@ class RewindReport:
         return self.drift == 0
 
     def __str__(self) -> str:
-        first = "" if self.differs_at is None else f", first at {self.differs_at}"
+        first = "" if self.differs is None else f": {self.differs}"
         how = "exact" if self.exact else f"but the replay drifted by {self.drift:.3g}{first}"
         return f"rewound to {self.position} ({_steps(self.replayed)} replayed, {how})"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from time import perf_counter
+from typing import Any
 
 from ..event.position import Position
 from .state import State
@@ -28,6 +29,8 @@ class Timeline:
         """The bytes that are kept along with them: an epoch's order."""
         self.wanted = True
         """Set before each run: the user may have changed something while the loop was paused."""
+        self.beyond: Any = None
+        """What was measured beyond the position that the run was rewound to, until it goes on from there."""
         self.too_large = 0
         """The size of a keyframe that did not fit the budget; 0 while keyframes fit."""
         self._cost = 0.0
@@ -62,7 +65,7 @@ class Timeline:
             seconds: how long it took to capture.
             whole: whether all of it is there already, so that it can be packed.
         """
-        self.wanted = False
+        self.wanted, self.beyond = False, None
         self._cost = seconds
         self._taken_at = perf_counter()
         self.forget_from(state.position)
@@ -108,7 +111,7 @@ class Timeline:
     def start_over(self, state: State) -> None:
         """The run jumped to a state that may come from another run: only that state is certain."""
         self.keyframes = [state]
-        self.wanted = True
+        self.wanted, self.beyond = True, None
 
     @property
     def nbytes(self) -> int:

@@ -13,6 +13,7 @@ from ..event import Event, MetricBlock
 from ..event.position import Position
 from ..event.values import Floats
 from ..run.bounds import FAR, Until
+from ..run.compared import Compared
 from ..run.loop import Loop
 from ..run.rank_protocol import Ranks
 from ..run.replica import Replica
@@ -31,11 +32,14 @@ class _Tape:
     """Stands in for sinks and boundary: it receives every event and passes none on."""
 
     after: AfterStep | None
+    compared: Compared | None = None
     blocks: list[MetricBlock] = field(default_factory=list)
     steps: int = 0
 
     def emit(self, event: Event) -> None:
         """Keep what a block measured, and call `after` if there is one."""
+        if isinstance(event, MetricBlock) and self.compared is not None:
+            self.compared.take(event)
         if isinstance(event, MetricBlock) and event.split == "train":
             self.blocks.append(event)
             self.steps += event.count
@@ -72,7 +76,13 @@ class Excursion:
         self.start = start
         self._replica = replica
 
-    def walk(self, until: Until, after: AfterStep | None = None, changes: Changes = AS_IT_IS) -> Course:
+    def walk(
+        self,
+        until: Until,
+        after: AfterStep | None = None,
+        changes: Changes = AS_IT_IS,
+        compared: Compared | None = None,
+    ) -> Course:
         """Go on to a bound, and return what was measured on the way.
 
         Args:
@@ -80,10 +90,11 @@ class Excursion:
             after: called with the number (from 1) and the loss of every training step. It may raise EndOfWalk
                 to end the walk.
             changes: what is different on the way.
+            compared: takes what is measured on the way.
         """
         __tracebackhide__ = True
         loop, ranks = self._replica.loop, self._replica.ranks
-        tape = _Tape(after)
+        tape = _Tape(after, compared)
         with changed(loop, changes):
             loop.look_around()
             loop.emit, loop.boundary = tape.emit, tape

@@ -17,6 +17,7 @@ from ..data.sampling import SkippingSampler
 from ..errors import StateError, a_kind
 from ..event.position import Position
 from ..run.bounds import Steps
+from ..run.compared import Difference
 from ..run.rank_protocol import OWN
 from ..run.replica import Replica
 from ..state.state import written
@@ -39,21 +40,6 @@ class Footprint(NamedTuple):
 
     place: str
     found: Prints
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first value that was not the same the second time."""
-
-    at: str
-    """The place of the step, in words."""
-    what: str
-    """The name of the value, such as `batch[0]` or `model.head.weight`."""
-    cause: str
-    """Where it comes from, as far as it can be known."""
-
-    def __str__(self) -> str:
-        return f"{self.what} differs after {self.at}: {self.cause}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -283,7 +269,7 @@ def _cause(
 
 
 def _names_left(replica: Replica) -> str:
-    left = [row.name for row in replica.carried.table() if row.kept.startswith("not kept")]
+    left = replica.carried.left_names()
     return f" ({', '.join(left)})" if left else "; .carry(name=...) on the builder puts one in"
 
 

@@ -11,8 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import StateError, a_kind
+from ..event import Notice
 from ..event.position import Position
 from ..run.bounds import Trained
+from ..run.compared import Compared, options_of
 from ..run.loop import Loop
 from ..run.replica import Replica
 from ..step.step import StepFunction
@@ -56,11 +58,17 @@ def what_if(replica: Replica, steps: int, changes: Mapping[str, Any]) -> Compari
     if not isinstance(steps, int) or steps < 1:
         raise ValueError(f"what_if(steps={steps!r}): try a whole number of steps, from 1")
     _check(replica.loop, changes)
+    beyond = replica.timeline.beyond
+    same = beyond is not None and beyond.options == options_of(replica.loop.update.optimizer)
+    compared = Compared(beyond.known if same else ())
     with excursion(replica, what="what_if()") as trip:
         until = Trained(trip.start.position.iteration + steps)
-        baseline = trip.walk(until)
+        baseline = trip.walk(until, compared=compared)
         trip.back()
         other = trip.walk(until, changes=Changes(changes))
+    if found := compared.difference(replica.carried.left_names()):
+        told = "the unchanged steps are not what was measured before the rewind, unless you changed something"
+        replica.emit(Notice(f"{told}: {found}", "warning"))
     said = {name: _said(value) for name, value in changes.items()}
     return Comparison(trip.start.position, said, (baseline, other))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from carried_support import weights
+from carried_support import Notices, weights
 from test_what_steps_reach import program, straight
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from notebook_learner import Learner, LearnerBuilder
 from notebook_learner.errors import StateError
+from notebook_learner.metric import Loss
 
 SAMPLES, SIZE = 40, 8
 DATA = TensorDataset(
@@ -177,3 +179,75 @@ def test_it_is_refused_where_no_step_is_left(tmp_path: Path) -> None:
         learner.verify()
     with pytest.raises(ValueError, match="verify"):
         learner.verify(0)
+
+
+# Replays, which are compared anyway ------------------------------------------------------------------
+
+
+def drawing(directory: Path, *, resume: bool = False, hidden: Any = None) -> tuple[Learner, Notices]:
+    """A learner whose steps count in an object that cannot be kept, if one is given."""
+    torch.manual_seed(0)
+    model, shown = nn.Linear(4, 2), Notices()
+
+    def step(model: nn.Module, batch: Any) -> Any:
+        x, y = batch
+        more = 0 if hidden is None else next(hidden)
+        return F.cross_entropy(model(x), y) * (1 + more)
+
+    builder = LearnerBuilder(directory).train_step(step).num_epochs(2).metrics(Loss()).renderer(shown)
+    builder.with_file_checkpointer()
+    if resume:
+        builder.resume()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return builder.build(model, optimizer, None, DataLoader(DATA, 4, shuffle=True)), shown
+
+
+def test_a_rewind_that_differs_says_so_in_the_words_of_verify(tmp_path: Path) -> None:
+    learner, _ = drawing(tmp_path, hidden=(number for number in range(99)))
+    learner.step(5)
+    report = learner.rewind(1)
+    assert not report.exact and report.differs is not None
+    assert report.differs.what == "Loss" and report.differs.at.startswith("epoch 1, train, step 1")
+    assert "hidden" in report.differs.cause
+    assert "Loss differs after epoch 1, train, step 1: a step uses a value that is not in the state" in str(
+        report
+    )
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_resumed_run_is_compared_with_the_log_beyond_the_checkpoint(hidden: bool, tmp_path: Path) -> None:
+    first, _ = drawing(tmp_path / "first")
+    first.step(2)
+    first.save()
+    first.step(3)
+    assert first.artifacts.history  # the log holds five steps
+    kept = shutil.copytree(tmp_path / "first", tmp_path / "killed")
+    second, shown = drawing(kept, resume=True, hidden=(number for number in range(99)) if hidden else None)
+    assert second.position.step == 2
+    second.fit()
+    told = [text for text in shown.texts if "what the log holds" in text]
+    if hidden:
+        (line,) = told
+        assert "Loss differs after epoch 1, train, step 4: a step uses a value that is not in" in line
+        assert "hidden" in line
+    else:
+        assert told == []
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("edited", [False, True])
+def test_the_steps_of_what_if_are_compared_with_those_before_a_rewind(
+    hidden: bool, edited: bool, tmp_path: Path
+) -> None:
+    learner, shown = drawing(tmp_path, hidden=(number for number in range(99)) if hidden else None)
+    learner.step(4)
+    learner.rewind(2)
+    if edited:
+        learner.optimizer.param_groups[0]["lr"] = 0.05
+    learner.what_if(2, lr=0.5)
+    told = [text for text in shown.texts if "before the rewind" in text]
+    assert len(told) == (hidden and not edited)
+    assert all("Loss differs after epoch 1, train, step 3" in text for text in told)
+    learner.step(1)
+    learner.what_if(1, lr=0.5)
+    assert len([text for text in shown.texts if "before the rewind" in text]) == len(told)

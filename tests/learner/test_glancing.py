@@ -290,7 +290,7 @@ def test_a_way_back_that_is_not_exact_is_told(tmp_path: Path) -> None:
     learner = learner_on(tmp_path, Counting(step=55), NonFinite())
     stops_before(learner, 55)
     told = warnings_of(tmp_path)
-    drifts = [re.search(r"\d+ steps were taken again and drifted by (\S+)$", each) for each in told]
+    drifts = [re.search(r"\d+ steps were taken again and drifted by (\S+): Loss ", each) for each in told]
     assert drifts and all(drift and float(drift[1]) > 0 for drift in drifts), told
 
 

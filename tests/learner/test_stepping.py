@@ -312,7 +312,8 @@ def test_a_way_back_that_differs_is_measured(tmp_path: Path) -> None:
     assert report.drift > 1e-3
     assert str(report) == (
         "rewound to epoch 1, train, step 3 of 7 (3 steps replayed, but the replay drifted by "
-        f"{report.drift:.3g}, first at epoch 1, train, step 1)"
+        f"{report.drift:.3g}: Loss differs after epoch 1, train, step 1: a step uses a value that is not in "
+        "the state, or an operation is not deterministic; learner.verify() looks for it)"
     )
 
 
