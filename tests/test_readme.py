@@ -95,7 +95,7 @@ def test_the_tutorial_learns_digits_and_draws_its_curves(tmp_path):
 
 def test_the_examples_run_and_do_what_their_comments_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    example, rewinding, resuming, leaving, hunting, reading = blocks("python")
+    example, rewinding, resuming, verifying, leaving, hunting, reading = blocks("python")
     scope = {}
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -111,6 +111,10 @@ def test_the_examples_run_and_do_what_their_comments_say(tmp_path, monkeypatch):
     assert (learner.status, learner.position.iteration) == ("paused", 160)
     assert torch.equal(weights(learner), trained)
     assert scope["label"] in {info.label for info in learner.checkpoints}
+
+    run_block(verifying, scope)
+    assert learner._verified.exact, learner._verified
+    assert torch.equal(weights(learner), trained)
 
     run_block(hunting, scope)
     assert [str(each.condition) for each in learner.breakpoints] == ["NonFinite()", "LossSpike(z=8)"]

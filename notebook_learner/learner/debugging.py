@@ -18,7 +18,7 @@ from ..store import check_metric_name, same_file
 if TYPE_CHECKING:
     from ..inspection import Inspection
     from ..trial.changes import Comparison
-    from ..trial.verify import Verification
+    from ..trial.verify import Verification, Verified
 
 
 from .core import LearnerCore, OfOneLearner
@@ -28,6 +28,8 @@ class Debugging(LearnerCore):
     """Verbs that every Learner has; a class of their own only because a file has one subject."""
 
     _seen: tuple[Inspection | None, tuple[int, int, int] | None] = (None, None)
+    _verified: Verified | None = None
+    """What `verify` found last."""
 
     def _step_in_use(self, split: Split) -> StepFunction | None:
         """This split's `fn(model, batch)`; None if a loss, or a method of the model, is used instead."""
@@ -117,11 +119,17 @@ class Debugging(LearnerCore):
         Args:
             steps: how many steps, of training or of validation.
         """
-        from .verify_elsewhere import verified  # it loads what packs and starts a process
-
         count = counted("verify", steps, "take at least one step")
         self._supplies.require()
-        return self._leaving_locals(lambda: verified(self, count))
+        return self._leaving_locals(lambda: self._verify(count))
+
+    def _verify(self, steps: int) -> Verification:
+        from ..trial.verify import noted
+        from .verify_elsewhere import verified  # it loads what packs and starts a process
+
+        found = verified(self, steps)
+        self._verified = noted(found, self._verified)
+        return found
 
     def fork(self, directory: str | os.PathLike[str]) -> Any:
         """Make another Learner that goes on from this step, in a directory of its own, with copies of the

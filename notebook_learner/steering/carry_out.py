@@ -104,6 +104,8 @@ class Steering:
                 return Answer(True, _switch(learner, args["name"], args["on"]))
             case "inspect":
                 return Answer(True, f"inspected at {learner.inspect(rank=args['rank']).place}")
+            case "verify":
+                return Answer(True, str(learner.verify()))
             case other:
                 raise CannotError(f"this learner cannot {other}")
 

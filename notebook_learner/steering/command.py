@@ -71,7 +71,7 @@ def checked(cmd: object, args: object) -> Command:
     Traceback (most recent call last):
         ...
     notebook_learner.steering.command.CommandError: there is no command 'eval'; there are status, run, \
-resume, pause, stop, step, step_epoch, rewind, rewind_to, save, restore, breakpoint, inspect, set
+resume, pause, stop, step, step_epoch, rewind, rewind_to, save, restore, breakpoint, inspect, verify, set
     """
     if not isinstance(cmd, str) or not (cmd in ARGUMENTS or cmd == "set"):
         known = ", ".join([*ARGUMENTS, "set"])
@@ -180,6 +180,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     "restore": {"label": NAME},
     "breakpoint": {"name": NAME, "on": FLAG},
     "inspect": {"rank": PLACE},
+    "verify": {},
 }
 """Every command except `set`, whose arguments have their own names: lr, lr[1], num_epochs."""
 

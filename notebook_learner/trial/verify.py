@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from time import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,6 +80,24 @@ class Verification:
         return f"exact: {count} from {self.start} gave the same bits again, {where}"
 
     __repr__ = __str__
+
+
+class Verified(NamedTuple):
+    """What `verify` said last, for the panel."""
+
+    text: str
+    exact: bool
+    at: float
+    """When, in seconds since 1970."""
+    exact_at: float | None
+    """When it was exact for the last time."""
+
+
+def noted(found: Verification, before: Verified | None) -> Verified:
+    """What `verify` says now, after what it said before."""
+    now = time()
+    exact_at = now if found.exact else None if before is None else before.exact_at
+    return Verified(str(found), found.exact, now, exact_at)
 
 
 def verify(replica: Replica, steps: int) -> tuple[list[Footprint], Difference | None]:
@@ -257,6 +276,11 @@ def _cause(
                 f"{module} ({kind}) gives another output for the same input: an operation in it is not "
                 "deterministic, or uses a value that is not in the state"
             )
+    if name in dict(_named_by_path(written(replica.carried.capture())["objects"])):
+        return (
+            "batch, weights and loss are the same, so it is made of something outside of the training, like "
+            "the clock"
+        )
     if name == "the loss":
         return (
             "batch, weights and the outputs of all modules are the same, so the step uses a value that is "

@@ -34,10 +34,10 @@ from .wire import Json
 
 BUTTONS = (
     *("run", "pause", "step", "step_epoch", "rewind", "rewind_to", "stop"),
-    *("inspect", "save", "restore", "epochs"),
+    *("inspect", "verify", "save", "restore", "epochs"),
 )
 _STILL = "it is running; pause it first"
-_NOT_MEANWHILE = ("run", "step", "step_epoch", "rewind", "rewind_to", "inspect", "restore")
+_NOT_MEANWHILE = ("run", "step", "step_epoch", "rewind", "rewind_to", "inspect", "verify", "restore")
 _MOVES = ("run", "step", "step_epoch")
 
 
@@ -66,7 +66,8 @@ def obstacles(
     if status not in ("paused", "failed"):
         found["stop"] = "nothing is running" if status != "stopped" else "it is stopped"
     if status == "finished":
-        found.update(dict.fromkeys(_MOVES, "all epochs are over; set a higher number of epochs"))
+        over = "all epochs are over; set a higher number of epochs"
+        found.update(dict.fromkeys((*_MOVES, "verify"), over))
     if not begun:
         found["rewind"] = found["rewind_to"] = "no step was taken yet"
     elif not kept:
@@ -74,7 +75,7 @@ def obstacles(
     if not saved:
         found["restore"] = "there is no checkpoint"
     if lacks:
-        found.update({name: found[name] or lacks for name in (*_MOVES, "inspect")})
+        found.update({name: found[name] or lacks for name in (*_MOVES, "inspect", "verify")})
     return found
 
 

@@ -31,6 +31,12 @@ class InspectionReport(Inspected, Protocol):
     def sections(self) -> Sequence[Mapping[str, object]]: ...
 
 
+class VerifyReport(Protocol):
+    """What `verify()` said."""
+
+    def _asdict(self) -> Mapping[str, object]: ...
+
+
 class MeasuredSteps(StepSource, Protocol):
     """What was measured so far."""
 
@@ -51,6 +57,11 @@ class ShownLearner(Steered, Protocol):
     @property
     def _last_seen(self) -> InspectionReport | None:
         """The last result of `inspect()`, while the learner is still at the inspected step."""
+        ...
+
+    @property
+    def _verified(self) -> VerifyReport | None:
+        """What `verify()` said last."""
         ...
 
     @property
@@ -81,7 +92,7 @@ class ShownLearner(Steered, Protocol):
         ...
 
 
-NOTHING: Json = {"breakpoints": [], "inspection": [], "inspected": None, "reach": None}
+NOTHING: Json = {"breakpoints": [], "inspection": [], "inspected": None, "verified": None, "reach": None}
 """The values for a panel without a learner, which shows a run's files."""
 
 
@@ -93,12 +104,14 @@ class Debugger:
     _hit: Stop | None = None
     _seen: InspectionReport | None = None
     _sections: list[Json] | None = None
+    _verified: VerifyReport | None = None
 
     def changed(self, learner: ShownLearner) -> bool:
         """Whether the pages show something that is no longer true."""
         hit, seen = _here(learner)
         changes = learner.breakpoints.changes
-        return changes != self._changes or hit is not self._hit or seen is not self._seen
+        same = hit is self._hit and seen is self._seen and learner._verified is self._verified
+        return changes != self._changes or not same
 
     def told(self, learner: ShownLearner, trained: int) -> Json:
         """Return all of it, and count it as sent.
@@ -112,10 +125,12 @@ class Debugger:
         self._hit, seen = _here(learner)
         if seen is not self._seen or self._sections is None:
             self._seen, self._sections = seen, _sections(seen)
+        verified = self._verified = learner._verified
         return {
             "breakpoints": [_switch(each, self._hit) for each in breakpoints],
             "inspection": self._sections,
             "inspected": None if seen is None else seen.rank,
+            "verified": None if verified is None else verified._asdict(),
             "reach": {"from": min(learner._reach.iteration, trained), "to": trained},
         }
 

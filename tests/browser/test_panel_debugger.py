@@ -108,6 +108,18 @@ def test_inspect_fills_its_section_and_leaves_the_state_as_it_was(ten_steps):
     assert not page.complaints
 
 
+def test_a_click_verifies_and_the_panel_says_what_differs(ten_steps):
+    said = ten_steps.region.locator("[data-part=verified]")
+    expect(said).to_contain_text("Not tried yet")
+    ten_steps.click("Verify")
+    # What this notebook trains notes the time of each step.
+    expect(said).to_contain_text("panel_training.stamps[10] differs after epoch 1, train, step 11 of 40")
+    expect(said).to_contain_text(re.compile(r"tried at \d+:\d+.*; not exact before"))
+    ten_steps.wait_position("step 10 of 40")
+    ten_steps.notebook.screenshot("verified", ten_steps.region)
+    assert not ten_steps.notebook.complaints
+
+
 def test_the_slider_goes_back_to_a_step_and_run_goes_on_to_the_same_bits(ten_steps):
     page, slider = ten_steps.notebook, ten_steps.slider
     aim = ten_steps.region.locator("[data-part=rewind]")

@@ -27,6 +27,7 @@ commands = (
     | st.builds(lambda cmd, n: Command(cmd, {"n": n}), st.sampled_from(["step", "rewind"]), counts)
     | st.builds(lambda step: Command("rewind_to", {"step": step}), places)
     | st.builds(lambda rank: Command("inspect", {"rank": rank}), places)
+    | st.just(Command("verify"))
     | st.builds(lambda label: Command("restore", {"label": label}), words)
     | st.builds(lambda name, on: Command("breakpoint", {"name": name, "on": on}), words, st.booleans())
     | changes.map(lambda found: Command("set", found))

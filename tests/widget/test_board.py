@@ -178,7 +178,7 @@ def test_texts_of_users_stay_texts_on_one_line_and_all_is_json() -> None:
 
 
 ALWAYS = {"save", "epochs"}
-GOES_BACK = {"rewind", "rewind_to", "inspect", "restore"}
+GOES_BACK = {"rewind", "rewind_to", "inspect", "verify", "restore"}
 STANDING = {"run", "step", "step_epoch"} | GOES_BACK | ALWAYS
 
 
@@ -190,7 +190,7 @@ STANDING = {"run", "step", "step_epoch"} | GOES_BACK | ALWAYS
         ("paused", STANDING | {"stop"}),
         ("failed", STANDING | {"stop"}),
         ("stopped", STANDING),
-        ("finished", GOES_BACK | ALWAYS),
+        ("finished", GOES_BACK - {"verify"} | ALWAYS),
     ],
 )
 def test_buttons_that_make_no_sense_say_why(status: Any, usable: set[str]) -> None:

@@ -150,6 +150,28 @@ def test_inspect_fills_the_section_changes_nothing_and_goes_with_the_next_step(t
     assert page.board["inspection"], "it stands there again"
 
 
+def test_verify_says_on_the_panel_whether_it_is_exact_and_when_it_was_last(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    learner.step(4)
+    page = page_of(learner)
+    page.ask("hello")
+    assert page.board["verified"] is None
+    before = bits(learner)
+    ok, text = page.answer("verify")
+    assert ok, text
+    assert text.startswith("exact: 3 steps from epoch 1, train, step 4 of 10")
+    assert same(before, bits(learner))
+    found = page.board["verified"]
+    assert (found["exact"], found["text"], found["exact_at"]) == (True, text, found["at"])
+
+    draws = (number for number in range(99))
+    learner.model.register_forward_hook(lambda *given: given[-1] * next(draws))
+    report = learner.verify(1)
+    page.ask("look", visible=True)  # as an open page does every 20 s: verify leaves no line in the log
+    now = page.board["verified"]
+    assert now["text"] == str(report) and now["exact_at"] == found["at"] < now["at"]
+
+
 def test_a_click_right_after_the_stop_waits_until_the_learner_can_be_moved(tmp_path: Path) -> None:
     learner = learner_in(tmp_path)
     learner.step(2)

@@ -1,6 +1,7 @@
 // Breakpoints, and what a step looks like at the place where the training stopped.
 
 import { Chooser } from "./chooser.js";
+import { setReason } from "./controls.js";
 import { Listing, fill, freshId, h, icon, section, setAttribute, setText, show } from "./dom.js";
 
 /** What a row of the inspection says of alarming values: the panel marks such a row. */
@@ -44,6 +45,42 @@ export class Breakpoints extends Listing {
     return row;
   }
 }
+
+/** Whether steps that are taken twice give the same bits: a button to try it, and what was found last. */
+export class Verified {
+  constructor(ask, refuse, signal) {
+    this.button = h("button", { class: "nl-button nl-small", type: "button", "data-cmd": "verify" }, icon("verify"), h("span", {}, "Verify"));
+    this.reason = h("span", { class: "nl-unseen", id: freshId("why") });
+    this.badge = h("span", { class: "nl-badge" });
+    this.text = h("span", { class: "nl-break" });
+    this.when = h("small");
+    this.element = section("Exactness", "verified", h("p", {}, this.badge, " ", this.text), this.when);
+    this.element.prepend(h("div", { class: "nl-top" }, this.element.firstElementChild, h("div", {}, this.button, this.reason)));
+    const press = () => (this.button.getAttribute("aria-disabled") === "true" ? refuse(this.button.title) : ask("verify", {}));
+    this.button.addEventListener("click", press, { signal });
+  }
+
+  update(board, store) {
+    const found = board.verified;
+    show(this.element, !board.readonly);
+    setReason(this.button, this.reason, board.controls?.verify ?? "");
+    setAttribute(this.button, "aria-busy", [...store.pending.values()].some(({ cmd }) => cmd === "verify") ? "true" : null);
+    show(this.badge, Boolean(found));
+    this.badge.classList.toggle("nl-good", found?.exact === true);
+    this.badge.classList.toggle("nl-wrong", found?.exact === false);
+    setText(this.badge, found?.exact ? "exact" : "not exact");
+    setText(this.text, found ? found.text.replace(/^(not )?exact: /, "") : "Do the same steps give the same bits again? Not tried yet.");
+    setText(this.when, found ? whenExact(found) : "");
+  }
+}
+
+/** When it was tried, and when it was exact for the last time. */
+export function whenExact({ exact, at, exact_at }, said = clock) {
+  if (exact) return `last exact at ${said(at)}`;
+  return `tried at ${said(at)}; ${exact_at === null ? "not exact before" : `last exact at ${said(exact_at)}`}`;
+}
+
+const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString();
 
 /** What a paused step looks like. */
 export class Inspection {

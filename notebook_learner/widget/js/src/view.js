@@ -2,7 +2,7 @@
 
 import { Controls } from "./controls.js";
 import { Curves } from "./curves.js";
-import { Breakpoints, Inspection } from "./debugger.js";
+import { Breakpoints, Inspection, Verified } from "./debugger.js";
 import { freshId, h, setAttribute, setText, show } from "./dom.js";
 import { Header, Progress } from "./header.js";
 import { Checkpoints, Failure, Log, Setup } from "./lists.js";
@@ -41,6 +41,7 @@ export class View {
     this.rewinder = new Rewinder(ask, refuse, (step) => this.curves.aim(step), signal);
     this.checkpoints = new Checkpoints(ask, signal);
     this.inspection = new Inspection(ask, refuse, signal);
+    this.verified = new Verified(ask, refuse, signal);
     this.breakpoints = new Breakpoints(ask, signal);
     this.setup = new Setup();
     this.parts = [
@@ -56,6 +57,7 @@ export class View {
       new Texts(),
       new Evaluated(),
       new Ranks(),
+      this.verified,
       this.breakpoints,
       this.checkpoints,
       this.setup,
@@ -82,7 +84,7 @@ export class View {
         "div",
         { class: "nl-body" },
         h("div", { class: "nl-main" }, this.curves.element, this.rewinder.element, this.inspection.element, log.element),
-        h("div", { class: "nl-side" }, numbers.element, texts.element, evaluated.element, ranks.element, this.breakpoints.element, this.checkpoints.element, this.setup.element),
+        h("div", { class: "nl-side" }, numbers.element, texts.element, evaluated.element, ranks.element, this.verified.element, this.breakpoints.element, this.checkpoints.element, this.setup.element),
       ),
     );
     this.panel.append(this.waiting, this.whole, this.live);
@@ -136,7 +138,8 @@ export class View {
   #heard(what, detail) {
     if (what === "answer") {
       this.inspection.chooser.answered(detail);
-      this.#note(detail.ok, detail.text);
+      const said = detail.ok && detail.cmd === "verify"; // its section says it
+      if (!said) this.#note(detail.ok, detail.text);
     }
     this.schedule();
   }

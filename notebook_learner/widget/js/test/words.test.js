@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { isAlarming, isWide } from "../src/debugger.js";
+import { isAlarming, isWide, whenExact } from "../src/debugger.js";
 import { logTicks, number, steps, ticks } from "../src/format.js";
 import { apart, epochLabels, epochOf, epochSpans, nearestMarks } from "../src/marks.js";
 import { kindOf } from "../src/theme.js";
@@ -76,6 +76,13 @@ test("what is wrong in an inspection is found, and a name that only sounds like 
   assert.deepEqual(wrong.filter((row) => !isAlarming(row)), []);
   const fine = [["loss", "0.5"], ["info", "mean 0"], ["nanny", "deadline"], ["fc", "gradient 0.1"]];
   assert.deepEqual(fine.filter(isAlarming), []);
+});
+
+test("it says when steps gave the same bits for the last time", () => {
+  const said = (seconds) => `${seconds} o'clock`;
+  assert.equal(whenExact({ exact: true, at: 4, exact_at: 4 }, said), "last exact at 4 o'clock");
+  assert.equal(whenExact({ exact: false, at: 5, exact_at: 4 }, said), "tried at 5 o'clock; last exact at 4 o'clock");
+  assert.equal(whenExact({ exact: false, at: 5, exact_at: null }, said), "tried at 5 o'clock; not exact before");
 });
 
 test("a table of many columns takes the whole width", () => {
