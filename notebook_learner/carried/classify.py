@@ -69,6 +69,8 @@ _LEFT = (
 
 _SINKS = {
     *(
+        "_csv",
+        "csv",
         "logging",
         "tqdm",
         "matplotlib",
@@ -96,14 +98,18 @@ _SINKS = {
 _INNER = (
     "torch.utils.tensorboard",
     "torch.distributed",
+    "torch.jit",
     "torch.profiler",
     "torch._dynamo",
     "torch._inductor",
     "torch._ops",
     "torch.autograd",
 )
-_READ = {"pandas", "pyarrow", "polars", "PIL", "h5py", "zarr", "datasets", "tokenizers", "xarray", "netCDF4"}
-"""Packages whose objects hold data that steps only read."""
+_READ = {
+    *("pandas", "pyarrow", "polars", "PIL", "h5py", "zarr", "datasets", "tokenizers", "xarray", "netCDF4"),
+    *("sqlite3", "lmdb", "duckdb"),
+}
+"""Packages whose objects hold data that steps only read, or lead to a database, which is in no state."""
 
 _GENERATORS = (
     torch.Generator,
@@ -255,7 +261,7 @@ def _kind_of_object(live: Any) -> Kind | Unknown | None:
     root = kind.__module__.split(".")[0]
     if root == "pandas" and kind.__name__ in ("DataFrame", "Series"):
         return _TABLE
-    if root in _SINKS or kind.__module__.startswith(_INNER) or root in _READ:
+    if root in _SINKS or kind.__module__.startswith(_INNER) or root in _READ or kind.__module__ == "torch":
         return None
     if isinstance(live, (list, deque, dict, set)):
         content = _content_of(live)

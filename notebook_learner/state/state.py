@@ -307,7 +307,7 @@ class ModelPart(Large):
         return {
             start + name: (module, name)
             for start, module in _below(self.model, "")
-            for name in module._buffers
+            for name, _ in module._buffers.items()  # that of a scripted module is no dict
         }
 
     def _looked_through(self) -> tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, nn.Module]]]:
