@@ -13,7 +13,8 @@ import threading
 import time
 from argparse import Namespace
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ Training = tuple[nn.Module, Any, Step]
 """The model, what its batches come from, and the step."""
 
 TRAININGS: dict[str, Callable[[Path], Training]] = {}
+OPENED = ExitStack()
+"""The files that they open."""
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    OPENED.close()
 
 
 def training(make: Callable[[Path], Training]) -> Callable[[Path], Training]:
@@ -282,7 +291,7 @@ class FromHdf5(Dataset[Any]):
         if not path.exists():
             with h5py.File(path, "w") as file:
                 file["x"], file["y"] = x.numpy(), y.numpy()
-        self.file = h5py.File(path)
+        self.file = OPENED.enter_context(h5py.File(path))
 
     def __len__(self) -> int:
         return COUNT
@@ -298,7 +307,7 @@ def data_in_hdf5(folder: Path) -> Training:
 
 class FromDatabase(Dataset[Any]):
     def __init__(self) -> None:
-        self.base = sqlite3.connect(":memory:")
+        self.base = OPENED.enter_context(closing(sqlite3.connect(":memory:")))
         self.base.execute("create table kinds (number integer, kind integer)")
         rows = [(index, index % 3) for index in range(COUNT)]
         self.base.executemany("insert into kinds values (?, ?)", rows)
@@ -321,7 +330,8 @@ def data_in_a_database(folder: Path) -> Training:
 
 @training
 def logs_of_every_kind(folder: Path) -> Training:
-    table, text = (folder / "log.csv").open("w", newline=""), (folder / "log.txt").open("a")
+    table = OPENED.enter_context((folder / "log.csv").open("w", newline=""))
+    text = OPENED.enter_context((folder / "log.txt").open("a"))
     rows, bar, log = csv.writer(table), tqdm(total=12, disable=True), logging.getLogger("a training")
     figure = matplotlib.figure.Figure()
     (line,) = figure.add_subplot().plot([], [])
