@@ -28,6 +28,8 @@ from torch.utils.data import DataLoader
 from .iterators import IteratorKind, is_iterator
 from .kinds import (
     AttributesKind,
+    Batches,
+    BatchesKind,
     CellKind,
     ClassKind,
     ConstantKind,
@@ -246,6 +248,7 @@ _KINDS: tuple[tuple[Any, Kind | Unknown | None], ...] = (
     (types.CellType, _CELL),
     (GlobalName, _GLOBAL),
     (Flags, _TRAINS),
+    (Batches, BatchesKind()),
     ((types.MethodType, functools.partial), _CONSTANT),
     (_LEFT, None),
     (types.GeneratorType, Unknown("is a generator in the middle of its work")),

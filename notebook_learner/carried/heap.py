@@ -12,7 +12,7 @@ from typing import Any
 
 from .classify import OWN_MODULE, OWN_OPTIMIZER, PLAIN, Classes, Unknown
 from .iterators import IteratorKind, is_iterator
-from .kinds import MISSING, ConstantKind, FunctionKind, GlobalName, Kind
+from .kinds import MISSING, BatchesKind, ConstantKind, FunctionKind, GlobalName, Kind
 from .memory import ArrayKind, ArrayTaken, Room, TensorKind, TensorTaken, may_change_unseen
 from .plain import KnownObject, Look, is_below
 from .reading import attributes_in, is_users_function, is_users_module, names_in
@@ -46,7 +46,7 @@ class OfModels:
         self.found: list[tuple[str, Any]] = []
         self.hooks: list[tuple[str, Any]] = []
         self.modules: list[Any] = []
-        self.owned: list[Any] = []
+        self.owned: list[tuple[str, Any]] = []
         """Their tensors, which other parts of the state hold."""
 
 
@@ -58,7 +58,7 @@ class Roots:
         models: OfModels,
         others: Iterable[tuple[str, Any]] = (),
         optimizers: Iterable[Any] = (),
-        owned: Iterable[Any] = (),
+        owned: Iterable[tuple[str, Any]] = (),
     ) -> None:
         self.models = models
         self.others = list(others)
@@ -85,6 +85,7 @@ class Left:
     path: str
     kind: str
     why: str
+    remedy: str = ""
 
 
 class Heap:
@@ -98,7 +99,7 @@ class Heap:
         self.constants: dict[int, tuple[Any, str]] = {}
         """Objects that are no entries, by id: functions, modules, classes. A file names them by their
         path."""
-        self.owned: set[int] = set()
+        self.owned: dict[int, tuple[Any, str]] = {}
         """Objects that other parts of the state hold."""
         self.by_hand: set[str] = set()
         """The names of what steps change, and what the user has changed since."""
@@ -131,7 +132,8 @@ class Heap:
         self._roots = roots
         self._own = dict.fromkeys(map(id, roots.models.modules), OWN_MODULE)
         self._own |= dict.fromkeys(map(id, roots.optimizers), OWN_OPTIMIZER)
-        self.owned = set(map(id, (*roots.models.owned, *roots.owned)))
+        self.owned = {id(live): (live, path) for path, live in (*roots.owned, *roots.models.owned)}
+        self.owned.pop(id(None), None)
         self._sweep(by_steps=False)
         return True
 
@@ -242,7 +244,10 @@ class Heap:
                 self._follow([(entry.path + name, part)], born=by_steps)
 
     def _told_if_not_copied(self, entry: ReachedObject) -> None:
-        if getattr(entry.base, "copy", entry) is None:
+        if isinstance(entry.kind, BatchesKind):
+            why = "steps change them in place, and they are too many to be copied"
+            self.left[entry.path] = Left(entry.path, "list", why, "Let the step change a copy")
+        elif getattr(entry.base, "copy", entry) is None:
             size = entry.live.nbytes / 1e6
             self.left[entry.path] = Left(
                 entry.path,
@@ -356,7 +361,7 @@ class Heap:
         if entry.kind in (OWN_MODULE, OWN_OPTIMIZER) and _QUICK.issuperset(map(type, entry.taken[1])):
             held, names = entry.live.__dict__, entry.taken[0]
             self._quick.append((entry, held, _getter(names), len(held)))
-        elif not isinstance(entry.kind, ConstantKind):
+        elif not isinstance(entry.kind, ConstantKind) or isinstance(entry.kind, BatchesKind):
             self._slow.append(entry)
 
     def _parts_of(self, entry: ReachedObject) -> Iterator[tuple[str, Any]]:

@@ -440,6 +440,35 @@ class TrainsKind(Kind):
                 parameter.requires_grad_(flag)
 
 
+class Batches:
+    """A long list of batches, which are not looked into."""
+
+    def __init__(self, source: Sequence[Any]) -> None:
+        self.source = source
+
+
+class BatchesKind(ConstantKind):
+    """The same, as a kind: torch counts the changes of a batch's tensors."""
+
+    name = "batches"
+
+    def take(self, live: Batches) -> Any:
+        return [each._version for batch in live.source for each in _tensors_in(batch)]
+
+    def same(self, live: Batches, taken: Any) -> bool:
+        return bool(self.take(live) == taken)
+
+    def parts(self, live: Batches, taken: Any) -> Iterable[Part]:
+        return (("", live.source),)
+
+
+def _tensors_in(batch: Any) -> list[Tensor]:
+    parts = (
+        batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (tuple, list)) else (batch,)
+    )
+    return [each for each in parts if isinstance(each, Tensor) and not each.is_inference()]
+
+
 class GeneratorKind(Kind):
     """A random generator."""
 

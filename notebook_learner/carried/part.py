@@ -22,7 +22,7 @@ from ..errors import StateError
 from .classify import Unknown
 from .copies import Copies, copied_program
 from .heap import Heap, Left, OfModels, Roots, said_of
-from .kinds import Flags, GetSet, GlobalName
+from .kinds import LONG, Batches, Flags, GetSet, GlobalName
 from .plain import Look, LookReader
 from .table import CarriedTable, table_of
 from .untouched import Untouched
@@ -44,7 +44,7 @@ class Sources:
         self,
         models: Iterable[tuple[str, nn.Module]],
         optimizer: Any,
-        owned: Iterable[Any],
+        owned: Iterable[tuple[str, Any]],
         functions: Callable[[], Iterable[tuple[str, Any]]],
         loaders: Callable[[], Iterable[tuple[str, Any, Iterable[Any]]]],
         named: Mapping[str, Any],
@@ -54,6 +54,7 @@ class Sources:
         self.functions, self.loaders = functions, loaders
         self.named = {name: GetSet(*each) if _is_pair(each) else each for name, each in named.items()}
         self._known: _Walk | None = None
+        self._batches: dict[int, Batches] = {}
 
     def roots(self) -> Roots:
         """Where to look now."""
@@ -61,7 +62,10 @@ class Sources:
         owned = [*self.owned]
         for split, loader, generators in self.loaders():
             others += _parts_of_loader(f"{split} data", loader)
-            owned += generators
+            if isinstance(loader, (list, tuple)) and len(loader) > LONG:
+                batches = self._batches.setdefault(id(loader), Batches(loader))
+                others.append((f"batches of the {split} data", batches))
+            owned += [(f"{split} data.generator[{n}]", each) for n, each in enumerate(generators)]
         others += [(f"carry({name})", each) for name, each in self.named.items()]
         return Roots(self._of_models(), others, [self.optimizer], owned)
 
@@ -101,8 +105,9 @@ class _Walk(OfModels):
         for kind in _HOOKS:
             self._note(own[kind])
             self.hooks += [(f"{path} hook", hook) for hook in own[kind].values()]
-        tensors = (*own["_parameters"].values(), *own["_buffers"].values())
-        self.owned += [each for each in tensors if each is not None]
+        for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
+            if tensor is not None:
+                self.owned.append((f"{path}.{name}", tensor))
 
     def _add_hooks_of(self, parameter: Any) -> None:
         hooks = [held for kind in _PARAMETER_HOOKS if (held := getattr(parameter, kind, None))]
@@ -377,10 +382,10 @@ def _short(path: str) -> str:
 
 def _why(left: Left) -> str:
     name, short = said_of(left.path), _short(left.path)
-    remedy = (
+    remedy = left.remedy or (
         f"Give it one, or .carry({short}=...)"
         if left.why == Unknown("has no state_dict")
-        else (f".carry({short}=...) can say how, with a pair of functions (get, set)")
+        else f".carry({short}=...) can say how, with a pair of functions (get, set)"
     )
     if "read only" in left.why:
         return f"{name} ({left.kind}) {left.why}"

@@ -86,6 +86,10 @@ class Program(Protocol):
     def constants(self) -> Mapping[int, tuple[Any, str]]:
         """What cannot, with the paths at which it is reached."""
 
+    @property
+    def owned(self) -> Mapping[int, tuple[Any, str]]:
+        """What other parts of the state hold, likewise: such as the model's parameters."""
+
     def kind_of(self, live: Any, /) -> Any:
         """How an object is kept."""
 
@@ -245,8 +249,8 @@ class _LookWriter:
         entry = self._heap.entries.get(id(value))
         if entry is not None and not entry.born:
             return str(entry.path)
-        constant = self._heap.constants.get(id(value))
-        return None if constant is None else constant[1]
+        known = self._heap.constants.get(id(value)) or self._heap.owned.get(id(value))
+        return None if known is None else known[1]
 
 
 def _columns(items: Sequence[Any]) -> Any:
@@ -328,7 +332,7 @@ class LookReader:
     def _look(self, heap: Program) -> Look:
         self.missing = {}
         self._heap = heap
-        self._places = {path: live for live, path in heap.constants.values()}
+        self._places = {path: live for live, path in (*heap.owned.values(), *heap.constants.values())}
         self._places |= {entry.path: entry.live for entry in heap.entries.values()}
         self._classes = {each.__qualname__: each for each in _classes_in(heap)}
         objects = self._tree["objects"]

@@ -11,7 +11,7 @@ from typing import Any, overload
 from .classify import OWN_MODULE, OWN_OPTIMIZER
 from .equality import alike
 from .heap import Heap, ReachedObject
-from .kinds import CellKind, ClassKind, GlobalKind
+from .kinds import BatchesKind, CellKind, ClassKind, GlobalKind
 from .memory import ArrayKind, TensorKind
 
 _HEAD = re.compile(r"[^\[=#]*")
@@ -127,6 +127,8 @@ def table_of(heap: Heap) -> CarriedTable:
                 entry.live.nbytes,
                 "large: taken to be read only, and compared",
             )
+        elif isinstance(entry.kind, BatchesKind):
+            continue  # it is there by its batches
         elif not entry.moves:
             others += 1
         else:

@@ -215,3 +215,31 @@ def test_small_data_are_kept_at_once(tmp_path: Path) -> None:
     assert data[3] == 3 and not data[4:].any()
     assert not told(shown)
     assert weights(learner).isfinite().all()
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("count", [20, 1200])
+def test_batches_that_steps_change_in_place_come_back_or_are_named(
+    count: int, changes: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    batches = [(torch.rand(2, 4) * 255, torch.tensor([0, 1])) for _ in range(count)]
+    model, shown = nn.Linear(4, 2), Notices()
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(model(x.div_(255) if changes else x / 255), y)
+
+    builder = LearnerBuilder(tmp_path).train_step(step).metrics().renderer(shown)
+    learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, batches)
+    learner.step(3)
+    learner.rewind(2)
+    assert (float(batches[2][0].max()) <= 1) == (changes and count == 1200)
+    lines = told(shown)
+    assert len(lines) == (changes and count == 1200)
+    for line in lines:
+        assert "batches of the train data (list): steps change them in place" in line
+        assert line.endswith("a rewind will not take it back. Let the step change a copy")
+    learner.step(3)
+    assert len(told(shown)) == len(lines)
+    assert "train data" not in [row.name for row in learner.carried if row.kept == "by value"] or count == 20

@@ -97,6 +97,28 @@ def a_gan_with_the_second_optimizer_in_the_step(folder: Path) -> Training:
     return net(4, 8), shuffled(), step
 
 
+class BothSides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.made, self.judged = net(4, 8), net(8, 1)
+
+
+@training
+def a_gan_in_one_module(folder: Path) -> Training:
+    both, loss = BothSides(), nn.BCEWithLogitsLoss()
+    optimizer = torch.optim.Adam(both.judged.parameters(), lr=1e-3)
+
+    def step(both: Any, batch: Any) -> Tensor:
+        real, fake = batch[0], both.made(torch.randn(len(batch[0]), 4))
+        yes, no = torch.ones(len(real), 1), torch.zeros(len(real), 1)
+        optimizer.zero_grad()
+        (loss(both.judged(real), yes) + loss(both.judged(fake.detach()), no)).backward()
+        optimizer.step()
+        return loss(both.judged(fake), yes)
+
+    return both, shuffled(), step
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

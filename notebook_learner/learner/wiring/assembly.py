@@ -345,7 +345,11 @@ class _Wiring:
         sources = Sources(
             models,
             self.optimizer,
-            [self.schedule, getattr(self.schedule, "scheduler", None), update.scaler],
+            [
+                ("schedule", self.schedule),
+                ("scheduler", getattr(self.schedule, "scheduler", None)),
+                ("scaler", update.scaler),
+            ],
             lambda: _functions(loop),
             lambda: [(split, c.source, c.walk.generators) for split, c in _cursors(loop)],
             self.settings.carried,
