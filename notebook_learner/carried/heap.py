@@ -173,20 +173,41 @@ class Heap:
             self, {id(e.live): _known(e, e.taken) for e in found if not isinstance(e.kind, ConstantKind)}
         )
 
-    def bases(self) -> dict[str, Any]:
-        """What objects held before steps changed them, by name."""
-        return {each.path: each.base for each in self.entries.values() if not each.born}
+    def before_steps(self, names: Collection[str] = ()) -> Look:
+        """What objects held before steps changed them, here or in a process where they have these names."""
+        return Look(
+            self,
+            {
+                id(e.live): _known(e, e.base)
+                for e in (*self._gone.values(), *self.entries.values())
+                if not e.born and e.base is not _UNKNOWN and (e.moves or e.path in names)
+                if not isinstance(e.kind, ConstantKind)
+            },
+        )
 
-    def rebase(self, bases: Mapping[str, Any]) -> None:
-        """Let the objects of these names have held this before steps changed them."""
-        for entry in self.entries.values():
-            if entry.moves and not entry.born and entry.path in bases:
-                entry.base = bases[entry.path]
+    def goes_on(self, before: Look) -> None:
+        """Steps have changed these objects, which held this before."""
+        for key, known in before.known.items():
+            entry = self.entries.get(key) or self._gone.get(key)
+            if entry is not None:
+                entry.moves, entry.base = True, known.taken
         self._look = None
 
     def know(self, names: Iterable[GlobalName]) -> None:
         """Let these be the objects for the global variables that they name."""
         self._globals |= {(id(each.space), each.name): each for each in names}
+
+    def places(self) -> dict[str, Any]:
+        """All objects that the program has brought, by path, also those that steps have replaced. Of the
+        iterators that have stood for one, it is one that knows where that began."""
+        all_of_them = [*self._gone.values(), *self.entries.values()]
+        found = {path: live for live, path in (*self.owned.values(), *self.constants.values())}
+        found |= {each.path: each.live for each in all_of_them}
+        return found | {
+            each.path: each.live
+            for each in all_of_them
+            if isinstance(each.kind, IteratorKind) and each.base is not _UNKNOWN
+        }
 
     def adopt(self, parent: Heap, copies: Mapping[int, Any], of_copy: Callable[[Any], Any]) -> None:
         """Know of objects what another heap knows of those that they are copies of, by the ids of these.

@@ -326,16 +326,30 @@ class CarriedPart:
         by_hand, self.heap.by_hand = sorted(self.heap.by_hand), set()
         return Moved([each.path for each in self.heap.entries.values() if each.moves], by_hand)
 
+    def before_steps(self) -> Any:
+        """What there was before steps changed it, as plain data for another process that goes on."""
+        if not self._moving:
+            self._find()
+        return self.heap.before_steps().plain()
+
+    def goes_on(self, before: Any, but: Collection[str] = ()) -> None:
+        """The program comes from the middle of a run, where this was before steps changed it; but for what
+        has these names."""
+        self._find()
+        self.heap.goes_on(LookReader(before).look(self.heap).without(but))
+
     @contextmanager
     def brought_again(self, there: Moved) -> Iterator[None]:
         """Inside, the program is replaced by the one of another process, with all that it holds there. What
         steps have changed, here or there, stays as it is here, but for what the user has changed there."""
+        if self._moving:  # a step was broken off here
+            self.rest()
         self._find()
         held = self.heap.moved(there.by_steps)
-        tree, bases = held.plain(), self.heap.bases()
+        tree, before = held.plain(), self.heap.before_steps(there.by_steps).plain()
         yield
         self.restore(tree, there.by_hand)
-        self.heap.rebase({name: base for name, base in bases.items() if name not in there.by_hand})
+        self.goes_on(before, there.by_hand)
 
     def of_file(self, state: Any) -> Look:
         """A look that a file holds beside the state: that of an epoch's start."""
@@ -449,6 +463,13 @@ class Nothing:
     def moved(self) -> Moved:
         """Nothing is known."""
         return Moved([], [])
+
+    def before_steps(self) -> Any:
+        """Nothing is known."""
+        return NONE
+
+    def goes_on(self, before: Any, but: Collection[str] = ()) -> None:
+        """Nothing is known."""
 
     @contextmanager
     def brought_again(self, there: Moved) -> Iterator[None]:

@@ -90,6 +90,9 @@ class Program(Protocol):
     def owned(self) -> Mapping[int, tuple[Any, str]]:
         """What other parts of the state hold, likewise: such as the model's parameters."""
 
+    def places(self) -> dict[str, Any]:
+        """All that the program has brought, by path."""
+
     def kind_of(self, live: Any, /) -> Any:
         """How an object is kept."""
 
@@ -332,8 +335,7 @@ class LookReader:
     def _look(self, heap: Program) -> Look:
         self.missing = {}
         self._heap = heap
-        self._places = {path: live for live, path in (*heap.owned.values(), *heap.constants.values())}
-        self._places |= {entry.path: entry.live for entry in heap.entries.values()}
+        self._places = heap.places()
         self._classes = {each.__qualname__: each for each in _classes_in(heap)}
         objects = self._tree["objects"]
         for number, each in sorted(enumerate(objects), key=_is_iterator):

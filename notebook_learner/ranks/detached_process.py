@@ -62,6 +62,8 @@ class Ticket:
     """Its breakpoints: the name, the condition, whether it stops only once, whether it is on."""
     measured: Record | None
     """The measurements so far, if the directory's logs do not hold them."""
+    before_steps: Any
+    """What steps reach, as it was before they changed it."""
 
 
 def surroundings() -> Surroundings:
@@ -87,6 +89,7 @@ def packed(learner: Any) -> bytes:
         learner.num_epochs,
         _conditions(learner.breakpoints),
         replica.history.snapshot() if origin.settings.loggers else None,
+        replica.carried.before_steps(),
     )
     from .shipping import pack  # its requirements may be missing; a caller has checked that
 

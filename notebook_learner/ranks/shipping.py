@@ -16,7 +16,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+
+from ..carried.classify import HIDDEN_OF_OPTIMIZERS
 
 Names = Mapping[int, str]
 """The name of an object on both sides, by its id."""
@@ -75,6 +78,19 @@ class _ObjectPacker(_Pickler):  # type: ignore[misc]
         self._names = names
         self._stays = stays
         self._parts = parts
+        self._memory: dict[int, Tensor] = {}
+        """Each memory that was sent, by its address."""
+
+    def _is_sent_as_view(self, value: Any) -> bool:
+        """Whether it is a tensor whose memory is sent apart from it, and is not that memory itself."""
+        if self._parts or type(value) is not Tensor or not _may_share(value):
+            return False
+        return value is not self._memory.get(value.data_ptr())
+
+    def _memory_of(self, value: Tensor) -> Tensor:
+        """The whole memory of a tensor, sent once: views of it are views there, too."""
+        whole = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
+        return self._memory.setdefault(whole.data_ptr(), whole)
 
     def persistent_id(self, value: Any) -> str | None:
         return self._names.get(id(value))
@@ -86,6 +102,11 @@ class _ObjectPacker(_Pickler):  # type: ignore[misc]
             return _rebuilt, (value.detach().cpu(), kind, value.requires_grad, where)
         if self._parts and isinstance(value, Tensor) and _is_a_part(value):
             return _rebuilt, (value.detach().clone(), None, value.requires_grad, None)
+        if isinstance(value, Optimizer):
+            return _with_attributes(value)
+        if self._is_sent_as_view(value):
+            place = value.dtype, value.storage_offset(), value.shape, value.stride(), value.requires_grad
+            return _viewed, (self._memory_of(value), *place)
         if isinstance(value, DataLoader) and getattr(value, "_iterator", None) is not None:
             return _without_workers(value)
         if _is_odd_module(value):
@@ -113,6 +134,32 @@ class _ObjectUnpacker(pickle.Unpickler):
 
     def persistent_load(self, name: str) -> Any:
         return self._meant[name]
+
+
+def _may_share(tensor: Tensor) -> bool:
+    """Whether it is a plain tensor on the host, which may be a view of another one."""
+    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
+    return plain and tensor.is_leaf and not tensor.is_inference() and tensor.numel() > 0
+
+
+def _viewed(
+    memory: Tensor,
+    dtype: torch.dtype,
+    offset: int,
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    requires_grad: bool,
+) -> Tensor:
+    view = torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), offset, shape, stride)
+    return view.requires_grad_(requires_grad)
+
+
+def _with_attributes(optimizer: Optimizer) -> Any:
+    """Reduce an optimizer for pickle, with the attributes of a subclass, which torch itself leaves out."""
+    reduced: Any = optimizer.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    make, arguments, state, *rest = reduced
+    own = {name: value for name, value in vars(optimizer).items() if name not in HIDDEN_OF_OPTIMIZERS}
+    return make, arguments, {**own, **state}, *rest
 
 
 def _without_workers(loader: DataLoader[Any]) -> Any:

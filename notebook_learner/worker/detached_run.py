@@ -120,6 +120,7 @@ class Serving:
             step = learner._supplies.step_of(split)
             if isinstance(step, OfOneLearner):
                 learner._supplies.use_step(split, step.of(learner))
+        learner._replica.carried.goes_on(ticket.before_steps)
         learner.breakpoints.become(_breakpoints(ticket))
         learner.num_epochs = ticket.num_epochs
 

@@ -174,6 +174,8 @@ class Follower:
 
         self._see(path, folder)
         made: Recipe = unpack(recipe, {"the learner": Here(self)})
+        if self._entered:  # its last run was broken off, and nobody told this rank to leave it
+            self._leave()
         if self.learner is not None:
             self.learner._driver.belongs_to_nobody()
             self.learner._replica.let_go()
@@ -422,6 +424,12 @@ class Fed:
     def begin(self, epoch: int) -> None:
         """Do nothing: there is no position here."""
         self.epoch = epoch
+
+    def capture(self, step: int) -> None:
+        """Nothing is captured: rank 0 has the place."""
+
+    def restore(self, state: None) -> None:
+        """Nothing is restored."""
 
     def _stream_now(self) -> None:
         """Do nothing: another loader that takes its place has no stream to go on with."""

@@ -9,9 +9,9 @@ import inspect
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class Program:
     """Whether the first batch gives the model its shape."""
     precision: str
     compiled: bool
+    devices: int = 1
 
     @staticmethod
     def of(number: int) -> Program:
@@ -124,6 +125,8 @@ class Program:
             builder.precision(self.precision)
         if self.compiled:
             builder.compile(backend="eager")
+        if self.devices > 1:
+            builder.devices(["cpu"] * self.devices)
         if resume:
             builder.resume()
         scheduler: Any = {
@@ -180,8 +183,8 @@ class Boom(RuntimeError):
 class Driver:
     """Takes a program back and forth."""
 
-    def __init__(self, program: Program, directory: Path) -> None:
-        self.program, self.directory = program, directory
+    def __init__(self, program: Program, directory: Path, verbs: Sequence[str]) -> None:
+        self.program, self.directory, self.verbs = program, directory, verbs
         self.shown = Notices()
         self.learner = program.built(directory / "0", self.shown)
         self.folder = directory / "0"
@@ -196,7 +199,7 @@ class Driver:
         for _ in range(chance.randint(4, 9)):
             if self.learner.status == "finished":
                 break
-            name = chance.choice(VERBS)
+            name = chance.choice(self.verbs)
             self.done.append(name)
             getattr(self, f"_{name}")(chance)
         self.learner.fit()
@@ -273,6 +276,11 @@ class Driver:
         if differs is not None:
             self.differed.append(str(differs))
 
+    def _detach(self, chance: random.Random) -> None:
+        self.learner.detach()
+        self.learner.take_back()
+        self.kept = None
+
     def _reload(self, chance: random.Random) -> None:
         exec(inspect.getsource(Net), globals())
         self.learner.tools.reload_code()
@@ -292,25 +300,31 @@ VERBS = (
     *("step", "step", "step", "rewind", "rewind", "what_if", "try_step", "inspect", "capture", "restore"),
     *("resume", "fork", "error", "evaluate", "interrupts", "verify", "reload"),
 )
+ON_RANKS = tuple(verb for verb in VERBS if verb not in ("fork", "interrupts", "reload"))
+"""A fork would start two more processes; interrupts and new code have tests of their own on ranks."""
 
 
-def outcome(number: int, directory: Path) -> str:
+def outcome(number: int, directory: Path, verbs: Sequence[str] = VERBS, devices: int = 1) -> str:
     """How a program ends: equal, told, refused, or with a description of what differed in silence."""
-    program = Program.of(number)
+    program = replace(Program.of(number), devices=devices)
     straight = program.built(directory / "straight", Notices())
-    straight.fit()
-    driver = Driver(program, directory)
+    try:
+        straight.fit()
+    except ConfigurationError as refused:  # by several devices
+        return "refused" if "cannot be sent to" in str(refused) else f"{program}: {refused!r}"
+    driver = Driver(program, directory, verbs)
     try:
         end = driver.go()
     except (StateError, ConfigurationError) as refused:
-        return "refused" if "fork()" in str(refused) else f"{program} {driver.done}: {refused!r}"
+        by_name = any(text in str(refused) for text in ("fork()", "be sent to"))
+        return "refused" if by_name else f"{program} {driver.done}: {refused!r}"
     if torch.equal(end, weights(straight)) and not driver.differed:
         return "equal"
     return "told" if driver.told else f"{program} differs in silence after {driver.done} {driver.differed}"
 
 
-def outcomes(numbers: range, directory: Path) -> Counter[str]:
-    found = Counter(outcome(number, directory / str(number)) for number in numbers)
+def outcomes(numbers: range, directory: Path, verbs: Sequence[str] = VERBS, devices: int = 1) -> Counter[str]:
+    found = Counter(outcome(number, directory / str(number), verbs, devices) for number in numbers)
     print(dict(found))
     return found
 
@@ -323,6 +337,23 @@ def test_none_differs_in_silence(numbers: range, tmp_path: Path) -> None:
     found = outcomes(numbers, tmp_path)
     assert found.keys() <= {"equal", "told", "refused"}
     assert found["equal"] > 0.8 * len(numbers)
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    "numbers", [range(2), pytest.param(range(2, 52), marks=pytest.mark.soak)], ids=["2", "50"]
+)
+def test_none_differs_in_silence_on_two_ranks(numbers: range, tmp_path: Path) -> None:
+    assert outcomes(numbers, tmp_path, ON_RANKS, devices=2).keys() <= {"equal", "told", "refused"}
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    "numbers", [range(2), pytest.param(range(2, 52), marks=pytest.mark.soak)], ids=["2", "50"]
+)
+def test_none_differs_in_silence_through_a_process_of_its_own(numbers: range, tmp_path: Path) -> None:
+    found = outcomes(numbers, tmp_path, ("step", "detach", "rewind", "resume"))
+    assert found.keys() <= {"equal", "told", "refused"}
 
 
 def test_where_the_engine_puts_nothing_back_the_programs_show_it(

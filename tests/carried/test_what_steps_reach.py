@@ -404,31 +404,6 @@ def test_a_resumed_run_ends_like_the_straight_one(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_comes_with_fit_gets_the_values_of_the_checkpoint_then(kind: str, tmp_path: Path) -> None:
-    notices = Notices()
-
-    def fitted(directory: str, *resumed: bool) -> Learner:
-        for resume in resumed:
-            torch.manual_seed(0)
-            model, turn = Net(lambda: 1.0), KINDS[kind]()
-
-            def step(model: nn.Module, batch: Any, turn: Callable[[], float] = turn) -> Tensor:
-                return plain_step(model, batch) * (1 + turn() / 50)
-
-            data = TensorDataset(torch.randn(BATCHES * SIZE, 4), torch.randint(0, 2, (BATCHES * SIZE,)))
-            builder = LearnerBuilder(tmp_path / directory).train_step(step).num_epochs(EPOCHS).metrics()
-            builder.renderer(notices).with_file_checkpointer()
-            if resume:
-                builder.resume()
-            learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1))
-            learner.fit(DataLoader(data, SIZE, shuffle=True), epochs=EPOCHS // len(resumed))
-        return learner
-
-    assert torch.equal(weights(fitted("resumed", False, True)), weights(fitted("straight", False)))
-    assert not [text for text in notices.texts if "no place" in text or "not in the state" in text]
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_where_the_engine_puts_nothing_back_the_comparison_notices(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import deque
@@ -190,3 +191,32 @@ def test_another_number_of_devices_begins_with_what_rank_0_had(tmp_path: Path) -
     assert "seen" in told and "steps" in told
     second.step(1)
     assert isinstance(second.model, Net)
+
+
+def test_a_rank_that_another_learner_takes_over_after_a_broken_step_begins_anew(tmp_path: Path) -> None:
+    def learner(name: str, fails: bool) -> Learner:
+        def step(model: Any, batch: Any) -> Tensor:
+            loss = F.cross_entropy(model(batch[0]), batch[1])
+            if fails:
+                raise RuntimeError("planted")
+            return loss
+
+        def configure(builder: Any) -> None:
+            builder._settings.loss, builder._settings.metrics = None, []
+            builder.train_step(step)
+
+        made = learner_on(TWO, tmp_path / name, dropout=0.5, epochs=1, configure=configure)
+        torch.manual_seed(5)
+        made._prepare(DataLoader(samples(COUNT), BATCH), None, None)
+        return made
+
+    straight = learner("straight", fails=False)
+    straight.fit()
+    broken = learner("broken", fails=True)
+    with pytest.raises(RuntimeError, match="planted"):
+        broken.fit()
+    del broken
+    gc.collect()
+    after = learner("after", fails=False)
+    after.fit()
+    assert bits(after) == bits(straight)
