@@ -39,7 +39,7 @@ def run_all(page: Page, cells: list[str]) -> None:
 def test_every_block_runs_after_those_before_it(page: Page) -> None:
     cells = cells_of(README)
     assert [cell.split()[0] for cell in cells if cell.startswith("%")] == ["%load_ext", "%%train"]
-    assert len(cells) == 8
+    assert len(cells) == 9
     run_all(page, cells)
     trained = page.run("print(learner.status, sorted(learner.locals))")
     assert trained == "finished ['loss', 'output', 'x', 'y']\n"
