@@ -113,6 +113,19 @@ def test_a_learner_that_is_let_go_takes_its_weights_along_at_once(tmp_path):
 
 
 def test_nothing_stays_open(tmp_path):
+    """In a process of its own: in this one, what other tests have left opens and closes descriptors."""
+    script = f"""
+import sys
+sys.path[:0] = {[path for path in sys.path if path]!r}
+from pathlib import Path
+from test_remote_server import looks_for_what_stays_open
+looks_for_what_stays_open(Path({str(tmp_path)!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def looks_for_what_stays_open(tmp_path):
     def descriptors():
         return set(os.listdir("/proc/self/fd"))
 
