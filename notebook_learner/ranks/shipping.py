@@ -138,8 +138,9 @@ class _ObjectUnpacker(pickle.Unpickler):
 
 def _may_share(tensor: Tensor) -> bool:
     """Whether it is a plain tensor on the host, which may be a view of another one."""
-    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
-    return plain and tensor.is_leaf and not tensor.is_inference() and tensor.numel() > 0
+    plain = tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.numel() > 0
+    odd = tensor.is_quantized or tensor.is_inference() or tensor.is_conj() or tensor.is_neg()
+    return plain and tensor.is_leaf and not odd and not tensor.__dict__
 
 
 def _viewed(
@@ -157,6 +158,8 @@ def _viewed(
 def _with_attributes(optimizer: Optimizer) -> Any:
     """Reduce an optimizer for pickle, with the attributes of a subclass, which torch itself leaves out."""
     reduced: Any = optimizer.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    if type(optimizer).__getstate__ is not Optimizer.__getstate__:  # its class says itself what it brings
+        return reduced
     make, arguments, state, *rest = reduced
     own = {name: value for name, value in vars(optimizer).items() if name not in HIDDEN_OF_OPTIMIZERS}
     return make, arguments, {**own, **state}, *rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -44,6 +45,28 @@ def test_tensors_of_all_kinds_are_the_same_there(tensor: torch.Tensor) -> None:
     there = unpack(pack(tensor))
     assert torch.equal(there, tensor) and there.dtype == tensor.dtype
     assert there.requires_grad == tensor.requires_grad
+
+
+def test_what_is_noted_on_a_tensor_and_a_conjugate_arrive_as_before() -> None:
+    noted = torch.ones(2)
+    noted.told = "mine"  # type: ignore[attr-defined]
+    conjugate = torch.tensor([1 + 2j]).conj()
+    there = unpack(pack((noted, conjugate)))
+    assert there[0].told == "mine"
+    assert torch.equal(there[1], conjugate)
+
+
+class Silent(torch.optim.SGD):
+    """Says itself what it brings."""
+
+    def __getstate__(self) -> Any:
+        return {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
+
+
+def test_an_optimizer_that_says_itself_what_it_brings_brings_no_more() -> None:
+    optimizer = Silent([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    optimizer.lock = threading.Lock()  # type: ignore[attr-defined]
+    assert not hasattr(unpack(pack(optimizer)), "lock")
 
 
 class Counting(torch.optim.SGD):
