@@ -353,9 +353,11 @@ class Fleet:
             self._own = list(kept["each"])
             if self._whole is None:
                 self.replica.parts["window"].restore(self._own[0]["window"])
-        elif held := written(state.parts["carried"])["objects"]:
+        elif state.position.iteration and (held := written(state.parts["carried"])["objects"]):
             names = ", ".join(dict.fromkeys(said_of(path) for path, *_ in held if path is not None))
-            told = f"this state is of another number of devices: each begins with what rank 0 had of {names}"
+            told = (
+                f"this state does not hold what each device had: each begins with rank 0's values of {names}"
+            )
             self.replica.emit(Notice(told, "warning"))
         self._stale, self._agreed = True, state.position.iteration
 

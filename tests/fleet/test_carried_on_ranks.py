@@ -102,7 +102,7 @@ def test_it_comes_back_for_each_rank(noisy: bool, strategy: str, tmp_path: Path)
     assert learner.verify(2).exact
     learner.fit()
     assert bits(learner) == bits(straight)
-    assert not [text for text in shown.texts if text.startswith("not in the state")]
+    assert not [text for text in shown.texts if text.startswith(("not in the state", "this state"))]
 
 
 def test_a_resumed_run_has_what_each_rank_had(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_another_number_of_devices_begins_with_what_rank_0_had(tmp_path: Path) -
     first.step(3)
     first.save()
     second, shown = learner_in(tmp_path, resume=True, devices=["cpu"] * 3)
-    (told,) = [text for text in shown.texts if "another number of devices" in text]
+    (told,) = [text for text in shown.texts if "does not hold what each device had" in text]
     assert "seen" in told and "steps" in told
     second.step(1)
     assert isinstance(second.model, Net)
