@@ -463,9 +463,8 @@ class BatchesKind(ConstantKind):
 
 
 def _tensors_in(batch: Any) -> list[Tensor]:
-    parts = (
-        batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (tuple, list)) else (batch,)
-    )
+    several = batch.values() if isinstance(batch, dict) else batch
+    parts = several if isinstance(batch, (dict, tuple, list)) else (batch,)
     return [each for each in parts if isinstance(each, Tensor) and not each.is_inference()]
 
 

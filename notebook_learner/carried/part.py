@@ -60,10 +60,12 @@ class Sources:
         """Where to look now."""
         others: list[tuple[str, Any]] = [("optimizer", self.optimizer), *self.functions()]
         owned = [*self.owned]
+        known, self._batches = self._batches, {}
         for split, loader, generators in self.loaders():
             others += _parts_of_loader(f"{split} data", loader)
             if isinstance(loader, (list, tuple)) and len(loader) > LONG:
-                batches = self._batches.setdefault(id(loader), Batches(loader))
+                batches = known.get(id(loader)) or Batches(loader)
+                self._batches[id(loader)] = batches
                 others.append((f"batches of the {split} data", batches))
             owned += [(f"{split} data.generator[{n}]", each) for n, each in enumerate(generators)]
         others += [(f"carry({name})", each) for name, each in self.named.items()]
@@ -269,7 +271,8 @@ class CarriedPart:
         if not self._moving:
             self._find()
             return self.heap.last
-        self._note_what_changed()
+        if self._untouched.found or len(self.heap.left) != self._told:
+            self._note_what_changed()
         return self.heap.look(by_steps=True)
 
     def give(self, look: Look) -> None:

@@ -55,7 +55,8 @@ class Untouched:
 
     def __init__(self) -> None:
         self._sums: dict[int, tuple[Any, Any, int]] = {}
-        self._changed: list[Any] = []
+        self.found: list[Any] = []
+        """The keys of what has changed, and was not asked for yet."""
         self._work: Future[None] | None = None
         self._rests_until = 0.0
         self.due = False
@@ -90,17 +91,19 @@ class Untouched:
 
     def changed(self) -> list[Any]:
         """The keys of what has changed, once."""
-        found, self._changed = self._changed, []
+        found, self.found = self.found, []
         return found
 
     def _read(self, found: list[tuple[Any, Any, Any]]) -> None:
-        began, known, self._sums = monotonic(), self._sums, {}
+        began, known = monotonic(), self._sums
+        sums: dict[int, tuple[Any, Any, int]] = {}
         for key, live, taken in found:
             total = checksum(live)
-            self._sums[id(live)] = (live, taken, total)
+            sums[id(live)] = (live, taken, total)
             _, before, expected = known.get(id(live), (live, taken, total))
             if before is taken and expected != total:
-                self._changed.append(key)
+                self.found.append(key)
+        self._sums = sums
         now = monotonic()
         self._rests_until = now + (now - began) / _SHARE
 

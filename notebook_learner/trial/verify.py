@@ -186,7 +186,8 @@ def _left_by(replica: Replica, orders: list[list[str]]) -> dict[str, str]:
             found |= dict(_named_by_path(written(parts[name])["objects"]))
         elif name == OWN:
             for rank, own in enumerate(parts[name]["each"][1:], 1):
-                theirs = {**_of_rank(own), **dict(_named_by_path(own["carried"]["objects"]))}
+                reached = own.get("carried", {"objects": []})["objects"]  # not in files of earlier versions
+                theirs = {**_of_rank(own), **dict(_named_by_path(reached))}
                 found |= {f"rank {rank}: {said}": print_ for said, print_ in theirs.items()}
         else:
             part = parts[name]
