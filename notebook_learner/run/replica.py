@@ -129,7 +129,9 @@ class Replica:
         return State(self.loop.position, self._captured_parts(), self.history.snapshot())
 
     def _captured_parts(self) -> dict[str, Any]:
-        parts = {**self.unclaimed(), **{name: part.capture() for name, part in self.parts.items()}}
+        parts = self.unclaimed()
+        for name, part in self.parts.items():
+            parts[name] = part.capture()
         if self.ranks is not None:
             self.ranks.capture(parts)
         return parts
@@ -431,7 +433,7 @@ class Replica:
         """The parts of the restored state that belong to splits whose data has not come yet: their positions,
         for data that comes with `fit`, and for every state that is captured before."""
         position, left = self._left
-        return dict(left) if position.key == self.loop.position.key else {}
+        return dict(left) if left and position.key == self.loop.position.key else {}
 
     def claim(self, name: str) -> Any:
         """Return one of them, when its data has come; None if the state has no such part."""

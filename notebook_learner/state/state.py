@@ -338,6 +338,8 @@ def _below(module: nn.Module, start: str) -> list[tuple[str, nn.Module]]:
 
 def _copied_once(live: Mapping[str, Tensor], copy: Copy) -> dict[str, Tensor]:
     """Each tensor's copy, under all of the tensor's names."""
+    if not live:
+        return {}
     known = {id(tensor): tensor for tensor in live.values()}
     copies = dict(zip(known, copy([*known.values()]), strict=True))
     return {name: copies[id(tensor)] for name, tensor in live.items()}
@@ -393,7 +395,11 @@ class OptimizerPart(Large):
         copies = iter(copy(tensors))
         return {
             "groups": [
-                {key: clone(value) for key, value in group.items() if key != "params"}
+                {
+                    key: value if type(value) in _PLAIN else clone(value)
+                    for key, value in group.items()
+                    if key != "params"
+                }
                 for group in self.optimizer.param_groups
             ],
             "sizes": [len(group["params"]) for group in self.optimizer.param_groups],
