@@ -184,7 +184,7 @@ def mix_each(base: int, first: int, count: int) -> list[int]:
 
 
 def seed_host(seed: int) -> None:
-    """Seed the CPU generators: 9 us."""
+    """Seed the CPU generators: 6 us."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
@@ -200,29 +200,39 @@ class Generator(ABC):
         """Seed the generator."""
 
     @abstractmethod
-    def look(self) -> object:
-        """Draw a hundred bits: after another state, other bits come. The generator has moved then."""
+    def mark(self) -> None:
+        """Give it a state that `marked` knows."""
+
+    @abstractmethod
+    def marked(self) -> bool:
+        """Whether nothing has been drawn from it since `mark`. This draws a hundred bits: after another state,
+        other bits come."""
 
     @abstractmethod
     def moved(self, before: HostRng) -> bool:
         """Whether the generator's state is another one."""
 
-    def seed_and_look(self, seed: int) -> object:
-        """Seed the generator, and return what it will give first."""
-        self.seed(seed)
-        first = self.look()
-        self.seed(seed)
-        return first
+
+_MARK = 20_240_229
+"""Any seed: what is drawn after it is not used."""
 
 
 class _Python(Generator):
     name = "python"
 
+    def __init__(self) -> None:
+        start = random.Random(_MARK)
+        self._start = start.getstate()
+        self._first = start.getrandbits(128)
+
     def seed(self, seed: int) -> None:
         random.seed(seed)
 
-    def look(self) -> int:
-        return random.getrandbits(128)
+    def mark(self) -> None:
+        random.setstate(self._start)  # takes two thirds of the time of `seed`
+
+    def marked(self) -> bool:
+        return random.getrandbits(128) == self._first
 
     def moved(self, before: HostRng) -> bool:
         return random.getstate() != before.python
@@ -231,11 +241,18 @@ class _Python(Generator):
 class _Numpy(Generator):
     name = "numpy"
 
+    def __init__(self) -> None:
+        start = np.random.RandomState(_MARK)
+        self._first = start.random_sample(), start.random_sample()
+
     def seed(self, seed: int) -> None:
         np.random.seed(seed & 0xFFFFFFFF)
 
-    def look(self) -> tuple[float, float]:
-        return np.random.random_sample(), np.random.random_sample()
+    def mark(self) -> None:
+        np.random.seed(_MARK)
+
+    def marked(self) -> bool:
+        return (np.random.random_sample(), np.random.random_sample()) == self._first
 
     def moved(self, before: HostRng) -> bool:
         now, then = np.random.get_state(legacy=False), before.numpy
