@@ -440,12 +440,16 @@ class Heap:
             for key, each in wanted.items()
             if isinstance(each.kind, IteratorKind) and not each.kind.same(each.live, each.taken)
         }
-        changed = False
-        for each in wanted.values():
-            taken = _replaced(each.taken, instead) if instead else each.taken
-            if not each.kind.same(each.live, taken):
-                each.kind.put(each.live, taken)
-                changed = True
+        changed: list[int] = []
+        try:
+            for key, each in wanted.items():
+                taken = _replaced(each.taken, instead) if instead else each.taken
+                if not each.kind.same(each.live, taken):
+                    changed.append(key)
+                    each.kind.put(each.live, taken)
+        except BaseException:
+            self._put_back(changed)
+            raise
         for key, each in wanted.items():
             self._stands(key, each, instead)
         for key, live in instead.items():
@@ -458,6 +462,14 @@ class Heap:
                 entry.base = _UNKNOWN
         if changed:
             self._sweep(by_steps=True)
+
+    def _put_back(self, changed: Iterable[int]) -> None:
+        """Make objects hold again what they held at the last comparison: half of a look is no state, and the
+        next comparison would take it for a change by the user."""
+        for key in changed:
+            entry = self.entries.get(key) or self._gone.get(key)
+            if entry is not None:
+                entry.kind.put(entry.live, entry.taken)
 
     def _stands(self, key: int, known: KnownObject, instead: Mapping[int, Any]) -> None:
         entry = self.entries.get(key)

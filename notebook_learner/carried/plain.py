@@ -338,6 +338,9 @@ class LookReader:
         self._places = heap.places()
         self._classes = {each.__qualname__: each for each in _classes_in(heap)}
         objects = self._tree["objects"]
+        for path, said, kind, *_ in objects:
+            if not (path is None or isinstance(path, str)) or type(said) is not str or type(kind) is not str:
+                raise ValueError("an object without a name")
         for number, each in sorted(enumerate(objects), key=_is_iterator):
             if number not in self.lives or (each[0] is not None and each[0] in self._places):
                 self._find(number, *each)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_learner import Learner, LearnerBuilder
+from notebook_learner.carried.kinds import CellKind, SequenceKind
+from notebook_learner.errors import StateError
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -28,6 +30,34 @@ def test_a_resumed_run_goes_back_beyond_the_place_where_it_was_resumed(kind: str
     second.rewind(2)
     second.fit()
     assert torch.equal(weights(second), straight(tmp_path / "straight", kind))
+
+
+@pytest.mark.parametrize("kind", ["list", "replay buffer"])
+def test_a_restore_that_fails_in_its_midst_changes_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values that were put until then are no change by the user."""
+    learner = program(tmp_path / "run", kind)
+    learner.step(2)
+    label = learner.save()
+    learner.step(2)
+    here = {name: put for name, put in [(each.__name__, each.put) for each in (SequenceKind, CellKind)]}
+    times = [0]
+
+    def failing(self: Any, live: Any, taken: Any) -> None:
+        times[0] += 1
+        here[type(self).__name__](self, live, taken)
+        if times[0] == 1:
+            raise RuntimeError("in the midst")
+
+    with monkeypatch.context() as patch:
+        for each in (SequenceKind, CellKind):
+            patch.setattr(each, "put", failing)
+        with pytest.raises(StateError, match="in the midst"):
+            learner.restore(label)
+    assert times[0] > 1
+    learner.fit()
+    assert torch.equal(weights(learner), straight(tmp_path / "straight", kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
