@@ -50,6 +50,8 @@ class Moment:
     """Whether gradients are cut to a value before the optimizer gets them."""
     in_parts: bool = False
     """Whether this process has only a part of each gradient."""
+    repaired: bool = False
+    """Whether code may change gradients just before the optimizer gets them: a hook, or the step itself."""
 
     @property
     def loss(self) -> Tensor:

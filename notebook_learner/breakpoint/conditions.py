@@ -403,10 +403,9 @@ def _keeps(moment: Moment) -> bool:
     """Whether a non-finite gradient damages its parameter permanently."""
     optimizer = moment.optimizer
     moved = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks  # may repair values
     return (
         type(optimizer) in _KEEPING
-        and not hooks
+        and not moment.repaired
         and all(id(p) in moved for p in moment.parameters if p.requires_grad)
     )
 
@@ -485,7 +484,7 @@ class UpdateRatio(Measured):
         if above is None and below is None:
             raise ValueError("UpdateRatio(): give above=..., below=..., or both")
         self.above, self.below = above, below
-        self._before: list[Tensor] = []
+        self._before: list[tuple[Tensor, Tensor]] = []
 
     def attach(self, model: nn.Module) -> None:
         self._before = []
@@ -494,13 +493,18 @@ class UpdateRatio(Measured):
         self._before = []
 
     def prepare(self, moment: Moment) -> None:
-        self._before = [p.detach().clone() for p in _trained(moment.parameters)]
+        # If the step itself calls optimizer.step(), gradients of later calls are not there yet.
+        trained = [
+            p for p in moment.parameters if p.requires_grad and (moment.repaired or p.grad is not None)
+        ]
+        self._before = [(p.detach(), p.detach().clone()) for p in _dense(trained)]
 
     def measure(self, moment: Moment) -> Tensor | None:
-        before, self._before = self._before, []
-        if not before:
+        if not self._before:
             return None  # the accumulation window goes on
-        moved = torch._foreach_sub([p.detach() for p in _trained(moment.parameters)], before)
+        now, before = map(list, zip(*self._before, strict=True))
+        self._before = []
+        moved = torch._foreach_sub(now, before)
         moves, norms = (
             torch.stack([norm.float() for norm in torch._foreach_norm(each)]) for each in (moved, before)
         )
@@ -523,6 +527,7 @@ class UpdateRatio(Measured):
         return ("above", self.above), ("below", self.below)
 
 
-def _trained(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    moved = [p for p in parameters if p.requires_grad and p.grad is not None and not p.grad.is_sparse]
+def _dense(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """The weights among them, or all; none with a sparse gradient."""
+    moved = [p for p in parameters if p.grad is None or not p.grad.is_sparse]
     return [p for p in moved if p.ndim > 1] or moved

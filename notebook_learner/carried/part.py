@@ -43,14 +43,14 @@ class Sources:
     def __init__(
         self,
         models: Iterable[tuple[str, nn.Module]],
-        optimizer: Any,
+        optimizers: Mapping[str, Any],
         owned: Iterable[tuple[str, Any]],
         functions: Callable[[], Iterable[tuple[str, Any]]],
         loaders: Callable[[], Iterable[tuple[str, Any, Iterable[Any]]]],
         named: Mapping[str, Any],
     ) -> None:
         self.models = list(models)
-        self.optimizer, self.owned = optimizer, list(owned)
+        self.optimizers, self.owned = optimizers, list(owned)
         self.functions, self.loaders = functions, loaders
         self.named = {name: GetSet(*each) if _is_pair(each) else each for name, each in named.items()}
         self._known: _Walk | None = None
@@ -58,7 +58,13 @@ class Sources:
 
     def roots(self) -> Roots:
         """Where to look now."""
-        others: list[tuple[str, Any]] = [("optimizer", self.optimizer), *self.functions()]
+        others: list[tuple[str, Any]] = [
+            *(
+                (f"optimizer[{name!r}]" if name else "optimizer", each)
+                for name, each in self.optimizers.items()
+            ),
+            *self.functions(),
+        ]
         owned = [*self.owned]
         known, self._batches = self._batches, {}
         for split, loader, generators in self.loaders():
@@ -69,7 +75,7 @@ class Sources:
                 others.append((f"batches of the {split} data", batches))
             owned += [(f"{split} data.generator[{n}]", each) for n, each in enumerate(generators)]
         others += [(f"carry({name})", each) for name, each in self.named.items()]
-        return Roots(self._of_models(), others, [self.optimizer], owned)
+        return Roots(self._of_models(), others, self.optimizers.values(), owned)
 
     def _of_models(self) -> OfModels:
         """What the models hold. The walk takes a millisecond for a thousand modules, so it is only taken

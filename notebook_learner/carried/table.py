@@ -182,7 +182,7 @@ def _place_of(head: str) -> tuple[str, str]:
         function, name = head.rsplit(": ", 1)
         return name, f"closure of {function}"
     start = head.split(".")[0]
-    if start in ("model", "ema_model", "optimizer") or start.endswith(" data"):
+    if start.partition("[")[0] in ("model", "ema_model", "optimizer") or start.endswith(" data"):
         return head, start
     if head.startswith(("carry(", "class ")):
         return head, "named by carry" if head.startswith("carry(") else "class"

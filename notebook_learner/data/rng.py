@@ -205,8 +205,8 @@ class Generator(ABC):
 
     @abstractmethod
     def marked(self) -> bool:
-        """Whether nothing has been drawn from it since `mark`. This draws a hundred bits: after another state,
-        other bits come."""
+        """Whether nothing was drawn from it since `mark`. This draws a hundred bits: other ones come after
+        another state."""
 
     @abstractmethod
     def moved(self, before: HostRng) -> bool:

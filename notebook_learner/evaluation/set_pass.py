@@ -230,6 +230,13 @@ class _SetContext:
     def grad_norm(self) -> Tensor | None:
         return None
 
+    def rates_of(self, optimizer: str) -> list[float]:
+        """No rates, either."""
+        return []
+
+    def norm_of(self, optimizer: str) -> Tensor | None:
+        return None
+
     @property
     def steps_per_second(self) -> float:
         return self._pace.rate

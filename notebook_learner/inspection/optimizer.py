@@ -28,6 +28,8 @@ class Group:
     """One parameter group.
 
     Attributes:
+        index: its number among the groups of all optimizers, from 0.
+        label: its number; of several optimizers, with the optimizer's name.
         options: the learning rate and all other settings that are plain values.
         tensors: the number of parameters that it trains.
         elements: the number of values in them.
@@ -36,6 +38,7 @@ class Group:
     """
 
     index: int
+    label: str
     options: Mapping[str, Option]
     tensors: int
     elements: int
@@ -49,18 +52,21 @@ def describe_optimizer(optimizer: Any) -> tuple[Group, ...]:
     >>> [group.options["lr"] for group in describe_optimizer(torch.optim.SGD([torch.ones(1)], lr=0.5))]
     [0.5]
     """
-    groups = getattr(optimizer, "param_groups", None) or []
-    state = getattr(optimizer, "state", None) or {}
-    return tuple(_group(index, group, state) for index, group in enumerate(groups))
+    found: list[Group] = []
+    for name, each in getattr(optimizer, "named", {"": optimizer}).items():
+        state = getattr(each, "state", None) or {}
+        for number, group in enumerate(getattr(each, "param_groups", None) or []):
+            found.append(_group(len(found), f"{name} {number}".strip(), group, state))
+    return tuple(found)
 
 
-def _group(index: int, group: Mapping[str, Any], state: Mapping[Any, Any]) -> Group:
+def _group(index: int, label: str, group: Mapping[str, Any], state: Mapping[Any, Any]) -> Group:
     parameters = [parameter for parameter in group["params"] if isinstance(parameter, Tensor)]
     held = [state[parameter] for parameter in parameters if parameter in state]
     held = [one for one in held if isinstance(one, Mapping)]
     options = {str(key): _option(value) for key, value in group.items() if _is_option(key, value)}
     elements = sum(parameter.numel() for parameter in parameters)
-    return Group(index, options, len(parameters), elements, _sizes(held), _steps(held))
+    return Group(index, label, options, len(parameters), elements, _sizes(held), _steps(held))
 
 
 def _is_option(key: Any, value: Any) -> bool:

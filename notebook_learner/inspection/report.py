@@ -328,7 +328,7 @@ def _optimizer(inspection: Findings) -> list[Row]:
         steps = "" if group.steps is None else f", {count(group.steps)} steps"
         rows.append(
             [
-                f"group {group.index}",
+                f"group {group.label}",
                 f"lr {option(group.options.get('lr'))}, {count(group.elements)} parameters{steps}",
             ]
         )

@@ -285,7 +285,7 @@ def _group_row(group: Group) -> list[Cell]:
     rate = group.options.get("lr")
     steps = "" if group.steps is None else count(group.steps)
     return [
-        *(str(group.index), option(rate), count(group.tensors), count(group.elements), steps),
+        *(group.label, option(rate), count(group.tensors), count(group.elements), steps),
         ", ".join(
             f"{name(key)} {option(value)}" for key, value in group.options.items() if _is_shown(key, value)
         ),
@@ -322,7 +322,7 @@ def state_table(inspection: Findings) -> ReportTable:
         Heading("max |x|", True),
     ]
     rows = [
-        [str(group.index), name(one.key), number(one.mean), number(one.max)]
+        [group.label, name(one.key), number(one.mean), number(one.max)]
         for group in inspection.optimizer
         for one in group.state
     ]

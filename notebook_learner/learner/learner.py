@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
-from torch.optim import Optimizer
 
 from ..artifacts import Artifacts
 from ..errors import BusyError, Paused, StateError, a_kind
@@ -18,6 +17,7 @@ from ..run.bounds import At, End, EpochDone, Steps, Until, WhenTrue, as_conditio
 from ..run.loop import Why
 from ..run.step_reports import RewindReport, StepReport, ahead, nothing_left
 from ..state.state import State
+from ..step.optimizers import as_given
 from ..store import process_end
 from .debugging import Debugging
 from .display import Epochs
@@ -323,9 +323,9 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         return None if average is None else average.module
 
     @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer in use."""
-        return self._at_hand().optimizer
+    def optimizer(self) -> Any:
+        """The optimizer in use; if there are several, all by name."""
+        return as_given(self._at_hand().optimizer)
 
     @property
     def carried(self) -> CarriedTable:

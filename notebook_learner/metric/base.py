@@ -37,6 +37,16 @@ class StepContext(Protocol):
     def grad_norm(self) -> Tensor | None:
         """The norm of the gradients before clipping; None if the step had no optimizer step."""
 
+    def rates_of(self, optimizer: str) -> list[float]:
+        """The learning rates of one of several optimizers, one for each of its parameter groups.
+
+        Raises:
+            StepError: there is no optimizer of this name.
+        """
+
+    def norm_of(self, optimizer: str) -> Tensor | None:
+        """The norm of the gradients of one of several optimizers; None if it did not step."""
+
     @property
     def steps_per_second(self) -> float:
         """The speed of the block that is being read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,55 +33,71 @@ class Loss(Metric):
 class GradNorm(Metric):
     """The gradients' norm before clipping; over an epoch, its mean per optimizer step.
 
-    Steps that only accumulate gradients have no value.
+    Steps that only accumulate gradients have no value. Of several optimizers, this is the norm of all
+    gradients that a step has applied.
+
+    >>> GradNorm().name, GradNorm("critic").name
+    ('Gradient Norm', 'Gradient Norm critic')
+
+    Args:
+        optimizer: the name of one of several optimizers, for the norm of its gradients.
     """
 
     name = "Gradient Norm"
 
-    def __init__(self) -> None:
+    def __init__(self, optimizer: str | None = None) -> None:
         super().__init__()  # no `input`: it reads no output
+        self.optimizer = optimizer
+        if optimizer is not None:
+            self.name = f"Gradient Norm {optimizer}"
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
         """Return the context's value; the output is not read."""
-        norm = self.context.grad_norm
+        norm = self.context.grad_norm if self.optimizer is None else self.context.norm_of(self.optimizer)
         return (float("nan"), 0) if norm is None else (norm, 1)
 
 
 class LearningRate(Metric):
     """The learning rate of each step, for one of the optimizer's parameter groups.
 
-    >>> LearningRate().name, LearningRate(1).name
-    ('Learning Rate', 'Learning Rate 1')
+    >>> LearningRate().name, LearningRate(1).name, LearningRate(optimizer="critic").name
+    ('Learning Rate', 'Learning Rate 1', 'Learning Rate critic')
 
     Args:
         group: its number from 0, as in `optimizer.param_groups`; each group has its own metric.
+        optimizer: the name of the optimizer, if there are several; without it, the groups of all are counted.
     """
 
     name = "Learning Rate"
     weighted = False
 
-    def __init__(self, group: int = 0) -> None:
+    def __init__(self, group: int = 0, optimizer: str | None = None) -> None:
         super().__init__()  # no `input`: it reads no output
         if isinstance(group, bool) or not isinstance(group, int) or group < 0:
             raise ValueError(f"LearningRate({group!r}): give a parameter group's number, counted from 0")
-        self.group = group
-        if group:
-            self.name = f"Learning Rate {group}"
+        self.group, self.optimizer = group, optimizer
+        told = optimizer or "", str(group or "")
+        self.name = " ".join(["Learning Rate", *filter(None, told)])
 
     @classmethod
-    def per_group(cls, optimizer: Optimizer) -> list[LearningRate]:
-        """Make one metric for each parameter group: `.metrics(*LearningRate.per_group(optimizer))`.
+    def per_group(cls, optimizer: Optimizer | Mapping[str, Optimizer]) -> list[LearningRate]:
+        """Make one metric for each parameter group: `.metrics(*LearningRate.per_group(optimizer))`. Of
+        several optimizers, give the mapping.
 
         >>> from torch import nn, optim
         >>> groups = [{"params": nn.Linear(1, 1).parameters()}, {"params": nn.Linear(1, 1).parameters()}]
         >>> [metric.name for metric in LearningRate.per_group(optim.SGD(groups, lr=0.1))]
         ['Learning Rate', 'Learning Rate 1']
         """
+        if isinstance(optimizer, Mapping):
+            named = [(name, len(each.param_groups)) for name, each in optimizer.items()]
+            return [cls(group, name) for name, count in named for group in range(count)]
         return [cls(group) for group in range(len(optimizer.param_groups))]
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
         """Return the context's value; the output is not read."""
-        rates = self.context.learning_rates
+        context, name = self.context, self.optimizer
+        rates = context.learning_rates if name is None else context.rates_of(name)
         if self.group >= len(rates):
             raise StepError(
                 f"LearningRate({self.group}): the optimizer has {len(rates)} parameter groups, counted from "

@@ -14,8 +14,10 @@ from ..breakpoint import Asked, Breakpoint, Breakpoints, FromMetrics, Measured, 
 from ..event import MetricBlock, Split, rows
 from ..event.position import Position
 from ..metric.transfer import to_host
+from ..step.clipping import ClipByValue
+from ..step.optimizer_calls import has_hooks
+from ..step.optimizers import named_of
 from ..step.step import TrainingStep
-from ..step.update import ClipByValue
 from .bounds import FAR
 from .loop import Loop
 
@@ -184,6 +186,7 @@ class BreakpointWatch:
             scaled=update.scaler is not None,
             clipped=any(isinstance(clip, ClipByValue) for clip in update.clips),
             in_parts=self.loop.ranks is not None and self.loop.ranks.in_parts,
+            repaired=update.drives or any(map(has_hooks, named_of(update.optimizer).values())),
         )
         self._moment = moment
         glances = not self.careful and self.way_back(self.loop.position)
@@ -225,13 +228,19 @@ class BreakpointWatch:
 
     # In a step ---------------------------------------------------------------------------------------
 
-    def after_backward(self, batch: Any, output: Any) -> None:
-        """The step's own gradients are ready."""
+    def before_step(self, batch: Any) -> None:
+        """A step begins: it may write to the weights itself."""
         moment, loop = self._moment, self.loop
         assert moment is not None
-        moment.batch, moment.output = batch, output
+        moment.batch = batch
         moment.epoch, moment.step = loop.epoch, loop.done + 1
         moment.iteration = loop.trained + moment.step
+
+    def after_backward(self, batch: Any, output: Any) -> None:
+        """The step's own gradients are ready."""
+        moment = self._moment
+        assert moment is not None
+        moment.output = output
         for each in self._by_stage["backward"]:
             each.add(moment.step, each.measure(moment))
         if self._asked:

@@ -34,6 +34,8 @@ from .rank_protocol import Hands, Place, Ranks
 from .trained_models import TrainedBefore
 
 Why = Literal["budget", "pause", "breakpoint", "stop", "finished"]
+After = Literal["update", "validated", "epoch"]
+"""Where functions of the user are called, as a part of the run."""
 Finals = Mapping[tuple[Split, str], float]
 
 
@@ -113,6 +115,18 @@ class BlockPace:
             self.steps = max(1, min(int(self.rate * self.TARGET), 2 * self.steps, self.MOST))
 
 
+@dataclass(frozen=True)
+class Act:
+    """A function of the user, with the learner that it gets. It does not keep the learner alive."""
+
+    function: Callable[[Any], Any]
+    learner: Callable[[], Any]
+
+    def __call__(self) -> None:
+        __tracebackhide__ = True
+        self.function(self.learner())
+
+
 class Loop:
     """The position of training, and the methods that move it."""
 
@@ -142,6 +156,8 @@ class Loop:
         """What is known of earlier trainings of the model."""
         self.counts_waits = False
         """Whether a metric asks how long steps wait for their batches."""
+        self.acts: dict[After, list[Act]] = {}
+        """Functions of the user that are called after each update, validation or epoch."""
         self.ranks: Ranks | None = None
         """The other ranks, if there are any and this is rank 0."""
         self.epoch = 1
@@ -306,15 +322,24 @@ class Loop:
         self.finals.update({(self.split, name): value for name, value in finals.items()})
         self.current.cursor.drop()
         self.emit(SplitEnded(self.epoch, self.split, self.done, dict(finals)))
+        if self.split == "valid":
+            self.act("validated")
         if self.split == "train" and "valid" in self.passes:
             self._go_to("valid", self.epoch)
         else:
             self._end_epoch()
 
+    def act(self, when: After) -> None:
+        """Call the user's functions for this place."""
+        __tracebackhide__ = True
+        for function in self.acts.get(when, ()):
+            function()
+
     def _end_epoch(self) -> None:
         epoch = self.epoch
         self.schedule.after_epoch(self.finals)
         self.ended = any([policy.after_epoch(epoch, self.finals) for policy in self.policies])
+        self.act("epoch")
         self._go_to("train", epoch + 1)
         self.emit(EpochEnded(epoch, self.num_epochs))
 
@@ -405,6 +430,12 @@ class LoopContext:
     def grad_norm(self) -> Tensor | None:
         update = self._loop.update
         return update.norm if update.count == 0 and self._loop.split == "train" else None
+
+    def rates_of(self, optimizer: str) -> list[float]:
+        return self._loop.update.rates_of(optimizer)
+
+    def norm_of(self, optimizer: str) -> Tensor | None:
+        return self._loop.update.norms.get(optimizer) if self.grad_norm is not None else None
 
     @property
     def steps_per_second(self) -> float:

@@ -129,9 +129,7 @@ class Replica:
         return State(self.loop.position, self._captured_parts(), self.history.snapshot())
 
     def _captured_parts(self) -> dict[str, Any]:
-        parts = self.unclaimed()
-        for name, part in self.parts.items():
-            parts[name] = part.capture()
+        parts = self.unclaimed() | {name: part.capture() for name, part in self.parts.items()}
         if self.ranks is not None:
             self.ranks.capture(parts)
         return parts

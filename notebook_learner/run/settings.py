@@ -119,6 +119,8 @@ class Settings:
     loss_output: Any = None
     train_step: StepFunction | None = None
     valid_step: StepFunction | None = None
+    acts: list[tuple[Any, Any]] = field(default_factory=list)
+    """Functions of the user that are part of the run, each with the place at which it is called."""
     scheduler_when: When | None = None
     scheduler_metric: Any = None
 
@@ -166,6 +168,7 @@ class Settings:
             loggers=list(self.loggers),
             breakpoints=list(self.breakpoints),
             carried=dict(self.carried),
+            acts=list(self.acts),
         )
 
     def of_a_copy(self) -> Settings:

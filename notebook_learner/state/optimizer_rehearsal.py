@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import StateError, a_kind
-from .state import ModelPart, OptimizerPart, Part, State
+from .state import ModelPart, OptimizerPart, OptimizersPart, Part, State
 
 _PLAINLY = ("foreach", "fused", "capturable", "differentiable")
 """Without these options a step does the same, and needs no accelerator."""
@@ -36,7 +36,16 @@ def rehearse(parts: Mapping[str, Part], state: State, source: str) -> None:
         source: the file's name, for messages.
     """
     part, model, saved = parts["optimizer"], parts["model"], state.parts["optimizer"]
-    assert isinstance(part, OptimizerPart) and isinstance(model, ModelPart)
+    assert isinstance(model, ModelPart)
+    if isinstance(part, OptimizersPart):
+        for name, each in part.parts.items():
+            _rehearse(each, model, saved["named"][name], source)
+    else:
+        assert isinstance(part, OptimizerPart)
+        _rehearse(part, model, saved, source)
+
+
+def _rehearse(part: OptimizerPart, model: ModelPart, saved: Mapping[str, Any], source: str) -> None:
     optimizer = part.optimizer
     if not f"{type(optimizer).__module__}.".startswith("torch.optim.") or "state" not in saved:
         return

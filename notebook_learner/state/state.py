@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from ..errors import StateError
 from ..event import Record
 from ..event.position import Position
+from ..step.optimizers import Optimizers
 from .compact_keyframes import SMALL, Compact, is_packed
 from .device_copies import copy_to_host, size_of, spread_on_devices
 
@@ -444,6 +445,37 @@ class OptimizerPart(Large):
             if saved is not None:
                 live[parameter] = _put_moments(saved, old.get(parameter, {}), parameter.device, writing)
         live.update(deepcopy(state["shared"]))
+
+
+class OptimizersPart(Large):
+    """Several optimizers, each with a part of its own."""
+
+    def __init__(self, named: Mapping[str, Optimizer]) -> None:
+        self.parts = {name: OptimizerPart(each) for name, each in named.items()}
+
+    def capture(self, copy: Copy = all_copied, /) -> dict[str, Any]:
+        return {"named": {name: part.capture(copy) for name, part in self.parts.items()}}
+
+    def check(self, state: Any, /) -> None:
+        if list(state["named"]) != list(self.parts):
+            raise StateError(
+                f"the state has the optimizers {', '.join(state['named'])}, this learner has "
+                f"{', '.join(self.parts)}; build it with the same names in the same order"
+            )
+        for name, part in self.parts.items():
+            part.check(state["named"][name])
+
+    def restore(self, state: Any, /) -> None:
+        self.check(state)
+        for name, part in self.parts.items():
+            part.restore(state["named"][name])
+
+
+def optimizer_part(optimizer: Optimizer) -> OptimizerPart | OptimizersPart:
+    """The part of one optimizer, or of several."""
+    if isinstance(optimizer, Optimizers):
+        return OptimizersPart(optimizer.named)
+    return OptimizerPart(optimizer)
 
 
 def _take_moments(live: dict[str, Any], copies: Iterator[Tensor], copy: Copy) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def _check(state: State, mine: State, totals: Mapping[str, int | None]) -> None:
         if name in mine.parts:
             _check_numbers(state.parts[name], mine.parts[name], name)
     _check_host(state.parts["rng"]["host"])
-    _check_groups(state.parts["optimizer"], mine.parts["optimizer"])
+    _check_optimizers(state.parts["optimizer"], mine.parts["optimizer"])
     for name in ("model", "ema"):
         if name in mine.parts:
             _check_model(state.parts[name], mine.parts[name])
@@ -131,21 +131,27 @@ def _generators(saved: Any, live: Any) -> None:
 
 
 def _check_window(saved: Any, mine: State) -> None:
-    groups = mine.parts["optimizer"].get("groups")
+    own = mine.parts["optimizer"]
+    each = [one.get("groups") for one in own.get("named", {"": own}).values()]
+    groups = None if None in each else [group for groups in each for group in groups]
     _count(saved["count"], "a window")
     _require(isinstance(saved["rates"], list), "the learning rates are not a list")
     _require(groups is None or len(saved["rates"]) == len(groups), "another number of learning rates")
     for rate in saved["rates"]:
         _number(rate, "a rate", none=True)
     _number(saved["norm"], "a norm", none=True)
+    _check_gradients(saved.get("left") or ())
     if saved["count"]:
         _number(saved["first"], "a weight")
         _number(saved["total"], "a weight")
         for grads in (saved["grads"], saved["folded"] or ()):
-            _require(
-                all(each is None or isinstance(each, Tensor) for each in grads),
-                "the saved gradients are not tensors",
-            )
+            _check_gradients(grads)
+
+
+def _check_gradients(saved: Iterable[Any]) -> None:
+    _require(
+        all(each is None or isinstance(each, Tensor) for each in saved), "the saved gradients are not tensors"
+    )
 
 
 def _check_ranks(saved: Any, mine: State) -> None:
@@ -166,6 +172,13 @@ def _check_numbers(saved: Any, live: Any, place: str) -> None:
     _require(isinstance(saved, dict) and saved.keys() == live.keys(), f"{place} has other entries")
     for key, value in saved.items():
         _number(value, f"{place}.{key}", none=True)
+
+
+def _check_optimizers(saved: Any, live: Any) -> None:
+    several, mine = saved.get("named", {"": saved}), live.get("named", {"": live})
+    _require(list(several) == list(mine), "other optimizers")
+    for name, each in mine.items():
+        _check_groups(several[name], each)
 
 
 def _check_groups(saved: Any, live: Any) -> None:

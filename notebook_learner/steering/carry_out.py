@@ -138,7 +138,7 @@ class Steering:
         learner, done = self.learner, []
         with learner.paused():
             self._say(str(command))
-            groups = learner.optimizer.param_groups if rates else []
+            groups = _groups(learner.optimizer) if rates else []
             for name in rates:
                 _check_group(name, len(groups))
             if "num_epochs" in command.args:
@@ -164,6 +164,12 @@ def _switch(learner: Steered, name: str, on: bool) -> str:
             each.on = on
             return f"{one_line(name)} is {'on' if on else 'off'}"
     raise CannotError(f"there is no breakpoint {name!r} any more")
+
+
+def _groups(optimizer: Any) -> list[dict[str, Any]]:
+    """The parameter groups of the optimizer, or of all by their order."""
+    each = optimizer.values() if isinstance(optimizer, Mapping) else (optimizer,)
+    return [group for one in each for group in one.param_groups]
 
 
 def _check_group(name: str, count: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -92,8 +93,19 @@ class LossOutput:
 
 
 def as_item(output: Any) -> Any:
-    """The output in which metrics find `.loss`; a bare tensor is wrapped."""
-    return LossOutput(output) if isinstance(output, Tensor) else output
+    """The output in which metrics find `.loss`: a bare tensor is wrapped, the keys of a dict with a `loss`
+    become attributes, and a pair may be `(loss, output)`.
+
+    >>> as_item({"loss": 1.0, "output": 2.0}).loss
+    1.0
+    """
+    if isinstance(output, Tensor):
+        return LossOutput(output)
+    if type(output) is dict and "loss" in output:
+        return SimpleNamespace(**output)
+    if type(output) is tuple and len(output) == 2 and getattr(output[0], "ndim", 1) == 0:
+        return SimpleNamespace(loss=output[0], output=output[1])
+    return output
 
 
 def weight_of(item: Any, batch: Any) -> Tensor | int | float:
@@ -141,8 +153,8 @@ def _why_no_loss(output: Any, loss: Any) -> str:
 def _without_loss(output: Any) -> str:
     if isinstance(output, Mapping):
         return (
-            "whose keys are no fields, so it has no `.loss`; return types.SimpleNamespace(**it), or "
-            "ClassificationOutput(loss, output, targets)"
+            "without the key 'loss'; return {'loss': loss, ...}, or ClassificationOutput(loss, output, "
+            "targets)"
         )
     return (
         "without a `.loss`; return ClassificationOutput(loss, output, targets), any object with `.loss`, or "

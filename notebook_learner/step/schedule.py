@@ -4,7 +4,7 @@ scheduler."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -33,7 +33,7 @@ class Constant:
             set_rate(optimizer, rate)
         self.rate = rate
 
-    def after_update(self) -> None:
+    def after_update(self, stepped: Collection[str] | None = None) -> None:
         """Do nothing: the rate is constant."""
 
     def after_epoch(self, finals: Finals) -> None:
@@ -42,6 +42,9 @@ class Constant:
     def capture(self) -> dict[str, Any]:
         """Return an empty dict."""
         return {}
+
+    def check(self, state: Any, /) -> None:
+        """Accept any state: it says nothing."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Do nothing: the rate itself is in the optimizer's groups."""
@@ -60,7 +63,7 @@ class Function(Constant):
         self.moves = 0
         super().__init__(optimizer, float(function(0)))
 
-    def after_update(self) -> None:
+    def after_update(self, stepped: Collection[str] | None = None) -> None:
         """Count an optimizer step, and set the next rate."""
         if self.when == "step":
             self._move()
@@ -107,7 +110,7 @@ class Torch:
         self.goes_by = goes_by
         """The metric whose epoch value `step` receives; only ReduceLROnPlateau takes one."""
 
-    def after_update(self) -> None:
+    def after_update(self, stepped: Collection[str] | None = None) -> None:
         """Step the scheduler after an optimizer step, if it is stepped then."""
         if self.when == "step":
             self._step()
@@ -147,7 +150,73 @@ class Torch:
         return f"{type(self.scheduler).__name__}, per {_unit(self.when)}{by}"
 
 
-Schedule = Constant | Torch
+class Schedules:
+    """A schedule for each optimizer, by its name."""
+
+    def __init__(self, named: Mapping[str, Constant | Torch]) -> None:
+        self.named = dict(named)
+
+    @property
+    def when(self) -> When:
+        """After optimizer steps, if one of them moves then."""
+        return "step" if any(each.when == "step" for each in self.named.values()) else "epoch"
+
+    @property
+    def goes_by(self) -> Source | None:
+        """The metric whose epoch value one of them needs."""
+        return next((each.goes_by for each in self.named.values() if each.goes_by is not None), None)
+
+    def after_update(self, stepped: Collection[str] | None = None) -> None:
+        """Tell the schedules of the optimizers that have stepped; by default all have."""
+        for name, each in self.named.items():
+            if stepped is None or name in stepped:
+                each.after_update()
+
+    def after_epoch(self, finals: Finals) -> None:
+        """Tell all of them."""
+        for each in self.named.values():
+            each.after_epoch(finals)
+
+    def capture(self) -> dict[str, Any]:
+        """Each one's state, by its name."""
+        return {name: each.capture() for name, each in self.named.items()}
+
+    def check(self, state: Any, /) -> None:
+        """Raise a StateError if a state from a file is not one of these schedules."""
+        if not isinstance(state, Mapping) or state.keys() != self.named.keys():
+            raise StateError(
+                f"the state has no schedules for the optimizers {', '.join(self.named)}; it was captured "
+                "from others"
+            )
+        for name, each in self.named.items():
+            each.check(state[name])
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put captured states back."""
+        self.check(state)
+        for name, each in self.named.items():
+            each.restore(state[name])
+
+    def __str__(self) -> str:
+        return "; ".join(f"{name}: {each}" for name, each in self.named.items())
+
+
+Schedule = Constant | Torch | Schedules
+
+
+def schedulers_of(schedule: Schedule) -> list[TorchScheduler]:
+    """The schedulers of torch in it."""
+    each = schedule.named.values() if isinstance(schedule, Schedules) else (schedule,)
+    return [one.scheduler for one in each if isinstance(one, Torch)]
+
+
+def shown_of(schedule: Schedule, given: Any) -> Any:
+    """What `learner.scheduler` is: the scheduler of torch, also if a factory made it; else what was given."""
+    if isinstance(schedule, Torch):
+        return schedule.scheduler
+    if isinstance(schedule, Schedules) and isinstance(given, Mapping):
+        return {name: shown_of(each, given.get(name)) for name, each in schedule.named.items()}
+    return given
 
 
 def moves_per_step(scheduler: Any) -> bool:
@@ -211,9 +280,14 @@ def rates_of(optimizer: Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
-def report_steps(optimizer: Optimizer) -> None:
+def report_steps(optimizers: Iterable[Optimizer]) -> None:
     """Wrap `optimizer.step` as torch's schedulers do. Their wrapper notes each call, and they warn if a
     copied optimizer has the plain method."""
+    for each in optimizers:
+        _report_steps(each)
+
+
+def _report_steps(optimizer: Optimizer) -> None:
     step: Callable[..., Any] = optimizer.step
 
     def reporting(*args: Any, **kwargs: Any) -> Any:

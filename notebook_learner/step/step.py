@@ -143,6 +143,9 @@ class ValidStep(Protocol):
 class StepObserver(Protocol):
     """Looks at training steps as they are taken."""
 
+    def before_step(self, batch: Any) -> None:
+        """Called before the step: it may write to the weights itself."""
+
     def after_backward(self, batch: Any, output: Any) -> None:
         """Called when the gradients of this batch are complete."""
 
@@ -210,18 +213,43 @@ class TrainingStep(_Runner):
         update.begin()
         if update.together is not None:
             update.closes = last or update.count + 1 == update.window
+        look = self.look
+        if look is not None:
+            look.before_step(batch)
         output = self._forward(batch)
+        if update.stepped or update.drives:
+            return self._driven(batch, output)
         self.stage = "backward"
         if type(output) is TrainOutput:
             gradients, output = output.grads, output.item
             update.adopt(gradients, output, batch)
         else:
             update.backward(loss_of(output), output, batch)
-        look = self.look
+        update.entered = False
         if look is not None:
             look.after_backward(batch, output)
         self.stage = "update"
-        update.finish(last)
+        if update.stepped:  # by hooks of the backward pass
+            update.follow()
+        else:
+            update.finish(last)
+        if look is not None:
+            look.after_step()
+        return output
+
+    def _driven(self, batch: Any, output: Any) -> Any:
+        """What is left to do if the user's step calls `optimizer.step()` itself."""
+        __tracebackhide__ = True
+        update, look = self.update, self.look
+        self.stage = "update"
+        update.take_over()
+        if type(output) is TrainOutput:
+            output = output.item
+        if look is not None:
+            look.after_backward(batch, output)
+            if not update.stepped and update.look is not None:
+                update.look()
+        update.follow()
         if look is not None:
             look.after_step()
         return output
@@ -253,7 +281,8 @@ class TrainingStep(_Runner):
 
     def without_update(self, batch: Any, last: bool, between: Callable[[], None] | None = None) -> Any:
         """Run the step up to its update, and keep the graph, for an observer. The gradients are those that
-        the optimizer would get, but not clipped.
+        the optimizer would get, but not clipped. A step that drives itself runs to its end: the caller puts
+        back what it writes.
 
         Args:
             batch: the batch as the loader gave it.
@@ -268,6 +297,10 @@ class TrainingStep(_Runner):
             output = self._forward(batch)
             if between is not None:
                 between()
+            update.entered = False
+            if update.stepped or update.drives:
+                update.take_over()
+                return output.item if type(output) is TrainOutput else output
             if type(output) is TrainOutput:
                 gradients, output = output.grads, output.item
                 update.adopt(gradients, output, batch)

@@ -9,19 +9,18 @@ once at the end. So equal batches are only ever multiplied by 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from types import CodeType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _profiler_enabled
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.optim import optimizer as theirs
 from torch.optim.swa_utils import AveragedModel
 
 from ..errors import StepError, a_kind
+from .clipping import Clip
+from .optimizer_calls import clear, step, tell_of_steps
+from .optimizers import named_of, parameters_of
 from .output import Gradients, weight_of
 from .schedule import Schedule
 
@@ -72,64 +71,11 @@ def _find(key: Any, model: nn.Module) -> tuple[str, nn.Parameter]:
     )
 
 
-_ZERO_GRAD = Optimizer.zero_grad
-
-
-def clear(optimizer: Optimizer) -> None:
-    """Do what `optimizer.zero_grad()` does: no parameter has a gradient afterwards."""
-    if (
-        type(optimizer).zero_grad is not _ZERO_GRAD
-        or "zero_grad" in optimizer.__dict__
-        or _profiler_enabled()
-    ):
-        optimizer.zero_grad()
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
-
-
-def step(optimizer: Optimizer) -> None:
-    """Do what `optimizer.step()` does."""
-    function: Any = type(optimizer).step
-    if (
-        getattr(function, "__code__", None) is not _LABELLED
-        or "step" in optimizer.__dict__  # torch's schedules count the calls there
-        or _GLOBAL_BEFORE
-        or _GLOBAL_AFTER
-        or optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or _profiler_enabled()
-    ):
-        optimizer.step()
-    else:
-        function.__wrapped__(optimizer)
-
-
-def _labelled() -> CodeType | None:
-    """The code of every `step` that torch alone has wrapped with label and hooks: a further wrapper would
-    have another code. None if this torch does it in another way."""
-    label: Callable[[Any], Any] | None = getattr(Optimizer, "profile_hook_step", None)
-    if label is None or _GLOBAL_BEFORE is None or _GLOBAL_AFTER is None:
-        return None
-    wrapped = label(Optimizer.step)
-    return wrapped.__code__ if getattr(wrapped, "__wrapped__", None) is Optimizer.step else None
-
-
-# The dicts themselves, which torch writes into.
-_GLOBAL_BEFORE: Any = getattr(theirs, "_global_optimizer_pre_hooks", None)
-_GLOBAL_AFTER: Any = getattr(theirs, "_global_optimizer_post_hooks", None)
-_LABELLED = _labelled() or object()
-"""A plain object is not the code of any function."""
-
-
 _BACKWARD_TWICE = (
     "train_step ran backward() itself and then returned a plain output, so that the learner runs it again; "
-    "leave the backward() out, or return TrainOutput(model, None, item)"
+    "leave the backward() out, or return TrainOutput(model, None, item), or call optimizer.step() in the "
+    "step as well"
 )
-
-NormOfAll = Callable[[Tensor], Tensor]
-"""From the norm of the gradients here to the norm of all ranks' gradients."""
 
 
 class Together(Protocol):
@@ -162,38 +108,6 @@ class Together(Protocol):
         """
 
 
-class Clip(Protocol):
-    """Limits gradients before the update."""
-
-    def __call__(self, parameters: list[nn.Parameter], whole: NormOfAll | None = None, /) -> Tensor | None:
-        """Limit the gradients, and return their norm before, if it is known."""
-
-
-@dataclass(frozen=True)
-class ClipByNorm:
-    """Scale all gradients down together, and return their norm before. A norm that is not finite spoils
-    them."""
-
-    limit: float
-
-    def __call__(self, parameters: list[nn.Parameter], whole: NormOfAll | None = None, /) -> Tensor:
-        if whole is None:
-            return nn.utils.clip_grad_norm_(parameters, self.limit)
-        norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-        nn.utils.clip_grads_with_norm_(parameters, self.limit, norm)
-        return norm
-
-
-@dataclass(frozen=True)
-class ClipByValue:
-    """Limit every entry of every gradient to [-limit, limit], infinities too."""
-
-    limit: float
-
-    def __call__(self, parameters: list[nn.Parameter], whole: NormOfAll | None = None, /) -> None:
-        nn.utils.clip_grad_value_(parameters, self.limit)
-
-
 class Update:
     """One optimizer step per window: unscale -> divide -> clip -> step -> average -> schedule."""
 
@@ -221,11 +135,23 @@ class Update:
         """Whether the norm and the rates of every step are needed."""
         self.look: Callable[[], None] | None = None
         """Called before each optimizer step, with gradients that are not clipped yet."""
+        self.after: Callable[[], None] | None = None
+        """Called after each update."""
         self.keeps_graph = False
         """Whether the graph stays after its backward pass, for an observer of the step."""
         self.count = 0
         """Micro-batches in the open window; 0 between windows."""
         self.norm: Tensor | None = None
+        self.norms: dict[str, Tensor] = {}
+        """The norm of each optimizer's gradients, if there are several."""
+        self.drives = False
+        """Whether the user's step calls `optimizer.step()`. Then it owns backward and zero_grad, too."""
+        self.stepped: list[str] = []
+        """The names of the optimizers that the user's step has stepped, in this step."""
+        self.entered = False
+        """Whether the user's step runs now."""
+        for name, each in named_of(optimizer).items():
+            tell_of_steps(each, self, name)
         self.rates: list[Any] = []
         self.note_rates()
         self._first: Tensor | float = 1.0
@@ -255,10 +181,16 @@ class Update:
     def begin(self) -> None:
         """Open a window if none is open. The gradients of the last one are dropped only now, so that the user
         can still look at them at a boundary."""
+        self.entered = True
+        if self.stepped:
+            self.stepped = []
         if self.count == 0:
             if self.watch_rates:
                 self.note_rates()
-            clear(self.optimizer)
+            if self.drives:
+                self._unhide()
+            else:
+                clear(self.optimizer)
         elif self._hidden is not None:
             self._unhide()
 
@@ -298,6 +230,69 @@ class Update:
             self._fold(self._share(weight_of(item, batch)))
         self.count += 1
 
+    # A step that drives itself -----------------------------------------------------------------------
+
+    def stepping(self, name: str) -> None:
+        """An optimizer is about to step. The loop's own steps come after the user's code has ended."""
+        if not self.entered:
+            return
+        if not self.stepped and self.look is not None:
+            self.look()
+        if self.watch_norm:
+            self._measure([name])
+        if name not in self.stepped:
+            self.stepped.append(name)
+
+    def take_over(self) -> None:
+        """The user's step has stepped an optimizer. From here on it drives itself, also in a step that only
+        collects gradients.
+
+        Raises:
+            StepError: something was asked for that only the loop's own update can do.
+        """
+        self.entered = False
+        if not self.drives:
+            self._require_free()
+            self.drives = True
+
+    def follow(self) -> None:
+        """Do what comes after the steps that the user's code took."""
+        if not self.drives:
+            self._require_free()  # before anyone relies on it
+        self.count = 0
+        if self.watch_norm:
+            self.norms = {name: self.norms[name] for name in self.stepped}
+            self.norm = nn.utils.get_total_norm([*self.norms.values()]) if self.norms else None
+        if not self.stepped:
+            return
+        if self.average is not None:
+            self.average.update_parameters(self.model)
+        self.schedule.after_update(self.stepped)
+        if self.after is not None:
+            self.after()
+
+    def _require_free(self) -> None:
+        """Raise a StepError if something was asked for that only the loop's own update can do."""
+        asked = {
+            "clip_gradients()": bool(self.clips),
+            "grads_accumulation()": self.window > 1,
+            'precision("fp16")': self.scaler is not None,
+            "several devices": self.together is not None,
+        }
+        if names := [name for name, there in asked.items() if there]:
+            raise StepError(
+                f"train_step calls optimizer.step() itself, so the learner cannot do its part for "
+                f"{' and '.join(names)}: it would come too late. Do it in the step, before optimizer.step(), "
+                "or leave backward() and optimizer.step() to the learner and return the loss"
+            )
+
+    def _measure(self, names: Iterable[str]) -> None:
+        for name in names:
+            grads = [p.grad for p in parameters_of(named_of(self.optimizer)[name]) if p.grad is not None]
+            self.norms[name] = nn.utils.get_total_norm(grads)
+
+    # The loop's own ----------------------------------------------------------------------------------
+
     def skip(self) -> None:
         """Count a micro-batch of which this rank has no sample."""
         if self.count == 0:
@@ -336,6 +331,8 @@ class Update:
             self.average.update_parameters(self.model)
         if self.schedule.when == "step":
             self.schedule.after_update()
+        if self.after is not None:
+            self.after()
 
     def _prepare(self) -> None:
         self._unhide()
@@ -357,6 +354,8 @@ class Update:
         if self.watch_norm:
             norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
             self.norm = norm if whole is None else whole(norm)
+            if len(several := named_of(self.optimizer)) > 1:
+                self._measure(several)
         for clip in self.clips:
             clip(trained, whole)
 
@@ -375,6 +374,17 @@ class Update:
         # A schedule writes into a tensor rate, so code that keeps the rate needs a copy.
         rates = [group.get("lr") for group in self.optimizer.param_groups]
         self.rates = [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
+
+    def rates_of(self, name: str) -> list[Any]:
+        """Of the noted rates, those of the optimizer of this name."""
+        first, named = 0, named_of(self.optimizer)
+        for known, each in named.items():
+            count = len(each.param_groups)
+            if known == name:
+                return self.rates[first : first + count]
+            first += count
+        there = ", ".join(named) if "" not in named else "one, without a name"
+        raise StepError(f"there is no optimizer {name!r}; there are: {there}")
 
     def _step(self) -> bool:
         if self.scaler is None:
@@ -473,7 +483,7 @@ class Update:
     def show(self, gradients: list[Tensor | None]) -> None:
         """Show these gradients at the parameters while the loop is paused; the window's own are kept
         elsewhere."""
-        if self.count and self._hidden is None:
+        if (self.count or self.drives) and self._hidden is None:
             self._hidden = [p.grad for p in self.parameters]
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -500,10 +510,12 @@ class Update:
         """The open window, and what metrics may read of the last one. Between windows no gradient is part of
         the state."""
         state: dict[str, Any] = {"count": self.count, "rates": clone(self.rates), "norm": clone(self.norm)}
+        own = [p.grad for p in self.parameters] if self._hidden is None else self._hidden
+        if self.drives:  # its next step may add to them
+            state["left"] = [None if grad is None else clone(grad) for grad in own]
         if self.count:
             state["first"] = clone(self._first)
             state["total"] = clone(self._total)
-            own = [p.grad for p in self.parameters] if self._hidden is None else self._hidden
             state["grads"] = [None if grad is None else clone(grad) for grad in own]
             state["folded"] = None if self._folded is None else [clone(grad) for grad in self._folded]
         return state
@@ -524,6 +536,10 @@ class Update:
         self._clear_all()
         self.count, self._folded, self._hidden = state["count"], None, None
         self.rates = list(state["rates"])
+        if (left := state.get("left")) is not None:
+            self.drives = True
+            for parameter, grad in zip(self.parameters, left, strict=True):
+                parameter.grad = _like(grad, parameter)
         if self.count:
             self._first = _like(state["first"], self.parameters[0])
             self._total = _like(state["total"], self.parameters[0])

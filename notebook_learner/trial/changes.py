@@ -24,8 +24,8 @@ from ..metric import Loss
 from ..renderer.text import number
 from ..run.bounds import FAR
 from ..run.loop import Loop
+from ..step.clipping import ClipByNorm
 from ..step.schedule import Constant
-from ..step.update import ClipByNorm
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -60,7 +60,7 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
                 lambda: step.without_update(there, True),
                 update.model,
                 update.optimizer,
-                apply=update.optimizer.step,
+                apply=None if update.drives else update.optimizer.step,
                 loss_fn=loss,
                 tokenizer=tokenizer,
                 place=str(replica.shown_position),
@@ -116,6 +116,8 @@ def _timed(replica: Replica, step: TrainingStep, batch: Any) -> dict[str, float]
         started = mark()
         step.without_update(batch, True, between=lambda: marks.append(mark()))
         backward = mark()
+        if update.drives:
+            return {"step": backward - started}
         update.optimizer.step()
         ended = mark()
     except Exception:  # the observed run reports the error

@@ -31,6 +31,7 @@ from ..ranks.detached_process import SIZE, THE_LEARNER, Surroundings, Ticket
 from ..ranks.process_settings import surround
 from ..ranks.shipping import Here, unpack
 from ..remote.detached import LOG, noted_in
+from ..step.optimizers import each_of
 from ..step.schedule import report_steps
 from ..store import files
 from ..store.layout import RunLayout
@@ -106,7 +107,7 @@ class Serving:
         _come_into(surroundings)
         self._ticket = ticket = unpack(packed, {THE_LEARNER: Here(self)})
         assert isinstance(ticket, Ticket)
-        report_steps(ticket.optimizer)
+        report_steps(each_of(ticket.optimizer))
         learner = assemble(
             ticket.settings,
             ticket.model,

@@ -39,6 +39,7 @@ from ..run.control import Control
 from ..run.loop import BlockPace
 from ..run.rank_protocol import Place
 from ..state.parts import CursorPart
+from ..step.optimizers import each_of
 from ..step.schedule import report_steps, set_rates
 from ..trial.changes import Changes, changed
 
@@ -179,7 +180,7 @@ class Follower:
         if self.learner is not None:
             self.learner._driver.belongs_to_nobody()
             self.learner._replica.let_go()
-        report_steps(made.optimizer)
+        report_steps(each_of(made.optimizer))
         self._device = torch.device(made.settings.devices[0])
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)

@@ -372,7 +372,7 @@ OPTIMIZERS = {
     ),
     "one that walks the batch": (
         lambda model: torch.optim.LBFGS(model.parameters()),
-        "LBFGS evaluates a batch several times per step, which this loop does not; use another optimizer",
+        "LBFGS evaluates a batch several times per step: write the step yourself, train_step(fn), and call",
     ),
 }
 

@@ -253,12 +253,12 @@ def test_an_error_that_is_met_twice_is_explained_once(builder):
             "train_step returned None; end it with `return ClassificationOutput(loss, output, t",
         ),
         (
-            lambda loss: (loss, 1),
+            lambda loss: (1, loss),
             "train_step returned a tuple without a `.loss`; return ClassificationOutput(",
         ),
         (
-            lambda loss: {"loss": loss},
-            "whose keys are no fields, so it has no `.loss`; return types.SimpleNames",
+            lambda loss: {"cost": loss},
+            "train_step returned a dict without the key 'loss'; return {'loss': loss",
         ),
         (lambda loss: loss.item(), "train_step returned a float without a `.loss`"),
         (

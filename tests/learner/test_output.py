@@ -156,6 +156,23 @@ def test_an_output_may_say_itself_what_it_weighs(tmp_path):
     assert learner.history.weights("Loss", "train").tolist() == [5] * len(SIZES)
 
 
+@pytest.mark.parametrize(
+    "made", [lambda loss, scores: {"loss": loss, "output": scores}, lambda loss, scores: (loss, scores)]
+)
+def test_a_dict_and_a_pair_are_understood(tmp_path, made):
+    def step(model, batch):
+        scores, loss = scores_and_loss(model, batch)
+        return made(loss, scores)
+
+    model, plain = net(), net()
+    learner = quiet(tmp_path / "one").train_step(step).build(model, sgd(model))
+    learner.fit(batches())
+    other = quiet(tmp_path / "two").train_step(lambda model, batch: scores_and_loss(model, batch)[1])
+    other.build(plain, sgd(plain)).fit(batches())
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
+    assert learner.output.output.requires_grad
+
+
 # What is no loss -------------------------------------------------------------------------------------
 
 NO_LOSS = {
@@ -164,12 +181,12 @@ NO_LOSS = {
         "train_step returned None; end it with `return ClassificationOutput(loss, output, targets)`",
     ),
     "a dict": (
-        lambda scores, loss: {"loss": loss},
-        "train_step returned a dict whose keys are no fields, so it has no `.loss`; return "
-        "types.SimpleNamespace(**it), or ClassificationOutput(loss, output, targets)",
+        lambda scores, loss: {"cost": loss},
+        "train_step returned a dict without the key 'loss'; return {'loss': loss, ...}, or "
+        "ClassificationOutput(loss, output, targets)",
     ),
     "a tuple": (
-        lambda scores, loss: (loss, scores),
+        lambda scores, loss: (scores, loss),
         "train_step returned a tuple without a `.loss`; return ClassificationOutput(loss, output, targets), "
         "any object with `.loss`, or TrainOutput(model, grads, item)",
     ),

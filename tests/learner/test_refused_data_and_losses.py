@@ -64,7 +64,8 @@ def test_a_generator_in_its_second_epoch(tmp_path: Path) -> None:
         (lambda model, batch: model(batch[0]), r"the loss has shape \(4, 3\), but backward needs a scalar"),
         (lambda model, batch: model(batch[0]).sum().detach(), "the loss does not require a gradient"),
         (lambda model, batch: type("Out", (), {"loss": 0.5})(), "the loss is a float .* leave out `.item"),
-        (lambda model, batch: {"loss": 1}, "train_step returned a dict"),
+        (lambda model, batch: {"loss": 1}, "the loss is an int"),
+        (lambda model, batch: {"cost": 1}, "train_step returned a dict without the key 'loss'"),
     ],
 )
 def test_a_loss_that_cannot_be_trained_on_says_why(step: Any, message: str, tmp_path: Path) -> None:

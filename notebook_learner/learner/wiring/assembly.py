@@ -34,20 +34,22 @@ from ...run import interrupts as background
 from ...run.control import Control
 from ...run.driver import Driver
 from ...run.early_stopping import EarlyStopping
-from ...run.loop import Loop, LoopContext
+from ...run.loop import Act, Loop, LoopContext
 from ...run.modes import Modes
 from ...run.replica import Replica
 from ...run.settings import PRECISIONS, Registered, Settings
 from ...run.trained_models import TrainedBefore
 from ...state.checkpoint_files import Which
 from ...state.parts import RngPart, ScalerPart, WindowPart
-from ...state.state import ModelPart, OptimizerPart, Part, State
+from ...state.state import ModelPart, Part, State, optimizer_part
 from ...state.timeline import Timeline
+from ...step.clipping import Clip, ClipByNorm, ClipByValue
 from ...step.graph_step import RECORDERS, Log, RecordedStep
 from ...step.moving_average import MovingAverage
-from ...step.schedule import Schedule, Torch
+from ...step.optimizers import as_given, each_of, named_of
+from ...step.schedule import Schedule, schedulers_of, shown_of
 from ...step.step import TrainingStep, ValidationStep, supervised
-from ...step.update import Clip, ClipByNorm, ClipByValue, Update
+from ...step.update import Update
 from ..learner import Learner
 from .checks import mistakes_in
 from .compile_model import compile_forward
@@ -80,7 +82,7 @@ def assemble(
         settings.share = Share(0, len(settings.devices), settings.in_parts)
     given: Data = (("train", train), ("valid", valid))
     data: Data = tuple((split, loader) for split, loader in given if loader is not None)
-    with unchanged_if_it_fails((model, optimizer, settings.loss)):
+    with unchanged_if_it_fails((model, *each_of(optimizer), settings.loss)):
         found = [*wrong, *mistakes_in(settings, model)]
         for split, loader in data:
             found += data_mistakes(settings, model, split, loader)
@@ -162,7 +164,7 @@ def _made(
     state at once. After a mistake the model does not move, and they are made only to be checked."""
     if not found:
         _move(model, optimizer, settings)
-    made, wrong = make_optimizer(model, optimizer)
+    made, wrong = make_optimizer(model, optimizer, settings)
     found += wrong
     if made is None:
         return None, None
@@ -179,8 +181,9 @@ def _move(model: nn.Module, optimizer: Any, settings: Settings) -> None:
     if settings.devices is None:
         return  # the model stays where it is, even on several devices
     model.to(device)
-    if isinstance(optimizer, Optimizer):
-        move_state(optimizer, device)
+    for each in each_of(optimizer):
+        if isinstance(each, Optimizer):
+            move_state(each, device)
 
 
 def _device_of(settings: Settings, model: nn.Module) -> torch.device:
@@ -219,9 +222,9 @@ class _Wiring:
         )
         replica = self._replica(update, groups, opened.metrics)
         make_step = partial(self._step, update, groups["train"].log)
-        origin = Origin(self.settings, self.model, self.optimizer, scheduler, assemble)
+        origin = Origin(self.settings, self.model, as_given(self.optimizer), scheduler, assemble)
         loaders = Loaders(self.settings, self.model, replica, groups, make_step, self._rules(), origin)
-        shown = self.schedule.scheduler if isinstance(self.schedule, Torch) else scheduler
+        shown = shown_of(self.schedule, scheduler)
         driver = Driver(replica.loop.control)
         background.attend()
         driver.process = os.getpid()
@@ -237,6 +240,7 @@ class _Wiring:
             remote or _unsteered,
         )
         learner = Learner(replica, driver, opened, loaders, shown, tenancy, remote or _unsteered)
+        _join_acts(replica.loop, learner, self.settings)
         if self.settings.share is not None and self.settings.share.rank == 0:
             self._found_fleet(learner, replica, scheduler, loaders)
         for split, loader in data:
@@ -249,7 +253,7 @@ class _Wiring:
         from ...ranks.leader import Fleet  # torch.distributed and more, for several devices
         from ...ranks.recipe import RecipeSource
 
-        source = RecipeSource(self.settings, replica, self.optimizer, scheduler, loaders.given)
+        source = RecipeSource(self.settings, replica, as_given(self.optimizer), scheduler, loaders.given)
         source.learner = weakref.ref(learner)
         devices = [torch.device(each) for each in self.settings.devices]
         replica.loop.ranks = Fleet(replica, source, devices, self.settings.cluster)
@@ -344,10 +348,10 @@ class _Wiring:
         cut = share is not None and self.settings.in_parts
         sources = Sources(
             models,
-            self.optimizer,
+            named_of(self.optimizer),
             [
                 ("schedule", self.schedule),
-                ("scheduler", getattr(self.schedule, "scheduler", None)),
+                *(("scheduler", each) for each in schedulers_of(self.schedule)),
                 ("scaler", update.scaler),
             ],
             lambda: _functions(loop),
@@ -362,7 +366,7 @@ class _Wiring:
         """Everything that a step can change, except the data, which comes with its loaders."""
         parts: dict[str, Part] = {
             "model": ModelPart(self.model),
-            "optimizer": OptimizerPart(self.optimizer),
+            "optimizer": optimizer_part(self.optimizer),
             "scheduler": self.schedule,
             "window": WindowPart(update),
             "rng": rng,
@@ -414,8 +418,20 @@ def _cursors(loop: Loop) -> Iterator[tuple[str, Cursor]]:
     return ((split, each.cursor) for split, each in loop.passes.items())
 
 
+def _join_acts(loop: Loop, learner: Learner, settings: Settings) -> None:
+    """Have the loop call the user's functions, with the learner that it does not keep alive."""
+    theirs = weakref.ref(learner)
+    for when, function in settings.acts:
+        loop.acts.setdefault(when, []).append(Act(function, theirs))
+    if "update" in loop.acts:
+        loop.update.after = partial(loop.act, "update")
+
+
 def _functions(loop: Loop) -> Iterator[tuple[str, Any]]:
-    """The functions that are called for a batch."""
+    """The functions that are called for a batch, and those of `.on`."""
+    for when, acts in loop.acts.items():
+        for act in acts:
+            yield f"on({when})", act.function
     for split, each in loop.passes.items():
         function = each.step.function
         yield f"{split}_step", function

@@ -18,6 +18,7 @@ from ...checkpoint.strategy import Strategy
 from ...errors import names_descriptors
 from ...event import Sink, Split
 from ...metric.base import AnyMetric, TextMetric
+from ...run.loop import After
 from ...run.settings import EarlyStoppingRule, Registered, Settings
 from ...state.checkpoint_files import Checkpointer, Which
 from ...step.schedule import When
@@ -301,6 +302,22 @@ class LearnerBuilder:
         self._settings.valid_step = function
         return self
 
+    def on(self, when: After, function: Callable[[Learner], Any]) -> Self:
+        """Call `function(learner)` at a place of the run, as a part of it: what it draws and writes counts,
+        and going back and on again repeats it.
+
+        `.on("update", clip_weights)`, `.on("epoch", lambda learner: sampler.set_epoch(...))`. Look at
+        `learner.model`, `learner.batch` and `learner.history`, and use `learner.log` after an update. The
+        verbs that train, evaluate or go back cannot be called there.
+
+        Args:
+            when: "update", after each optimizer step (of a step that calls `optimizer.step()` itself: after
+                the step); "validated", after each validation; "epoch", at the end of each epoch.
+            function: takes the learner. Several are called in the order in which they were given.
+        """
+        self._settings.acts.append((when, function))
+        return self
+
     def step_scheduler(self, when: When, *, metric: str | tuple[Split, str] | None = None) -> Self:
         """Step the scheduler after each "step" or each "epoch", if that differs from torch's convention.
 
@@ -442,9 +459,12 @@ class LearnerBuilder:
         Args:
             model: any module; if it has a `train_step` and a `valid_step`, they are used.
             optimizer: an optimizer over the model's parameters, or a factory that takes them (such as the
-                class torch.optim.Adam).
+                class torch.optim.Adam). Several optimizers are a mapping by name, or a list. If the training
+                step calls `optimizer.step()` itself, it runs backward and zero_grad, too; otherwise all of
+                them are stepped after backward.
             lr_scheduler: a float (a constant rate), a torch scheduler, a factory that takes the optimizer, a
-                function from the number of the optimizer step (from 0) to a rate, or None.
+                function from the number of the optimizer step (from 0) to a rate, or None; with several
+                optimizers, one of these for all, or a mapping by their names.
             train: the training loader or dataset, if you have it before `fit`.
             valid: the validation loader or dataset.
 

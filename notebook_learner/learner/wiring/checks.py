@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from ...errors import a_kind, wrong_arguments
 from ...event import Sink
 from ...metric.base import Metric, TextMetric
 from ...metric.rows import HOW_TO_MERGE, says_how_to_merge
+from ...run.loop import After
 from ...run.settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
 from ...state.checkpoint_files import Checkpointer
 from ...step.graph_step import RECORDERS
@@ -112,6 +113,11 @@ def _choices(settings: Settings) -> Iterator[str]:
             yield f"{name} is {value!r:.60}; give True or False"
     if not _is_one_of(settings.precision, PRECISIONS):
         yield f'precision({settings.precision!r}): choose "fp32", "bf16" or "fp16"'
+    for when, function in settings.acts:
+        if when not in get_args(After):
+            yield f'on({when!r:.60}, ...): choose "update", "validated" or "epoch"'
+        if not callable(function):
+            yield f"on({when!r:.60}, {function!r:.60}): give a function that takes the learner"
     if not _is_one_of(settings.scheduler_when, (None, "step", "epoch")):
         yield f'step_scheduler({settings.scheduler_when!r}): choose "step" or "epoch"'
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from ...event import MetricInfo, RunOpened
 from ...metric.base import Metric
 from ...run.settings import PRECISIONS, Registered, Settings
+from ...step.optimizers import kind_of
 from ...step.schedule import Schedule
 
 _PRECISION_NAMES = {None: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -34,7 +35,7 @@ def opening(
         {
             "device": ", ".join(map(str, settings.devices or [device])),
             "precision": _PRECISION_NAMES[PRECISIONS[settings.precision]],
-            "optimizer": type(optimizer).__name__,
+            "optimizer": kind_of(optimizer),
             "learning rate": str(schedule),
             **_options(settings),
         },

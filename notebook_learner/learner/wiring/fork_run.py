@@ -18,6 +18,7 @@ from ...errors import StateError
 from ...event import Split
 from ...run.settings import Settings
 from ...state.state import State
+from ...step.optimizers import each_of
 from ...step.schedule import TorchScheduler, report_steps
 from ..learner import Learner
 
@@ -28,7 +29,7 @@ class Origin:
 
     settings: Settings
     model: nn.Module
-    optimizer: Optimizer
+    optimizer: Optimizer | dict[str, Optimizer]
     scheduler: Any
     assemble: Callable[..., Learner]
     """The function that made it."""
@@ -65,10 +66,12 @@ class Origin:
         return sibling
 
     def _copies(self, data: Mapping[Split, Any], carried: Any) -> Any:
-        scheduler = self.scheduler if isinstance(self.scheduler, TorchScheduler) else None
+        of_torch = any(isinstance(each, TorchScheduler) for each in each_of(self.scheduler))
+        scheduler = self.scheduler if of_torch else None
         mine = self.settings
         steps = {"train_step": mine.train_step, "valid_step": mine.valid_step, "loss": mine.loss}
-        things = (self.model, self.optimizer, scheduler, dict(data), {**steps, "carried": mine.carried})
+        own = {"carried": mine.carried, "acts": mine.acts}
+        things = (self.model, self.optimizer, scheduler, dict(data), {**steps, **own})
         try:  # together, so that the copied optimizer has the copied parameters
             copies = carried.copied(things)
         except StateError:
@@ -76,8 +79,8 @@ class Origin:
         except Exception as refused:
             raise StateError(_why_not_copied(data, refused)) from refused
         model, optimizer, other, loaders, changed = copies.made
-        if isinstance(other, LRScheduler):
-            report_steps(optimizer)
+        if any(isinstance(each, LRScheduler) for each in each_of(other)):
+            report_steps(each_of(optimizer))
         other = self.scheduler if scheduler is None else other
         return replace(copies, made=(model, optimizer, other, loaders, changed))
 

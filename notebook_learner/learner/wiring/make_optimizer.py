@@ -3,7 +3,7 @@ mistakes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from numbers import Real
 from typing import Any, get_args
@@ -16,16 +16,22 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ...event import Split
 from ...metric.base import Metric
 from ...run.settings import Settings
-from ...step.schedule import Constant, Function, Schedule, Torch, TorchScheduler
+from ...step.optimizers import Optimizers
+from ...step.schedule import Constant, Function, Schedule, Schedules, Torch, TorchScheduler
 
 Mistakes = list[str]
+
+_THE_ONE = "the optimizer"
+_TOGETHER = "networks that train together are one model: nn.ModuleDict({'g': generator, 'd': critic})"
 
 
 # The optimizer ---------------------------------------------------------------------------------------
 
 
-def make_optimizer(model: nn.Module, given: Any) -> tuple[Optimizer | None, Mistakes]:
-    """Take the given optimizer, or make one with the given factory."""
+def make_optimizer(model: nn.Module, given: Any, settings: Settings) -> tuple[Optimizer | None, Mistakes]:
+    """Take the given optimizer, or make one with the given factory; or take several by name."""
+    if isinstance(given, (Mapping, list, tuple)):
+        return _make_several(model, given, settings)
     made, by = given, "the optimizer is"
     if callable(given) and not isinstance(given, Optimizer) and not _is_strange_class(given):
         by = "what the optimizer factory returned is"
@@ -38,7 +44,40 @@ def make_optimizer(model: nn.Module, given: Any) -> tuple[Optimizer | None, Mist
             f"{by} {_of_type(made)}; give an optimizer such as torch.optim.Adam(model.parameters()), or a "
             "factory that is given the parameters, such as lambda p: torch.optim.Adam(p, lr=1e-3)"
         ]
-    return made, list(_optimizer_mistakes(model, made))
+    return made, list(_optimizer_mistakes(model, made, settings, _THE_ONE))
+
+
+def _make_several(model: nn.Module, given: Any, settings: Settings) -> tuple[Optimizer | None, Mistakes]:
+    named = _by_name(given)
+    wrong = list(_several_mistakes(named, settings))
+    for name, each in named.items():
+        if isinstance(each, Optimizer):
+            wrong += _optimizer_mistakes(model, each, settings, f"the optimizer {name!r}")
+    return (None if wrong else Optimizers(named)), wrong
+
+
+def _by_name(given: Any) -> dict[Any, Any]:
+    """A mapping as it is; the members of a list by their numbers."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    return {str(number): each for number, each in enumerate(given)}
+
+
+def _several_mistakes(named: Mapping[Any, Any], settings: Settings) -> Iterator[str]:
+    if not named:
+        yield "there is no optimizer: give one, or several by name: {'g': Adam(...), 'd': Adam(...)}"
+    for name, each in named.items():
+        if not isinstance(name, str) or not name or "/" in name:
+            yield f"an optimizer has the name {name!r}; give a text without a slash, such as 'g'"
+        if not isinstance(each, Optimizer):
+            yield (
+                f"the optimizer {name!r} is {_of_type(each)}; among several, give each one made: "
+                "torch.optim.Adam(model.generator.parameters())"
+            )
+    if len({id(each) for each in named.values()}) < len(named):
+        yield "the same optimizer is there under two names; give each of its own"
+    if settings.graph:
+        yield "graph() records a step of one optimizer; leave graph() out, or give one optimizer"
 
 
 def _of_type(value: Any) -> str:
@@ -49,20 +88,23 @@ def _is_strange_class(given: Any) -> bool:
     return isinstance(given, type) and not issubclass(given, Optimizer)
 
 
-def _optimizer_mistakes(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
-    if isinstance(optimizer, LBFGS):
+def _optimizer_mistakes(
+    model: nn.Module, optimizer: Optimizer, settings: Settings, name: str
+) -> Iterator[str]:
+    own = settings.train_step is not None or (settings.loss is None and hasattr(model, "train_step"))
+    if isinstance(optimizer, LBFGS) and not own:
         yield (
-            "LBFGS evaluates a batch several times per step, which this loop does not; use another "
-            "optimizer, such as torch.optim.Adam"
+            "LBFGS evaluates a batch several times per step: write the step yourself, train_step(fn), and "
+            "call optimizer.step(closure) in it; or use another optimizer, such as torch.optim.Adam"
         )
     mine = {id(p) for p in model.parameters()}
     theirs = [p for group in optimizer.param_groups for p in group["params"]]
     strange = sum(id(p) not in mine for p in theirs)
     if strange:
         yield (
-            f"{strange} of the optimizer's {len(theirs)} parameters are not the model's; was it made for "
-            "another model, or before the model was copied or a layer of it replaced? make it from "
-            "model.parameters()"
+            f"{strange} of {name}'s {len(theirs)} parameters are not the model's; was it made for "
+            "another model, or before the model was copied or a layer of it replaced? "
+            "make it from model.parameters()" + ("" if name == _THE_ONE else f"; {_TOGETHER}")
         )
 
 
@@ -82,7 +124,43 @@ def move_state(optimizer: Optimizer, device: torch.device) -> None:
 
 
 def make_schedule(given: Any, optimizer: Optimizer, settings: Settings) -> tuple[Schedule | None, Mistakes]:
-    """Make the schedule: a constant, a function of the step, or a scheduler of torch."""
+    """Make the schedule: a constant, a function of the step, or a scheduler of torch; for several optimizers,
+    one for each."""
+    if isinstance(optimizer, Optimizers):
+        return _make_schedules(given, optimizer, settings)
+    if isinstance(given, (Mapping, list, tuple)):
+        return None, ["there is one optimizer, so give one schedule, not several"]
+    return _make_schedule(given, optimizer, settings)
+
+
+def _make_schedules(
+    given: Any, optimizers: Optimizers, settings: Settings
+) -> tuple[Schedule | None, Mistakes]:
+    """One for each optimizer: by its name, or the same rate or function for all."""
+    several = isinstance(given, (Mapping, list, tuple))
+    if isinstance(given, TorchScheduler):
+        return None, [
+            f"there are several optimizers ({', '.join(optimizers.named)}), and one scheduler: give them by "
+            "name, {'g': scheduler_g, 'd': scheduler_d}"
+        ]
+    named = _by_name(given) if several else dict.fromkeys(optimizers.named, given)
+    if strange := [name for name in named if name not in optimizers.named]:
+        return None, [
+            f"there is a schedule for {strange[0]!r}, and no optimizer of that name; there are: "
+            f"{', '.join(optimizers.named)}"
+        ]
+    made, wrong = dict[str, Constant | Torch](), Mistakes()
+    for name, each in optimizers.named.items():
+        schedule, mistakes = _make_schedule(named.get(name), each, settings)
+        wrong += [f"the schedule {name!r}: {mistake}" for mistake in mistakes]
+        if schedule is not None:
+            made[name] = schedule
+    return (None if wrong else Schedules(made)), wrong
+
+
+def _make_schedule(
+    given: Any, optimizer: Optimizer, settings: Settings
+) -> tuple[Constant | Torch | None, Mistakes]:
     if given is None or (isinstance(given, Real) and not isinstance(given, bool)):
         return _constant(given, optimizer, settings)
     if callable(given) and not isinstance(given, TorchScheduler):
@@ -90,7 +168,7 @@ def make_schedule(given: Any, optimizer: Optimizer, settings: Settings) -> tuple
     return _of_torch(given, optimizer, settings, "the scheduler is")
 
 
-def _constant(rate: Any, optimizer: Optimizer, settings: Settings) -> tuple[Schedule | None, Mistakes]:
+def _constant(rate: Any, optimizer: Optimizer, settings: Settings) -> tuple[Constant | None, Mistakes]:
     wrong = list(_no_plateau(settings, "a constant rate"))
     if rate is not None and not _is_rate(rate):
         return None, [*wrong, f"the learning rate is {rate!r}; give a number from 0, such as 1e-3"]
@@ -99,7 +177,7 @@ def _constant(rate: Any, optimizer: Optimizer, settings: Settings) -> tuple[Sche
 
 def _from_callable(
     given: Callable[[Any], Any], optimizer: Optimizer, settings: Settings
-) -> tuple[Schedule | None, Mistakes]:
+) -> tuple[Constant | Torch | None, Mistakes]:
     """Make a schedule from a callable: a rate per step if it turns a step's number into a rate, else a
     factory."""
     try:
@@ -125,7 +203,7 @@ def _from_callable(
 
 def _of_torch(
     scheduler: Any, optimizer: Optimizer, settings: Settings, by: str
-) -> tuple[Schedule | None, Mistakes]:
+) -> tuple[Torch | None, Mistakes]:
     if not isinstance(scheduler, TorchScheduler):
         return None, [
             f"{by} {_of_type(scheduler)}; give a number for a constant rate, a scheduler of "

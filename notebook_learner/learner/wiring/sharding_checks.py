@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...run.settings import PRECISIONS, Settings
+from ...step.optimizers import Optimizers
 
 _SAID = 'strategy("fsdp")'
 _NUMBER_BY_NUMBER = [
@@ -91,6 +92,9 @@ def _weights(model: nn.Module) -> Iterator[str]:
 
 def optimizer_mistakes(settings: Settings, optimizer: Optimizer) -> Iterator[str]:
     """Why an optimizer cannot be used."""
+    if settings.in_parts and isinstance(optimizer, Optimizers):
+        yield f'{_SAID} is for one optimizer; give one, or use strategy("ddp")'
+        return
     known = [getattr(torch.optim, name) for name in _NUMBER_BY_NUMBER]
     if settings.in_parts and type(optimizer) not in known:
         yield (

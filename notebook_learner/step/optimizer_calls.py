@@ -1,0 +1,131 @@
+"""An optimizer's step: how the loop calls it, and how it hears of calls by the user's code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from torch._C._autograd import _profiler_enabled
+from torch.optim import LBFGS, Optimizer
+from torch.optim import optimizer as theirs
+
+from ..errors import StepError
+
+# The loop's calls ------------------------------------------------------------------------------------
+
+_ZERO_GRAD = Optimizer.zero_grad
+
+
+def clear(optimizer: Optimizer) -> None:
+    """Do what `optimizer.zero_grad()` does: no parameter has a gradient afterwards."""
+    if (
+        type(optimizer).zero_grad is not _ZERO_GRAD
+        or "zero_grad" in optimizer.__dict__
+        or _profiler_enabled()
+    ):
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def step(optimizer: Optimizer) -> None:
+    """Do what `optimizer.step()` does."""
+    function: Any = type(optimizer).step
+    if type(optimizer) is LBFGS:
+        raise StepError(_NO_CLOSURE)
+    if (
+        getattr(function, "__code__", None) is not _LABELLED
+        or "step" in optimizer.__dict__  # torch's schedules count the calls there
+        or _GLOBAL_BEFORE
+        or _GLOBAL_AFTER
+        or has_hooks(optimizer)
+        or _profiler_enabled()
+    ):
+        optimizer.step()
+    else:
+        function.__wrapped__(optimizer)
+
+
+def _labelled() -> CodeType | None:
+    """The code of every `step` that torch alone has wrapped with label and hooks: a further wrapper would
+    have another code. None if this torch does it in another way."""
+    label: Callable[[Any], Any] | None = getattr(Optimizer, "profile_hook_step", None)
+    if label is None or _GLOBAL_BEFORE is None or _GLOBAL_AFTER is None:
+        return None
+    wrapped = label(Optimizer.step)
+    return wrapped.__code__ if getattr(wrapped, "__wrapped__", None) is Optimizer.step else None
+
+
+# The dicts themselves, which torch writes into.
+_GLOBAL_BEFORE: Any = getattr(theirs, "_global_optimizer_pre_hooks", None)
+_GLOBAL_AFTER: Any = getattr(theirs, "_global_optimizer_post_hooks", None)
+_LABELLED = _labelled() or object()
+"""A plain object is not the code of any function."""
+
+
+_NO_CLOSURE = (
+    "LBFGS evaluates a batch several times per step: call optimizer.step(closure) in train_step, where the "
+    "closure clears the gradients, runs backward and returns the loss"
+)
+
+# Calls by the user's code ----------------------------------------------------------------------------
+
+
+class StepListener(Protocol):
+    """Hears of steps that the loop did not ask for."""
+
+    def stepping(self, name: str) -> None:
+        """The optimizer of this name is about to step."""
+
+
+class _Heard:
+    """The hook of one optimizer: it tells all listeners, as several learners may have the optimizer, such as
+    after the cell that builds was run again."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._listeners: WeakSet[Any] = WeakSet()
+
+    def add(self, listener: StepListener, name: str) -> None:
+        self._listeners.add(listener)
+        self._names[id(listener)] = name
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for listener in tuple(self._listeners):
+            listener.stepping(self._names[id(listener)])
+
+
+def tell_of_steps(optimizer: Optimizer, listener: StepListener, name: str) -> None:
+    """Tell a listener before each step of this optimizer, and of those that it wraps, whoever steps them. The
+    listener is not kept alive."""
+    for single in _with_wrapped(optimizer):
+        hooks: Mapping[Any, Any] = single._optimizer_step_pre_hooks
+        heard = next((hook for hook in hooks.values() if type(hook) is _Heard), None)
+        if heard is None:
+            heard = _Heard()
+            single.register_step_pre_hook(heard)
+        heard.add(listener, name)
+
+
+def _with_wrapped(optimizer: Optimizer) -> list[Optimizer]:
+    """It, and the optimizers among its attributes, such as the one that SAM or Lookahead steps."""
+    found: list[Optimizer] = []
+    waiting = [optimizer]
+    while waiting:
+        each = waiting.pop(0)
+        if all(each is not other for other in found):
+            found.append(each)
+            waiting += [value for value in vars(each).values() if isinstance(value, Optimizer)]
+    return found
+
+
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Whether a step of the optimizer runs hooks of the user's."""
+    before: Mapping[Any, Any] = optimizer._optimizer_step_pre_hooks
+    if optimizer._optimizer_step_post_hooks or len(before) > 1:
+        return True
+    return bool(before) and type(next(iter(before.values()))) is not _Heard

@@ -1,0 +1,98 @@
+"""Several optimizers on two ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fleet_support import CLASSES, FEATURES, TWO, batches
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import SGD, Adam
+
+from notebook_learner import Learner, LearnerBuilder
+from notebook_learner.errors import ConfigurationError, StepError
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.body(x).relu())
+
+
+def learner_in(
+    directory: Path, devices: list[str] | None, step: Any = None, strategy: str = "ddp", resume: bool = False
+) -> Learner:
+    torch.manual_seed(3)
+    model = Two()
+    builder = LearnerBuilder(directory).num_epochs(2).renderer("silent").metrics().with_file_checkpointer()
+    builder.strategy(strategy)  # type: ignore[arg-type]
+    if devices:
+        builder.devices(devices)
+    if resume:
+        builder.resume()
+    body = SGD(model.body.parameters(), lr=0.1, momentum=0.9)
+    named = {"body": body, "head": Adam(model.head.parameters())}
+    if step is not None:
+        builder.train_step(step(named))
+    else:
+        builder.loss(F.cross_entropy)
+    return builder.build(model, named, {"body": lambda count: 0.1 / (1 + count)}, batches())
+
+
+def weights(learner: Learner) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in learner.model.state_dict().values()]
+
+
+def test_they_train_as_on_one_device(tmp_path: Path) -> None:
+    one = learner_in(tmp_path / "one", None)
+    one.fit()
+    two = learner_in(tmp_path / "two", TWO)
+    two.step(2)
+    two.rewind(1)
+    two.fit()
+    for ours, theirs in zip(weights(two), weights(one), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_rewind_and_a_resume_are_exact(tmp_path: Path) -> None:
+    straight = learner_in(tmp_path / "straight", TWO)
+    straight.fit()
+    first = learner_in(tmp_path / "run", TWO)
+    first.step(4)
+    first.rewind(2)
+    first.step(1)
+    first.save()
+    second = learner_in(tmp_path / "run", TWO, resume=True)
+    second.fit()
+    assert all(map(torch.equal, weights(second), weights(straight)))
+
+
+def test_a_step_that_drives_itself_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
+    def made(named: Any) -> Any:
+        def step(model: Any, batch: Any) -> Any:
+            for each in named.values():
+                each.zero_grad()
+            loss = F.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            for each in named.values():
+                each.step()
+            return loss
+
+        return step
+
+    learner = learner_in(tmp_path, TWO, made)
+    before = weights(learner)
+    with pytest.raises(StepError, match=r"optimizer.step\(\) itself.*several devices"):
+        learner.step()
+    assert all(map(torch.equal, weights(learner), before))
+
+
+def test_parts_of_weights_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is for one optimizer"):
+        learner_in(tmp_path, TWO, strategy="fsdp")
