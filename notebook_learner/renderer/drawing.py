@@ -53,8 +53,8 @@ class NotebookFigure(Figure):
         return buffer.getvalue(), {"width": round(width), "height": round(height)}
 
 
-def draw(charts: list[Chart], axis: Axis, dark: bool) -> Figure:
-    """Draw one panel for each metric."""
+def draw(charts: list[Chart], axis: Axis, dark: bool, note: str = "") -> Figure:
+    """Draw one panel for each metric, and a note above them."""
     palette = DARK if dark else LIGHT
     columns = _columns(len(charts))
     rows = max(math.ceil(len(charts) / columns), 1)
@@ -64,6 +64,9 @@ def draw(charts: list[Chart], axis: Axis, dark: bool) -> Figure:
     FigureCanvasAgg(figure)
     if not charts:
         figure.text(0.5, 0.5, "nothing to plot yet", color=palette.faint, ha="center", va="center", size=13)
+    if note:
+        title = figure.suptitle(one_line(note), color=palette.faint, size=11, x=0.01, ha="left")
+        title.set_parse_math(False)
     for index, chart in enumerate(charts):
         panel(figure.add_subplot(rows, columns, index + 1), chart, axis, palette, labels=8 - columns)
     return figure

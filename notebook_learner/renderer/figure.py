@@ -18,6 +18,9 @@ AUTO_SHARE = 0.03
 """The default share of a curve that a smoothed point averages over."""
 AUTO_FROM = 120
 """From this number of points on, a curve is smoothed by default."""
+MOST = 60
+"""The charts that are drawn if no metrics are named. Matplotlib would draw 5,000 for many minutes, and the
+picture would have more rows than an image can have."""
 
 
 def plot(
@@ -35,7 +38,7 @@ def plot(
 
     Args:
         history: what was measured.
-        metrics: which metrics, in which order; default: all that are registered as numeric.
+        metrics: which metrics, in which order; default: all that are registered as numeric, at most 60.
         smoothing: how much of the curve each point of the smoothed line averages over, from 0 (no
             smoothing) to 1; default: a little, once there are many points.
         dark: light lines on a dark background.
@@ -50,11 +53,16 @@ def plot(
     names = _chosen(history, metrics, known)
     trained = history.steps("train")
     axis = training_axis(trained["epoch"], trained["step"])
-    charts = [chart_of(history, name, axis, smoothing, known) for name in names]
+    shown = names[:MOST] if metrics is None else names
+    charts = [chart_of(history, name, axis, smoothing, known) for name in shown]
 
     from .drawing import draw
 
-    return draw([chart for chart in charts if chart.series], axis, dark)
+    left = len(names) - len(shown)
+    note = (
+        f"{len(shown)} of {len(names):,} metrics; name others: plot([{names[MOST]!r}, ...])" if left else ""
+    )
+    return draw([chart for chart in charts if chart.series], axis, dark, note)
 
 
 def _chosen(

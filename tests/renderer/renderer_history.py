@@ -51,7 +51,7 @@ def made_up(epochs, length, names=("Loss", "Accuracy"), seed=0, valid=("Loss", "
     history = FakeHistory({"train": [length] * epochs, "valid": [max(length // 5, 1)] * epochs})
     infos = []
     for name in names:
-        unit, better, shape, noise = KINDS[name]
+        unit, better, shape, noise = KINDS.get(name, next(iter(KINDS.values())))
         t = np.linspace(0, 1, epochs * length)
         values = shape(t) + noise * random.standard_normal(len(t)) * (0.4 + np.exp(-3 * t))
         history.data[name, "train"] = values

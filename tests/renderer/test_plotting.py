@@ -52,6 +52,15 @@ def test_one_panel_a_metric_named_by_it():
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["Loss", "Accuracy", "Learning Rate"]
 
 
+def test_of_very_many_metrics_the_first_are_drawn_and_the_figure_says_so():
+    names = [f"metric {number}" for number in range(200)]
+    figure = plot(made_up(1, 2, tuple(names)))
+    assert [ax.get_title(loc="left") for ax in figure.axes] == names[:60]
+    assert figure.get_suptitle() == "60 of 200 metrics; name others: plot(['metric 60', ...])"
+    assert png(figure).startswith(PNG)
+    assert len(plot(made_up(1, 2, tuple(names)), names[60:130]).axes) == 70  # asked for by name
+
+
 def test_training_is_drawn_over_the_steps_of_the_whole_run():
     history = made_up(3, 10, ("Loss",))
     (ax,) = plot(history).axes
