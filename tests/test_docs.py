@@ -147,7 +147,7 @@ def test_every_verb_is_on_that_page(cls):
 def test_who_comes_from_elsewhere_is_told_names_that_exist():
     rows = re.findall(r"^\| [^|]+ \| ([^|]+) \|$", page("tutorials/concepts/coming_from.md"), re.MULTILINE)
     told = set(re.findall(r"`\.?([a-z]\w+)", " ".join(rows)))
-    cells = {"compile", "valid"}
+    cells = {"compile", "valid", "learner"}
     known = {name for cls in (notebook_learner.LearnerBuilder, notebook_learner.Learner) for name in dir(cls)}
     assert len(told) > 20
     assert told - known - cells == set()

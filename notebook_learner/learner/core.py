@@ -99,6 +99,9 @@ class Supplies(Protocol):
     def use_step(self, split: Split, function: StepFunction, /) -> None:
         """Train or validate with this from here on."""
 
+    def use_loss(self, function: Callable[..., Any], /) -> None:
+        """Train and validate with this loss from here on."""
+
     def renew(self) -> None:
         """Look up the model's steps again, after its code has changed."""
 
@@ -178,8 +181,7 @@ class LearnerCore:
         self._display: Display | None = None
         self._status: Status = "ready"
         self.locals = {}
-        self.scheduler = scheduler
-        """The scheduler as it was given to `build`, or as its factory made it."""
+        self._scheduler = scheduler
         self._parting = Parting(partial(_let_go, driver, replica, premises))
 
     @property

@@ -19,6 +19,7 @@ from ..run.step_reports import RewindReport, StepReport, ahead, nothing_left
 from ..state.state import State
 from ..step.optimizers import as_given
 from ..store import process_end
+from .assigning import Assigning
 from .debugging import Debugging
 from .display import Epochs
 from .finalizer import lets_go
@@ -37,7 +38,7 @@ from .tools import Tools
 T = TypeVar("T")
 
 
-class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
+class Learner(Assigning, DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
     """A model in training: run it, stop it after any step, look at it, go back, go on.
 
     Build one with `LearnerBuilder`. When training stops (a pause, an error, the end of a cell), the learner
@@ -326,6 +327,11 @@ class Learner(DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
     def optimizer(self) -> Any:
         """The optimizer in use; if there are several, all by name."""
         return as_given(self._at_hand().optimizer)
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler as it was given to `build`, or as its factory made it; of several, all by name."""
+        return self._scheduler
 
     @property
     def carried(self) -> CarriedTable:

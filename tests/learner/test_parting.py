@@ -77,7 +77,7 @@ def test_a_collection_inside_the_hdf5_library_waits_for_nobody(tmp_path: Path) -
     with held:
         learner.save(wait=False)
         gone = weakref.ref(learner)
-        learner.itself = learner
+        learner._itself = learner
         del learner
         gc.collect()  # waited here for ever before endings had a thread of their own
         assert gone() is None
@@ -244,6 +244,10 @@ def open_below(directory: Path) -> list[str]:
     return [name for name in names if name.startswith(str(directory))]
 
 
+STAY = "notebook_learner parting", "notebook_learner worker"
+"""Threads that wait for the next work, also of other learners; on a busy machine one more may be started."""
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("left", LEFT, ids=lambda left: left.__name__)
 @pytest.mark.rounds(3)
@@ -266,7 +270,7 @@ def test_a_learner_that_its_own_step_refers_to_goes_with_its_files_and_workers(
         return (
             set(multiprocessing.active_children()) <= children
             and not open_below(tmp_path)
-            and all(each.name == "notebook_learner parting" for each in set(threading.enumerate()) - threads)
+            and all(each.name.startswith(STAY) for each in set(threading.enumerate()) - threads)
         )
 
     assert comes(collected) and all_that_went_is_finished()

@@ -115,6 +115,20 @@ class Loaders:
             waiting, self._waits = self._waits, None
             self._put_in("valid", waiting)
 
+    def use_loss(self, function: Callable[..., Any]) -> None:
+        """Use another loss, from the next step on.
+
+        Raises:
+            ConfigurationError: a step of its own computes the loss.
+        """
+        if self.settings.train_step is not None or self.settings.loss is None:
+            raise ConfigurationError(
+                ["the training step computes the loss itself; set learner.train_step instead"],
+                "this loss cannot be used",
+            )
+        self.settings.loss = function
+        self.renew()
+
     def given(self) -> Mapping[Split, Any]:
         """The data of each split, as it was given."""
         return self._given
