@@ -8,10 +8,8 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from torch._C._autograd import _profiler_enabled
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from torch.optim import optimizer as theirs
-
-from ..errors import StepError
 
 # The loop's calls ------------------------------------------------------------------------------------
 
@@ -35,8 +33,6 @@ def clear(optimizer: Optimizer) -> None:
 def step(optimizer: Optimizer) -> None:
     """Do what `optimizer.step()` does."""
     function: Any = type(optimizer).step
-    if type(optimizer) is LBFGS:
-        raise StepError(_NO_CLOSURE)
     if (
         getattr(function, "__code__", None) is not _LABELLED
         or "step" in optimizer.__dict__  # torch's schedules count the calls there
@@ -66,11 +62,6 @@ _GLOBAL_AFTER: Any = getattr(theirs, "_global_optimizer_post_hooks", None)
 _LABELLED = _labelled() or object()
 """A plain object is not the code of any function."""
 
-
-_NO_CLOSURE = (
-    "LBFGS evaluates a batch several times per step: call optimizer.step(closure) in train_step, where the "
-    "closure clears the gradients, runs backward and returns the loss"
-)
 
 # Calls by the user's code ----------------------------------------------------------------------------
 
@@ -124,8 +115,10 @@ def _with_wrapped(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def has_hooks(optimizer: Optimizer) -> bool:
-    """Whether a step of the optimizer runs hooks of the user's."""
-    before: Mapping[Any, Any] = optimizer._optimizer_step_pre_hooks
-    if optimizer._optimizer_step_post_hooks or len(before) > 1:
+    """Whether a step of the optimizer runs hooks of the user's. Asked before each step: 0.2 us."""
+    if optimizer._optimizer_step_post_hooks:
         return True
-    return bool(before) and type(next(iter(before.values()))) is not _Heard
+    for hook in optimizer._optimizer_step_pre_hooks.values():  # noqa: SIM110  (`any` takes twice as long)
+        if hook.__class__ is not _Heard:
+            return True
+    return False

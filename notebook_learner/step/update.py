@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
 from ..errors import StepError, a_kind
@@ -75,6 +75,12 @@ _BACKWARD_TWICE = (
     "train_step ran backward() itself and then returned a plain output, so that the learner runs it again; "
     "leave the backward() out, or return TrainOutput(model, None, item), or call optimizer.step() in the "
     "step as well"
+)
+
+
+_NO_CLOSURE = (
+    "LBFGS evaluates a batch several times per step: call optimizer.step(closure) in train_step, where the "
+    "closure clears the gradients, runs backward and returns the loss"
 )
 
 
@@ -152,6 +158,7 @@ class Update:
         """Whether the user's step runs now."""
         for name, each in named_of(optimizer).items():
             tell_of_steps(each, self, name)
+        self._needs_closure = any(isinstance(each, LBFGS) for each in named_of(optimizer).values())
         self.rates: list[Any] = []
         self.note_rates()
         self._first: Tensor | float = 1.0
@@ -314,6 +321,8 @@ class Update:
 
     def move(self) -> bool:
         """Let the optimizer change the parameters; return False if it skipped the step."""
+        if self._needs_closure:
+            raise StepError(_NO_CLOSURE)
         if self.plain and not self.watch_norm:
             if self.look is not None:
                 self.look()
