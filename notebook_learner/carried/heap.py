@@ -6,6 +6,7 @@ from __future__ import annotations
 import builtins
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -440,16 +441,12 @@ class Heap:
             for key, each in wanted.items()
             if isinstance(each.kind, IteratorKind) and not each.kind.same(each.live, each.taken)
         }
-        changed: list[int] = []
-        try:
-            for key, each in wanted.items():
-                taken = _replaced(each.taken, instead) if instead else each.taken
-                if not each.kind.same(each.live, taken):
-                    changed.append(key)
-                    each.kind.put(each.live, taken)
-        except BaseException:
-            self._put_back(changed)
-            raise
+        changed = False
+        for each in wanted.values():
+            taken = _replaced(each.taken, instead) if instead else each.taken
+            if not each.kind.same(each.live, taken):
+                each.kind.put(each.live, taken)
+                changed = True
         for key, each in wanted.items():
             self._stands(key, each, instead)
         for key, live in instead.items():
@@ -463,13 +460,24 @@ class Heap:
         if changed:
             self._sweep(by_steps=True)
 
-    def _put_back(self, changed: Iterable[int]) -> None:
-        """Make objects hold again what they held at the last comparison: half of a look is no state, and the
-        next comparison would take it for a change by the user."""
-        for key in changed:
-            entry = self.entries.get(key) or self._gone.get(key)
-            if entry is not None:
-                entry.kind.put(entry.live, entry.taken)
+    @contextmanager
+    def as_before_if_it_fails(self, by_steps: bool) -> Iterator[None]:
+        """If the block fails, all objects hold again what they held, and nothing else is known of them: half
+        of a look is no state, and the next comparison would take it for a change by the user."""
+        self._compare(by_steps)
+        all_of_them = (*self._gone.values(), *self.entries.values())
+        known = [(each, each.base, each.moves, each.taken) for each in all_of_them]
+        entries, gone, left = dict(self.entries), dict(self._gone), dict(self.left)
+        try:
+            yield
+        except BaseException:
+            for each, base, moves, taken in known:
+                each.base, each.moves, each.taken = base, moves, taken
+                if not each.kind.same(each.live, taken):
+                    each.kind.put(each.live, taken)
+            self.entries, self._gone, self.left = entries, gone, left
+            self._sweep(by_steps=True)
+            raise
 
     def _stands(self, key: int, known: KnownObject, instead: Mapping[int, Any]) -> None:
         entry = self.entries.get(key)

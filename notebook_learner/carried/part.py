@@ -326,7 +326,8 @@ class CarriedPart:
             self.give(state)
             return
         reader = LookReader(state.plain() if isinstance(state, Look) else state)
-        self.give(reader.look(self.heap).without(but))
+        with self.heap.as_before_if_it_fails(by_steps=self._moving):
+            self.give(reader.look(self.heap).without(but))
         self._waits = reader if reader.missing else None
 
     def moved(self) -> Moved:
