@@ -172,6 +172,8 @@ class RecordedStep(TrainingStep):
 
     def __call__(self, batch: Any, last: bool) -> Any:
         __tracebackhide__ = True
+        if self.update.drives and not self.problem:
+            self._refuse("the step calls optimizer.step() itself")
         if self.problem or self.look is not None or self.update.look is not None or self.update.hides:
             return self._apart(batch, last)
         there = self._moved(batch) if self.moves else batch

@@ -8,6 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import CodeType
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakSet
 
@@ -200,24 +202,42 @@ class TrainingStep(_Runner):
         precision: torch.dtype | None,
         update: Update,
     ) -> None:
-        super().__init__(function, device, precision)
         self.update = update
+        self._driving: list[Any] = []
+        """The functions that were seen to call `optimizer.step()` themselves."""
+        self._open = True
+        """Whether it is not known yet who runs backward and the optimizer: this, or the function."""
+        super().__init__(function, device, precision)
         self.look: StepObserver | None = None
         self.stage = "forward"
         """How far a step came, for the error message if it cannot be undone."""
+
+    @property
+    def function(self) -> Callable[[Any], Any]:
+        """What computes the output of a batch; of the user, or one that calls model and loss."""
+        return self._function
+
+    @function.setter
+    def function(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        known = any(_written(function) is each for each in self._driving)
+        self._open, self.update.drives = not known, known or self.update.drives
 
     def __call__(self, batch: Any, last: bool) -> Any:
         __tracebackhide__ = True
         update = self.update
         self.stage = "forward"
         update.begin()
+        left = update.gradients_now() if self._open else []
         if update.together is not None:
             update.closes = last or update.count + 1 == update.window
         look = self.look
         if look is not None:
             look.before_step(batch)
         output = self._forward(batch)
-        if update.stepped or update.drives:
+        if self._open or update.stepped:
+            self._find_who_steps(output, left)
+        if update.drives:
             return self._driven(batch, output)
         self.stage = "backward"
         if type(output) is TrainOutput:
@@ -237,12 +257,31 @@ class TrainingStep(_Runner):
             look.after_step()
         return output
 
+    def _find_who_steps(self, output: Any, left: Any) -> None:
+        """Decide whether the function drives the step, or the loop does. It drives if it has stepped an
+        optimizer; or if it may step one later, and has run backward, or has returned no loss to run it on."""
+        update, function = self.update, _written(self.function)
+        if update.stepped:
+            update.take_over()
+            self._open = False
+            if all(function is not each for each in self._driving):
+                self._driving = [*self._driving[-3:], function]
+            return
+        ran = update.has_moved(left)
+        if type(output) is not TrainOutput and (ran or not _is_trainable(output)) and _may_step(function):
+            update.take_over()  # and ask again at the next step
+            return
+        self._open = False
+        if update.drives:  # another function did
+            update.drives = False
+            update.clear()
+
     def _driven(self, batch: Any, output: Any) -> Any:
         """What is left to do if the user's step calls `optimizer.step()` itself."""
         __tracebackhide__ = True
         update, look = self.update, self.look
+        update.entered = False
         self.stage = "update"
-        update.take_over()
         if type(output) is TrainOutput:
             output = output.item
         if look is not None:
@@ -294,12 +333,14 @@ class TrainingStep(_Runner):
         update.closes = False
         update.keeps_graph = True
         try:
+            left = update.gradients_now() if self._open else []
             output = self._forward(batch)
             if between is not None:
                 between()
             update.entered = False
-            if update.stepped or update.drives:
-                update.take_over()
+            if self._open or update.stepped:
+                self._find_who_steps(output, left)
+            if update.drives:
                 return output.item if type(output) is TrainOutput else output
             if type(output) is TrainOutput:
                 gradients, output = output.grads, output.item
@@ -310,6 +351,31 @@ class TrainingStep(_Runner):
             update.keeps_graph = False
         update.as_before_clipping(last)
         return output
+
+
+def _written(function: Any) -> Any:
+    """What the user wrote: the function without its model; of a cell, its body."""
+    while isinstance(function, partial):
+        function = function.func
+    body = getattr(function, "body", None)
+    return getattr(getattr(body, "function", function), "__func__", getattr(body, "function", function))
+
+
+def _may_step(function: Any) -> bool:
+    """Whether the function calls something of the name `step`, such as an optimizer's."""
+    waiting = [getattr(function, "__code__", None)]
+    while waiting:
+        code = waiting.pop()
+        if isinstance(code, CodeType):
+            if "step" in code.co_names:
+                return True
+            waiting += code.co_consts
+    return False
+
+
+def _is_trainable(output: Any) -> bool:
+    loss = getattr(output, "loss", None)
+    return isinstance(loss, Tensor) and loss.requires_grad
 
 
 class ValidationStep(_Runner):

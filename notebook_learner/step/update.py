@@ -250,9 +250,22 @@ class Update:
         if name not in self.stepped:
             self.stepped.append(name)
 
+    def gradients_now(self) -> list[tuple[Tensor | None, int]]:
+        """The gradients, with torch's counts of their changes."""
+        grads = [parameter.grad for parameter in self.parameters]
+        return [(grad, 0 if grad is None else grad._version) for grad in grads]
+
+    def has_moved(self, before: list[tuple[Tensor | None, int]]) -> bool:
+        """Whether a gradient is another one than it was, or has changed."""
+        pairs = zip(before, self.gradients_now(), strict=True)
+        return any(old is not new or then != now for (old, then), (new, now) in pairs)
+
+    def clear(self) -> None:
+        """Let no parameter have a gradient."""
+        clear(self.optimizer)
+
     def take_over(self) -> None:
-        """The user's step has stepped an optimizer. From here on it drives itself, also in a step that only
-        collects gradients.
+        """From here on the user's step drives itself, also in a step that only collects gradients.
 
         Raises:
             StepError: something was asked for that only the loop's own update can do.

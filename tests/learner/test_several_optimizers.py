@@ -172,6 +172,43 @@ def collecting() -> Program:
     return Program(model, optimizer, step, PAIRS)
 
 
+def collecting_first() -> Program:
+    """The same, but the first two steps of three only collect."""
+    program = collecting()
+    optimizer, count = program.optimizers, [0]
+
+    def step(model: Any, batch: Any) -> Any:
+        x, y = batch
+        loss = F.mse_loss(model(x), y) / 3
+        loss.backward()
+        count[0] += 1
+        if count[0] % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    return Program(program.model, optimizer, step, PAIRS)
+
+
+def warming_up() -> Program:
+    """Steps that only remember what came, until there is enough to train on."""
+    program = collecting()
+    model, optimizer, seen = program.model, program.optimizers, list[Any]()
+
+    def step(model: Any, batch: Any) -> Any:
+        seen.append(batch)
+        if len(seen) < 3:
+            return None
+        x, y = seen[int(torch.randint(len(seen), ()))]
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Program(model, optimizer, step, PAIRS)
+
+
 def in_the_backward() -> Program:
     """An optimizer for each parameter, which steps as soon as its gradient is there."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
@@ -192,7 +229,7 @@ def in_the_backward() -> Program:
     return Program(model, list(each.values()), step, PAIRS)
 
 
-DRIVEN = [gan, critic_first, lbfgs, sam, collecting]
+DRIVEN = [gan, critic_first, lbfgs, sam, collecting, collecting_first, warming_up]
 ALL = [*DRIVEN, in_the_backward]
 
 
@@ -478,3 +515,38 @@ def test_a_breakpoint_stops_before_the_first_write_of_the_step(tmp_path: Path) -
     plain, _ = made(gan, tmp_path / "plain")
     plain.step(4)
     assert same(bits(learner.model), bits(plain.model))
+
+
+def plain(model: Any, batch: Any) -> Tensor:
+    return F.mse_loss(model(batch[0]), batch[1])
+
+
+def test_a_plain_step_may_take_the_place_of_one_that_drives_itself(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model, hand = nn.Linear(4, 1), nn.Linear(4, 1)
+    hand.load_state_dict(model.state_dict())
+    optimizers = [SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, hand)]
+
+    def driving(optimizer: Any) -> Callable[[Any, Any], Any]:
+        def step(model: Any, batch: Any) -> Any:
+            optimizer.zero_grad()
+            loss = plain(model, batch)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    builder = LearnerBuilder(tmp_path).num_epochs(1).renderer("silent").metrics()
+    learner = builder.train_step(driving(optimizers[0])).build(model, optimizers[0], None, PAIRS)
+    learner.step(2)
+    learner.what_if(2, train_step=plain)
+    learner.step(1)
+    learner.train_step = plain  # type: ignore[attr-defined]
+    learner.step(2)
+    learner.train_step = driving(optimizers[0])  # type: ignore[attr-defined]
+    learner.fit()
+    by_itself = driving(optimizers[1])
+    for batch in PAIRS:
+        by_itself(hand, batch)
+    assert same(bits(model), bits(hand))
