@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
@@ -13,6 +13,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ..errors import StepError
+from .carried_names import carried_in
 
 _NAMED = ("targets", "target")
 """A cell that assigns one of these names its targets."""
@@ -188,7 +189,9 @@ def _typed(shell: Any) -> list[str]:
 
 GIVEN = ("model", "batch", "learner", "epoch", "step")
 """The names of the values that every body is given."""
-_LEFT, _LOCALS = "__left__", "__locals__"
+_LEFT, _LOCALS, _MISSING = "__left__", "__locals__", "__missing__"
+MISSING: Any = object()
+"""Stands for the value of a carried name that has none yet."""
 _CELL = "<module>"
 
 _NO_LOSS = "the cell never assigns `loss`; let it leave a scalar tensor there: loss = F.mse_loss(model(x), y)"
@@ -213,6 +216,9 @@ class Body:
     assigned: tuple[str, ...]
     """The names that it assigns anywhere, in their order."""
     targets: Targets
+    carried: tuple[str, ...]
+    """The names that it reads before it assigns them. It is called with their values, after those that GIVEN
+    names."""
     shape: str = field(repr=False)
     """Equal for two bodies that differ only in comments, blank lines and place."""
 
@@ -228,21 +234,24 @@ def compiled(shell: Any, source: CellSource, kind: str) -> Body:
     _refuse(tree)
     shape = ast.dump(tree)
     last = max(source.first, source.text.rstrip().count("\n") + 1)
+    given = carried_in(tree.body, _stored(tree) - {*GIVEN})
+    drives = kind == "train" and _may_step(tree)
     with _mistakes_shown(shell):
-        code = shell.compile(_wrapped(tree, f"{kind}_step", last), source.name, "exec")
+        code = shell.compile(_wrapped(tree, f"{kind}_step", last, given), source.name, "exec")
     made: dict[str, Any] = {}
     # Two dicts: the definition itself goes into the second one, and not into the notebook.
     exec(code, shell.user_ns, made)
     inner = _inner(made["make"].__code__)
     own = dict.fromkeys(inner.co_varnames + inner.co_cellvars)
     assigned = tuple(name for name in own if name not in GIVEN or name in _stored(tree))
-    if kind == "train" and "loss" not in assigned:
+    if kind == "train" and "loss" not in assigned and not drives:
         raise UsageError(_NO_LOSS)
-    if not {"loss", "output"} & {*assigned}:
+    if not {"loss", "output"} & {*assigned} and not drives:
         raise UsageError(_NOTHING_LEFT)
-    function = made["make"](_values_left(assigned, "loss" if kind == "train" else None), builtins.locals)
+    left = _values_left(assigned, "loss" if kind == "train" and "loss" in assigned else None)
+    function = made["make"](left, builtins.locals, MISSING)
     function.__code__ = _named_as_a_cell(function.__code__)
-    return Body(function, assigned, targets_in(_outside_of_functions(tree), "batch"), shape)
+    return Body(function, assigned, targets_in(_outside_of_functions(tree), "batch"), given, shape)
 
 
 def _named_as_a_cell(code: CodeType) -> CodeType:
@@ -277,20 +286,30 @@ class CellSyntaxError(Exception):
 CellSyntaxError.__name__ = "SyntaxError"
 
 
-def _wrapped(tree: ast.Module, name: str, last: int) -> ast.Module:
-    """`def make(__left__, __locals__): def name(model, ...): <body>; return __left__(__locals__())`.
+def _wrapped(tree: ast.Module, name: str, last: int, carried: Sequence[str]) -> ast.Module:
+    """`def make(__left__, __locals__, __missing__): def name(model, ..., hidden): <body>; return
+    __left__(__locals__())`. A carried name without a value is deleted first, as in a loop's first round.
 
     `__left__` and `__locals__` are variables of an outer function, so that the notebook's names and
     overwritten builtins cannot hide them. (Asking the frame instead of `locals` costs each step 4 us more.)
     """
     values = ast.Call(ast.Name(_LOCALS, ast.Load()), [], [])
     leave = ast.Return(ast.Call(ast.Name(_LEFT, ast.Load()), [values], []))
-    step = _function(name, GIVEN, [*tree.body, leave])
+    without = [_unless_there(each) for each in carried]
+    step = _function(name, (*GIVEN, *carried), [*without, *tree.body, leave])
     give = ast.Return(ast.Name(name, ast.Load()))
-    module = ast.Module([_function("make", (_LEFT, _LOCALS), [step, give])], [])
+    module = ast.Module([_function("make", (_LEFT, _LOCALS, _MISSING), [step, give])], [])
+    for each in without:
+        for node in ast.walk(each):
+            ast.copy_location(node, tree.body[0])
     for node in ast.walk(leave):
         ast.copy_location(node, ast.Pass(lineno=last, col_offset=0, end_lineno=last, end_col_offset=0))
     return ast.fix_missing_locations(module)
+
+
+def _unless_there(name: str) -> ast.stmt:
+    (made,) = ast.parse(f"if {name} is {_MISSING}: del {name}").body
+    return made
 
 
 def _function(name: str, parameters: tuple[str, ...], body: list[ast.stmt]) -> ast.FunctionDef:
@@ -345,8 +364,14 @@ def _outside_of_functions(node: ast.AST) -> Iterator[ast.AST]:
         yield from _outside_of_functions(child)
 
 
+def _may_step(tree: ast.Module) -> bool:
+    """Whether the body calls something of the name `step`, such as an optimizer's."""
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(isinstance(called, ast.Attribute) and called.attr == "step" for called in calls)
+
+
 def _stored(tree: ast.Module) -> frozenset[str]:
-    """The given names that the body binds again."""
+    """The names that the body binds."""
     found = set()
     for node in _outside_of_functions(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):

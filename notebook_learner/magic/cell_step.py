@@ -21,7 +21,7 @@ from ..step.output import (
     SequenceOutput,
 )
 from ..step.step import kind_of
-from .cell_body import Body, Targets
+from .cell_body import MISSING, Body, Targets
 
 Values = Mapping[str, Any]
 MakeOutput = Callable[[Values], Any]
@@ -33,10 +33,15 @@ class CellStep:
     It does not keep its learner alive: the learner holds it.
     """
 
-    def __init__(self, learner: Learner, body: Body, kind: str | None = None) -> None:
+    def __init__(
+        self, learner: Learner, body: Body, kind: str | None = None, carried: Values | None = None
+    ) -> None:
         self._learner = weakref.ref(learner)
         self.body = body
         self.kind = kind
+        names = body.function.__globals__ if carried is None else carried
+        self.carried = {name: names[name] for name in body.carried if name in names}
+        """The values that go from step to step, at first the notebook's; a rewind brings them back."""
         self.make_output = output_maker(kind, body.assigned, body.targets)
 
     def __call__(self, model: Any, batch: Any) -> Any:
@@ -46,10 +51,14 @@ class CellStep:
         learner.locals = {}  # frees the last step's values before this step's memory peak
         loop = learner._replica.loop  # learner.position would make an object: 2 us more
         try:
-            values = self.body.function(model, batch, learner, loop.epoch, loop.done)
+            before = [self.carried.get(name, MISSING) for name in self.body.carried]
+            values = self.body.function(model, batch, learner, loop.epoch, loop.done, *before)
         except UnboundLocalError as error:
             self._explain(error)
             raise
+        for name in self.body.carried:
+            if name in values:
+                self.carried[name] = values[name]
         learner.locals = values
         return self.make_output(values)
 
@@ -57,24 +66,28 @@ class CellStep:
         """Whether both have the same code, apart from comments."""
         return isinstance(other, CellStep) and (self.body.shape, self.kind) == (other.body.shape, other.kind)
 
+    def follow(self, other: CellStep) -> None:
+        """Take over the values of the cell before an edit, as far as both carry them."""
+        self.carried |= {name: value for name, value in other.carried.items() if name in self.body.carried}
+
     def adopt(self, other: CellStep) -> None:
         """Take the place of the unchanged cell that was run again, as its lines may have moved."""
         self.body = other.body
 
     def of(self, learner: Learner) -> CellStep:
         """The same step for another learner, such as a fork."""
-        return CellStep(learner, self.body, self.kind)
+        return CellStep(learner, self.body, self.kind, self.carried)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CellStep:
         """For a fork: the body is copied, with what it reaches; the learner comes by `of`."""
         copied: Any = CellStep.__new__(CellStep)
         body = replace(self.body, function=deepcopy(self.body.function, memo))
-        copied.__dict__.update(self.__dict__, body=body)
+        copied.__dict__.update(self.__dict__, body=body, carried=deepcopy(self.carried, memo))
         return copied  # type: ignore[no-any-return]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the learner, which stays in its process: other ranks have their own learners."""
-        return _of_nobody, (self.body, self.kind)
+        return _of_nobody, (self.body, self.kind, self.carried)
 
     def _explain(self, error: UnboundLocalError) -> None:
         """Say why a name has no value here although the next cell can print it; Python's message does not."""
@@ -91,9 +104,9 @@ class _Nobody:
     """Stands in for a learner while a step is sent to another process."""
 
 
-def _of_nobody(body: Body, kind: str | None) -> CellStep:
+def _of_nobody(body: Body, kind: str | None, carried: Values) -> CellStep:
     nobody: Any = _Nobody()
-    return CellStep(nobody, body, kind)
+    return CellStep(nobody, body, kind, carried)
 
 
 # Outputs ---------------------------------------------------------------------------------------------

@@ -54,9 +54,13 @@ class TrainingMagics(Magics):
         batch["label"]`), or the value of `target` or `targets`. learner.log("name", value) makes a metric of
         any other number. The learner does the rest: zero_grad, backward, optimizer, scheduler.
 
-        The names that the body assigns are local: it changes no name of the notebook. `learner.locals` holds
-        the values of the last step. To bring values into the notebook, change an object's contents, or use
-        --export.
+        The body may also be that of a loop of yours, as it stands: if it calls `optimizer.step()`, it runs
+        zero_grad, backward and clipping itself, too, and needs no `loss`.
+
+        The names that the body assigns are local: it changes no name of the notebook. A name that it reads
+        before it assigns it (`hidden`, `count += 1`) has the value of the step before, at first the
+        notebook's, and goes back with a rewind. `learner.locals` holds the values of the last step. To bring
+        values into the notebook, change an object's contents, or use --export.
 
         If you run an edited cell again while training is paused (or runs in the background), training goes on
         from that step with the new body.

@@ -296,6 +296,8 @@ def put_in(learner: Learner, split: Split, step: CellStep) -> bool:
         present.adopt(step)
     else:
         edited = isinstance(present, CellStep)
+        if isinstance(present, CellStep):
+            step.follow(present)
         learner.tools.use_step(split, step, "cell edited" if edited else f"a %%{split} cell takes over")
     return paused
 

@@ -435,9 +435,10 @@ def _functions(loop: Loop) -> Iterator[tuple[str, Any]]:
     for split, each in loop.passes.items():
         function = each.step.function
         yield f"{split}_step", function
-        body = getattr(getattr(function, "func", None), "body", None)  # a cell
-        if body is not None:
+        cell = getattr(function, "func", None)
+        if (body := getattr(cell, "body", None)) is not None:
             yield f"%%{split}", body.function
+            yield f"names of %%{split}", getattr(cell, "carried", None)
 
 
 # Pieces ----------------------------------------------------------------------------------------------
