@@ -16,6 +16,7 @@ from ..event import Sink, Split
 from ..metric import Loss
 from ..metric.base import AnyMetric, Metric, TextMetric
 from ..state.checkpoint_files import Checkpointer, Which
+from ..step.own_loss import takes_targets
 from ..step.schedule import When
 from ..step.step import StepFunction
 from .early_stopping import EarlyStopping
@@ -137,11 +138,13 @@ class Settings:
 
     def says_how_to_train(self, model: Any) -> bool:
         """Whether the user gave a training step."""
-        return self.train_step is not None or self.loss is not None or hasattr(model, "train_step")
+        given = self.train_step is not None or self.loss is not None
+        return given or hasattr(model, "train_step") or takes_targets(model)
 
     def says_how_to_validate(self, model: Any) -> bool:
         """Whether the user gave a validation step."""
-        return self.valid_step is not None or self.loss is not None or hasattr(model, "valid_step")
+        given = self.valid_step is not None or self.loss is not None
+        return given or hasattr(model, "valid_step") or (self.train_step is None and takes_targets(model))
 
     @property
     def in_parts(self) -> bool:

@@ -6,7 +6,7 @@ This is the hot path of training. An option that is not used costs one `is None`
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from ..data.batch import is_on, move
 from ..errors import StepError
 from .output import ClassificationOutput, RegressionOutput, TrainOutput, as_item, loss_of
+from .own_loss import with_named_targets
 from .update import Update
 
 
@@ -35,7 +36,11 @@ class SupervisedOutput:
 def supervised(
     model: nn.Module, loss: Callable[..., Any], kind: Callable[..., Any] | None, batch: Any
 ) -> Any:
-    """Return `loss(model(x), y)`, wrapped into an output that metrics can read."""
+    """Return `loss(model(x), y)`, wrapped into an output that metrics can read. A dict is taken by its
+    keys."""
+    if isinstance(batch, Mapping):
+        value, output, y = with_named_targets(model, loss, batch)
+        return (kind or kind_of(output, y))(value, output, y)
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise StepError(_why_no_pair(batch))
     x, y = batch

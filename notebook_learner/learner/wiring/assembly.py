@@ -47,6 +47,7 @@ from ...step.clipping import Clip, ClipByNorm, ClipByValue
 from ...step.graph_step import RECORDERS, Log, RecordedStep
 from ...step.moving_average import MovingAverage
 from ...step.optimizers import as_given, each_of, named_of
+from ...step.own_loss import takes_targets, with_its_own_loss
 from ...step.schedule import Schedule, schedulers_of, shown_of
 from ...step.step import TrainingStep, ValidationStep, supervised
 from ...step.update import Update
@@ -481,8 +482,10 @@ def _step_function(settings: Settings, split: Split, model: nn.Module) -> Callab
         return partial(own, model)
     if settings.loss is not None:
         return partial(supervised, model, settings.loss, settings.loss_output)
-    step: Callable[[Any], Any] = getattr(model, f"{split}_step", _not_yet_known)
-    return step
+    step: Callable[[Any], Any] | None = getattr(model, f"{split}_step", None)
+    if step is not None:
+        return step
+    return partial(with_its_own_loss, model) if takes_targets(model) else _not_yet_known
 
 
 def _not_yet_known(batch: Any) -> Any:

@@ -26,6 +26,7 @@ from ...run.loop import After
 from ...run.settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
 from ...state.checkpoint_files import Checkpointer
 from ...step.graph_step import RECORDERS
+from ...step.own_loss import TARGETS, names_after_output
 from ...store import check_metric_name, same_file
 from .autosave import seconds_of
 from .cells import cells_may_come
@@ -437,7 +438,11 @@ def step_mistakes(settings: Settings) -> Iterator[str]:
         yield f"loss({loss.__name__}) is a class; give an instance: loss(nn.{loss.__name__}())"
     elif loss is not None and not callable(loss):
         yield f"loss({loss!r}): give a function of output and targets, such as F.cross_entropy"
-    elif loss is not None and (why := wrong_arguments(loss, "the model's output", "the targets")):
+    elif (
+        loss is not None
+        and not _may_take_keys(loss)
+        and (why := wrong_arguments(loss, "the model's output", "the targets"))
+    ):
         yield (
             f"loss({_called(loss)}): {why}; write def loss(output, targets), or say how to train on a batch "
             "with train_step(fn) and fn(model, batch)"
@@ -452,6 +457,12 @@ def step_mistakes(settings: Settings) -> Iterator[str]:
         yield f"loss(output={_called(kind)}): {why}; give one such as ClassificationOutput"
     if loss is not None and settings.train_step is not None:
         yield "both loss(...) and train_step(...) say how to train; keep one of them"
+
+
+def _may_take_keys(loss: Any) -> bool:
+    """Whether it may be meant for batches that are dicts, of which it takes several keys."""
+    names = names_after_output(loss)
+    return not isinstance(loss, nn.Module) and len(names) > 1 and names[0] in TARGETS
 
 
 def _called(function: Any) -> str:
