@@ -250,7 +250,6 @@ class TrainingStep(_Runner):
             update.adopt(gradients, output, batch)
         else:
             update.backward(loss_of(output), output, batch)
-        update.entered = False
         if look is not None:
             look.after_backward(batch, output)
         self.stage = "update"

@@ -334,6 +334,7 @@ class Update:
 
     def move(self) -> bool:
         """Let the optimizer change the parameters; return False if it skipped the step."""
+        self.entered = False
         if self._needs_closure:
             raise StepError(_NO_CLOSURE)
         if self.plain and not self.watch_norm:
