@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import c_uint32
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -241,9 +242,11 @@ class _Python(Generator):
 class _Numpy(Generator):
     name = "numpy"
 
-    def __init__(self) -> None:
+    @cached_property
+    def _first(self) -> tuple[float, float]:
+        """Made when it is first needed, as NumPy's generators take time to load."""
         start = np.random.RandomState(_MARK)
-        self._first = start.random_sample(), start.random_sample()
+        return start.random_sample(), start.random_sample()
 
     def seed(self, seed: int) -> None:
         np.random.seed(seed & 0xFFFFFFFF)

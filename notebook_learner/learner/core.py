@@ -159,6 +159,8 @@ class LearnerCore:
     locals: dict[str, Any]
     """After a step of a `%%train` or `%%valid` cell: the values of the names in the cell's body. They are
     kept until the next step begins."""
+    scheduler: Any
+    """The scheduler as it was given to `build`, or as its factory made it; of several, all by name."""
 
     def __init__(
         self,
@@ -181,7 +183,7 @@ class LearnerCore:
         self._display: Display | None = None
         self._status: Status = "ready"
         self.locals = {}
-        self._scheduler = scheduler
+        object.__setattr__(self, "scheduler", scheduler)  # which no one else can set
         self._parting = Parting(partial(_let_go, driver, replica, premises))
 
     @property

@@ -329,11 +329,6 @@ class Learner(Assigning, DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, S
         return as_given(self._at_hand().optimizer)
 
     @property
-    def scheduler(self) -> Any:
-        """The scheduler as it was given to `build`, or as its factory made it; of several, all by name."""
-        return self._scheduler
-
-    @property
     def carried(self) -> CarriedTable:
         """What steps reach outside of model, optimizer and loaders (counters, queues, generators, other
         networks), how it is kept in the state, and what of it cannot be kept."""
