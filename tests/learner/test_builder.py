@@ -468,7 +468,6 @@ def test_a_loss_function_may_take_outputs_and_targets_of_several_parts(tmp_path)
 @pytest.mark.parametrize(
     ("batch", "said"),
     [
-        ({"x": torch.zeros(2, 6), "y": torch.zeros(2)}, "this batch is of type dict"),
         ((torch.zeros(2, 6), None, None), "this batch is of type tuple with 3 parts"),
         (torch.zeros(2, 6), r"this batch is one tensor of shape \(2, 6\)"),
     ],
