@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ..errors import a_kind
+from ..event import Split
 from ..step.optimizers import named_of
-from ..step.schedule import rates_of, set_rates
+from ..step.schedule import is_rate, rates_of, set_rates
 from .core import LearnerCore
 
 _INSTEAD = {
@@ -49,7 +48,7 @@ class Assigning(LearnerCore):
             rates = zip(rates_of(optimizer), _rates(rate, groups), strict=True)
             self._replica.settle()
             set_rates(optimizer, [old if new is None else new for old, new in rates])
-            self._note(f"lr = {_said(rates_of(optimizer))}")
+            self._edited(f"lr = {_said(rates_of(optimizer))}")
 
     def _set_train_step(self, function: Any) -> None:
         self._set_step("train", function)
@@ -57,13 +56,12 @@ class Assigning(LearnerCore):
     def _set_valid_step(self, function: Any) -> None:
         self._set_step("valid", function)
 
-    def _set_step(self, split: Any, function: Any) -> None:
+    def _set_step(self, split: Split, function: Any) -> None:
         if not callable(function):
             raise TypeError(f"learner.{split}_step = {function!r:.60}: give a function fn(model, batch)")
         with self._driver.held():
             self._premises.require_mine()
-            self._supplies.use_step(split, function)
-            self._note(f"another {split} step: {_name_of(function)}")
+            self._use_step(split, function, f"another {split} step: {_name_of(function)}")
 
     def _set_loss(self, function: Any) -> None:
         if not callable(function):
@@ -71,13 +69,7 @@ class Assigning(LearnerCore):
         with self._driver.held():
             self._premises.require_mine()
             self._supplies.use_loss(function)
-            self._note(f"another loss: {_name_of(function)}")
-
-    def _note(self, text: str) -> None:
-        """Earlier keyframes no longer lead to what follows; the history tells of it."""
-        if self._replica.loop.iteration:
-            self._replica.stand_anew()
-            self._mark("edited", text)
+            self._edited(f"another loss: {_name_of(function)}")
 
 
 _SETTERS: Mapping[str, Callable[[Assigning, Any], None]] = {
@@ -104,13 +96,9 @@ def _each(given: Any, count: int) -> list[float | None]:
     if len(several) != count:
         raise ValueError(f"learner.lr: {len(several)} rates for {count} parameter groups; give one for each")
     for rate in several:
-        if rate is not None and not _is_rate(rate):
+        if rate is not None and not is_rate(rate):
             raise ValueError(f"learner.lr = {rate!r:.60}: give a number from 0, such as 1e-3")
     return [None if rate is None else float(rate) for rate in several]
-
-
-def _is_rate(rate: Any) -> bool:
-    return isinstance(rate, Real) and not isinstance(rate, bool) and isfinite(rate) and float(rate) >= 0
 
 
 def _said(rates: list[float]) -> str:

@@ -330,6 +330,17 @@ class LearnerCore:
         self._mark("breakpoint", str(hit))
         self._set_status("paused", str(hit))
 
+    def _use_step(self, split: Split, function: StepFunction, note: str) -> None:
+        """Take this step from here on, at a boundary."""
+        self._supplies.use_step(split, function)
+        self._edited(note)
+
+    def _edited(self, text: str) -> None:
+        """The user changed the run: it needs a keyframe from here on, and the history tells where."""
+        if self._replica.loop.iteration:
+            self._replica.timeline.wanted = True
+            self._mark("edited", text)
+
     def _mark(self, kind: MarkKind, text: str) -> None:
         at = self._replica.loop.position
         self._emit(Marked(kind, at.epoch, at.split, at.step, text))

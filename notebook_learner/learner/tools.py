@@ -106,14 +106,8 @@ class Tools:
             raise ValueError(f'use_step({split!r}, ...): the split is "train" or "valid"')
         if not callable(function):
             raise TypeError(f"use_step({split!r}, {function!r}): give a function fn(model, batch)")
-        self._learner._drive(lambda: self._use_step(split, function, note))
-
-    def _use_step(self, split: Split, function: StepFunction, note: str) -> None:
-        self._learner._supplies.use_step(split, function)
-        at = self._learner._replica.loop.position
-        if at.iteration:
-            self._learner._replica.timeline.wanted = True
-            self._learner._mark("edited", note or f"another {split} step")
+        said = note or f"another {split} step"
+        self._learner._drive(lambda: self._learner._use_step(split, function, said))
 
     def reload_code(self) -> Reloaded:
         """Give the model the new methods of classes that a cell has defined again; the weights stay.

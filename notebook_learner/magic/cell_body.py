@@ -13,6 +13,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ..errors import StepError
+from ..step.optimizer_calls import may_step
 from .carried_names import carried_in
 
 _NAMED = ("targets", "target")
@@ -235,7 +236,6 @@ def compiled(shell: Any, source: CellSource, kind: str) -> Body:
     shape = ast.dump(tree)
     last = max(source.first, source.text.rstrip().count("\n") + 1)
     given = carried_in(tree.body, _stored(tree) - {*GIVEN})
-    drives = kind == "train" and _may_step(tree)
     with _mistakes_shown(shell):
         code = shell.compile(_wrapped(tree, f"{kind}_step", last, given), source.name, "exec")
     made: dict[str, Any] = {}
@@ -244,6 +244,7 @@ def compiled(shell: Any, source: CellSource, kind: str) -> Body:
     inner = _inner(made["make"].__code__)
     own = dict.fromkeys(inner.co_varnames + inner.co_cellvars)
     assigned = tuple(name for name in own if name not in GIVEN or name in _stored(tree))
+    drives = kind == "train" and may_step(inner)
     if kind == "train" and "loss" not in assigned and not drives:
         raise UsageError(_NO_LOSS)
     if not {"loss", "output"} & {*assigned} and not drives:
@@ -362,12 +363,6 @@ def _outside_of_functions(node: ast.AST) -> Iterator[ast.AST]:
         if isinstance(child, _SCOPES):
             continue
         yield from _outside_of_functions(child)
-
-
-def _may_step(tree: ast.Module) -> bool:
-    """Whether the body calls something of the name `step`, such as an optimizer's."""
-    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return any(isinstance(called, ast.Attribute) and called.attr == "step" for called in calls)
 
 
 def _stored(tree: ast.Module) -> frozenset[str]:

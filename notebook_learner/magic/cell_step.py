@@ -44,6 +44,11 @@ class CellStep:
         """The values that go from step to step, at first the notebook's; a rewind brings them back."""
         self.make_output = output_maker(kind, body.assigned, body.targets)
 
+    @property
+    def written(self) -> Any:
+        """The body: what the user wrote of this step."""
+        return self.body.function
+
     def __call__(self, model: Any, batch: Any) -> Any:
         __tracebackhide__ = True
         learner = self._learner()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from torch._C._autograd import _profiler_enabled
 from torch.optim import Optimizer
@@ -78,16 +78,12 @@ class _Heard:
     after the cell that builds was run again."""
 
     def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-        self._listeners: WeakSet[Any] = WeakSet()
-
-    def add(self, listener: StepListener, name: str) -> None:
-        self._listeners.add(listener)
-        self._names[id(listener)] = name
+        self.names: WeakKeyDictionary[StepListener, str] = WeakKeyDictionary()
+        """By listener: the name that it has for the optimizer."""
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for listener in tuple(self._listeners):
-            listener.stepping(self._names[id(listener)])
+        for listener, name in tuple(self.names.items()):
+            listener.stepping(name)
 
 
 def tell_of_steps(optimizer: Optimizer, listener: StepListener, name: str) -> None:
@@ -99,7 +95,7 @@ def tell_of_steps(optimizer: Optimizer, listener: StepListener, name: str) -> No
         if heard is None:
             heard = _Heard()
             single.register_step_pre_hook(heard)
-        heard.add(listener, name)
+        heard.names[listener] = name
 
 
 def _with_wrapped(optimizer: Optimizer) -> list[Optimizer]:
@@ -112,6 +108,16 @@ def _with_wrapped(optimizer: Optimizer) -> list[Optimizer]:
             found.append(each)
             waiting += [value for value in vars(each).values() if isinstance(value, Optimizer)]
     return found
+
+
+def may_step(code: CodeType) -> bool:
+    """Whether a function's code has something of the name `step`, such as an optimizer's method.
+
+    >>> may_step((lambda optimizer: optimizer.step()).__code__), may_step((lambda loss: loss).__code__)
+    (True, False)
+    """
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return "step" in code.co_names or any(map(may_step, inner))
 
 
 def has_hooks(optimizer: Optimizer) -> bool:

@@ -102,7 +102,7 @@ def as_item(output: Any) -> Any:
     if isinstance(output, Tensor):
         return LossOutput(output)
     if type(output) is dict and "loss" in output:
-        return SimpleNamespace(**output)
+        return SimpleNamespace(**{str(key): value for key, value in output.items()})
     if type(output) is tuple and len(output) == 2 and getattr(output[0], "ndim", 1) == 0:
         return SimpleNamespace(loss=output[0], output=output[1])
     return output

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -66,11 +67,7 @@ def names_after_output(loss: Callable[..., Any]) -> list[str]:
     >>> names_after_output(nn.CrossEntropyLoss())
     ['target']
     """
-    function = loss.forward if isinstance(loss, nn.Module) else loss
-    try:
-        return list(inspect.signature(function).parameters)[1:]
-    except (TypeError, ValueError):  # a function in C has no signature
-        return []
+    return list(_parameters(loss.forward if isinstance(loss, nn.Module) else loss))[1:]
 
 
 def with_named_targets(model: nn.Module, loss: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
@@ -98,11 +95,24 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 def _parameters_of(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     """Those of the model's forward; of a model that adapters wrap, those of the model inside."""
     inner = getattr(model, "get_base_model", None)
-    module = inner() if callable(inner) else model
-    try:
-        return inspect.signature(module.forward).parameters
-    except (TypeError, ValueError):
-        return {}
+    return _parameters((inner() if callable(inner) else model).forward)
+
+
+_KNOWN: WeakKeyDictionary[Any, Mapping[str, inspect.Parameter]] = WeakKeyDictionary()
+
+
+def _parameters(function: Any) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a function or method, read once: it takes 20 us, and each step asks. A function in C
+    may have none that can be read."""
+    written = getattr(function, "__func__", function)
+    known = _KNOWN.get(written)
+    if known is None:
+        try:
+            known = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            known = {}
+        _KNOWN[written] = known
+    return known
 
 
 def _loss_in(output: Any) -> Any:

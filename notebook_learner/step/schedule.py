@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import isfinite
+from numbers import Real
 from typing import Any, Literal
 
 from torch import Tensor
@@ -259,6 +261,17 @@ def _kind(value: Any) -> type:
 
 def _unit(when: When) -> str:
     return "optimizer step" if when == "step" else "epoch"
+
+
+def is_rate(rate: Any) -> bool:
+    """Whether it is a learning rate: a number from 0, or a tensor of one.
+
+    >>> is_rate(0.1), is_rate(True), is_rate(-1), is_rate(float("nan"))
+    (True, False, False, False)
+    """
+    if isinstance(rate, Tensor) and rate.numel() == 1:
+        rate = rate.item()
+    return isinstance(rate, Real) and not isinstance(rate, bool) and isfinite(rate) and float(rate) >= 0
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:

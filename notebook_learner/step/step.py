@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakSet
 
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 
 from ..data.batch import is_on, move
 from ..errors import StepError
+from .optimizer_calls import may_step
 from .output import ClassificationOutput, RegressionOutput, TrainOutput, as_item, loss_of
 from .own_loss import with_named_targets
 from .update import Update
@@ -207,40 +207,30 @@ class TrainingStep(_Runner):
         precision: torch.dtype | None,
         update: Update,
     ) -> None:
+        super().__init__(function, device, precision)
         self.update = update
         self._driving: list[Any] = []
         """The functions that were seen to call `optimizer.step()` themselves."""
-        self._open = True
-        """Whether it is not known yet who runs backward and the optimizer: this, or the function."""
-        super().__init__(function, device, precision)
+        self._known: Any = None
+        """The function of which it is known who runs backward and the optimizer: this, or the function."""
         self.look: StepObserver | None = None
         self.stage = "forward"
         """How far a step came, for the error message if it cannot be undone."""
-
-    @property
-    def function(self) -> Callable[[Any], Any]:
-        """What computes the output of a batch; of the user, or one that calls model and loss."""
-        return self._function
-
-    @function.setter
-    def function(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-        known = any(_written(function) is each for each in self._driving)
-        self._open, self.update.drives = not known, known or self.update.drives
 
     def __call__(self, batch: Any, last: bool) -> Any:
         __tracebackhide__ = True
         update = self.update
         self.stage = "forward"
+        known = self.function is self._known or self._is_known_to_drive()
         update.begin()
-        left = update.gradients_now() if self._open else []
+        left = None if known else update.gradients_now()
         if update.together is not None:
             update.closes = last or update.count + 1 == update.window
         look = self.look
         if look is not None:
             look.before_step(batch)
         output = self._forward(batch)
-        if self._open or update.stepped:
+        if left is not None or update.stepped:
             self._find_who_steps(output, left)
         if update.drives:
             return self._driven(batch, output)
@@ -261,13 +251,25 @@ class TrainingStep(_Runner):
             look.after_step()
         return output
 
+    def _is_known_to_drive(self) -> bool:
+        """Whether this function, which has come anew, was seen to drive a step before."""
+        known = any(_written(self.function) is each for each in self._driving)
+        if known:
+            self._known, self.update.drives = self.function, True
+        return known
+
     def _find_who_steps(self, output: Any, left: Any) -> None:
         """Decide whether the function drives the step, or the loop does. It drives if it has stepped an
-        optimizer; or if it may step one later, and has run backward, or has returned no loss to run it on."""
+        optimizer; or if it may step one later, and has run backward, or has returned no loss to run it on.
+
+        Args:
+            output: what the function returned.
+            left: the gradients before it ran; None if it is known already.
+        """
         update, function = self.update, _written(self.function)
         if update.stepped:
             update.take_over()
-            self._open = False
+            self._known = self.function
             if all(function is not each for each in self._driving):
                 self._driving = [*self._driving[-3:], function]
             return
@@ -275,7 +277,7 @@ class TrainingStep(_Runner):
         if type(output) is not TrainOutput and (ran or not _is_trainable(output)) and _may_step(function):
             update.take_over()  # and ask again at the next step
             return
-        self._open = False
+        self._known = self.function
         if update.drives:  # another function did
             update.drives = False
             update.clear()
@@ -333,16 +335,17 @@ class TrainingStep(_Runner):
             between: called between forward and backward.
         """
         update = self.update
+        known = self.function is self._known or self._is_known_to_drive()
         update.begin()
         update.closes = False
         update.keeps_graph = True
+        left = None if known else update.gradients_now()
         try:
-            left = update.gradients_now() if self._open else []
             output = self._forward(batch)
             if between is not None:
                 between()
             update.entered = False
-            if self._open or update.stepped:
+            if left is not None or update.stepped:
                 self._find_who_steps(output, left)
             if update.drives:
                 return output.item if type(output) is TrainOutput else output
@@ -361,20 +364,13 @@ def _written(function: Any) -> Any:
     """What the user wrote: the function without its model; of a cell, its body."""
     while isinstance(function, partial):
         function = function.func
-    body = getattr(function, "body", None)
-    return getattr(getattr(body, "function", function), "__func__", getattr(body, "function", function))
+    written = getattr(function, "written", function)
+    return getattr(written, "__func__", written)
 
 
 def _may_step(function: Any) -> bool:
-    """Whether the function calls something of the name `step`, such as an optimizer's."""
-    waiting = [getattr(function, "__code__", None)]
-    while waiting:
-        code = waiting.pop()
-        if isinstance(code, CodeType):
-            if "step" in code.co_names:
-                return True
-            waiting += code.co_consts
-    return False
+    code = getattr(function, "__code__", None)
+    return code is not None and may_step(code)
 
 
 def _is_trainable(output: Any) -> bool:

@@ -4,7 +4,6 @@ mistakes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from math import isfinite
 from numbers import Real
 from typing import Any, get_args
 
@@ -17,7 +16,7 @@ from ...event import Split
 from ...metric.base import Metric
 from ...run.settings import Settings
 from ...step.optimizers import Optimizers
-from ...step.schedule import Constant, Function, Schedule, Schedules, Torch, TorchScheduler
+from ...step.schedule import Constant, Function, Schedule, Schedules, Torch, TorchScheduler, is_rate
 
 Mistakes = list[str]
 
@@ -170,7 +169,7 @@ def _make_schedule(
 
 def _constant(rate: Any, optimizer: Optimizer, settings: Settings) -> tuple[Constant | None, Mistakes]:
     wrong = list(_no_plateau(settings, "a constant rate"))
-    if rate is not None and not _is_rate(rate):
+    if rate is not None and not is_rate(rate):
         return None, [*wrong, f"the learning rate is {rate!r}; give a number from 0, such as 1e-3"]
     return Constant(optimizer, None if rate is None else float(rate)), wrong
 
@@ -185,7 +184,7 @@ def _from_callable(
     except Exception as refused:
         why = f"{type(refused).__name__}: {refused}"
     else:
-        if not _is_rate(rate):
+        if not is_rate(rate):
             return None, [
                 f"the scheduler function gave {rate!r:.60} for step 0; it must give a rate, a number from 0"
             ]
@@ -221,12 +220,6 @@ def _of_torch(
     source: Any = settings.scheduler_metric or ("valid", "Loss")
     wrong += _plateau_mistakes(scheduler, source, settings)
     return Torch(scheduler, settings.scheduler_when, source), wrong
-
-
-def _is_rate(rate: Any) -> bool:
-    if isinstance(rate, Tensor) and rate.numel() == 1:
-        rate = rate.item()
-    return isinstance(rate, Real) and not isinstance(rate, bool) and isfinite(rate) and float(rate) >= 0
 
 
 def _no_plateau(settings: Settings, what: str) -> Iterator[str]:
