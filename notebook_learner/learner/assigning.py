@@ -79,6 +79,8 @@ _SETTERS: Mapping[str, Callable[[Assigning, Any], None]] = {
     "loss": Assigning._set_loss,
 }
 _OWN = ("locals", "num_epochs")
+SETTABLE = (*_SETTERS, "num_epochs")
+"""What users set."""
 
 
 def _rates(given: Any, groups: Mapping[str, int]) -> list[float | None]:
@@ -113,6 +115,4 @@ def _why_not(learner: Assigning, name: str) -> str:
     known = [each for each in dir(learner) if not each.startswith("_")]
     close = difflib.get_close_matches(name, [*_SETTERS, *_OWN, *known], 1)
     meant = f"did you mean learner.{close[0]}? " if close else ""
-    return (
-        f"a Learner has no {name!r} that can be set; {meant}it takes {', '.join([*_SETTERS, 'num_epochs'])}"
-    )
+    return f"a Learner has no {name!r} that can be set; {meant}it takes {', '.join(SETTABLE)}"
