@@ -150,7 +150,9 @@ def _advice(lacks: Mapping[str, Sequence[str]], item: Any) -> str:
         where = f"{have}: return {'one of them' if len(having) > 1 else 'it'}, or an output"
     else:
         where = "Return an output"
-    keys = " (keys of a dict are no fields: types.SimpleNamespace(**it) has them)" if _is_dict(item) else ""
+    keys = ""
+    if _is_dict(item):
+        keys = " (keys of a dict without 'loss' are no fields: types.SimpleNamespace(**it) has them)"
     found = ", or name others with the metric's input=lambda item: ..." if _fields(item) else ""
     return f"{where} with these fields{keys}{found}, or leave the metric out"
 

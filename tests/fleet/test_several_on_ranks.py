@@ -49,9 +49,13 @@ def weights(learner: Learner) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in learner.model.state_dict().values()]
 
 
+def trained(learner: Learner) -> Learner:
+    learner.fit()
+    return learner
+
+
 def test_they_train_as_on_one_device(tmp_path: Path) -> None:
-    one = learner_in(tmp_path / "one", None)
-    one.fit()
+    one = trained(learner_in(tmp_path / "one", None))
     two = learner_in(tmp_path / "two", TWO)
     two.step(2)
     two.rewind(1)
@@ -61,15 +65,13 @@ def test_they_train_as_on_one_device(tmp_path: Path) -> None:
 
 
 def test_a_rewind_and_a_resume_are_exact(tmp_path: Path) -> None:
-    straight = learner_in(tmp_path / "straight", TWO)
-    straight.fit()
+    straight = trained(learner_in(tmp_path / "straight", TWO))
     first = learner_in(tmp_path / "run", TWO)
     first.step(4)
     first.rewind(2)
     first.step(1)
     first.save()
-    second = learner_in(tmp_path / "run", TWO, resume=True)
-    second.fit()
+    second = trained(learner_in(tmp_path / "run", TWO, resume=True))
     assert all(map(torch.equal, weights(second), weights(straight)))
 
 
@@ -96,3 +98,39 @@ def test_a_step_that_drives_itself_is_refused_by_name_and_changes_nothing(tmp_pa
 def test_parts_of_weights_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="is for one optimizer"):
         learner_in(tmp_path, TWO, strategy="fsdp")
+
+
+def test_a_rate_that_is_set_counts_on_each_device(tmp_path: Path) -> None:
+    def with_another_rate(devices: list[str] | None, name: str) -> Learner:
+        learner = learner_in(tmp_path / name, devices)
+        learner.step(2)
+        learner.lr = {"head": 0.05}  # type: ignore[attr-defined]
+        return trained(learner)
+
+    one, two = with_another_rate(None, "one"), with_another_rate(TWO, "two")
+    for ours, theirs in zip(weights(two), weights(one), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_functions_of_on_are_part_of_the_run_on_each_device(tmp_path: Path) -> None:
+    def clip(learner: Any) -> None:
+        with torch.no_grad():
+            for parameter in learner.model.parameters():
+                parameter.clamp_(-0.25, 0.25)
+
+    def run(devices: list[str] | None, name: str) -> Learner:
+        torch.manual_seed(3)
+        model = Two()
+        builder = LearnerBuilder(tmp_path / name).num_epochs(2).renderer("silent").metrics()
+        builder.loss(F.cross_entropy).on("update", clip)
+        if devices:
+            builder.devices(devices)
+        learner = builder.build(model, SGD(model.parameters(), lr=0.1), None, batches())
+        learner.step(3)
+        learner.rewind(2)
+        return trained(learner)
+
+    one, two = run(None, "one"), run(TWO, "two")
+    assert max(float(tensor.abs().max()) for tensor in weights(two)) <= 0.25
+    for ours, theirs in zip(weights(two), weights(one), strict=True):
+        torch.testing.assert_close(ours, theirs)

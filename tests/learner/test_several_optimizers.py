@@ -153,8 +153,8 @@ def sam() -> Program:
     return Program(model, optimizer, step, PAIRS)
 
 
-def collecting() -> Program:
-    """Accumulation by hand: three steps collect, the third one steps and clears."""
+def collecting(steps_at: int = 1) -> Program:
+    """Accumulation by hand: of three steps one, here the first, steps the optimizer and clears."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     optimizer = Adam(model.parameters(), lr=0.02)
     count = [0]
@@ -164,7 +164,7 @@ def collecting() -> Program:
         loss = F.mse_loss(model(x), y) / 3
         loss.backward()
         count[0] += 1
-        if count[0] % 3 == 1:
+        if count[0] % 3 == steps_at:
             optimizer.step()
             optimizer.zero_grad()
         return loss
@@ -173,21 +173,8 @@ def collecting() -> Program:
 
 
 def collecting_first() -> Program:
-    """The same, but the first two steps of three only collect."""
-    program = collecting()
-    optimizer, count = program.optimizers, [0]
-
-    def step(model: Any, batch: Any) -> Any:
-        x, y = batch
-        loss = F.mse_loss(model(x), y) / 3
-        loss.backward()
-        count[0] += 1
-        if count[0] % 3 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-        return loss
-
-    return Program(program.model, optimizer, step, PAIRS)
+    """The same, but the first two steps only collect."""
+    return collecting(steps_at=0)
 
 
 def warming_up() -> Program:
