@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from ..errors import StateError
 from .classify import HIDDEN_OF_OPTIMIZERS, PLAIN
 from .heap import Heap, ReachedObject, name_of_global, said_of
+from .iterators import itertools_copied
 from .kinds import LONG, MISSING, GlobalName
 from .memory import ArrayKind, ArrayTaken, TensorKind, TensorTaken
 from .plain import Look, is_below
@@ -47,7 +48,8 @@ class Copies:
             return replace(taken, version=-2, grad=self.taken(taken.grad))
         if taken is MISSING or isinstance(taken, (ArrayTaken, PLAIN)):
             return taken
-        return copy.deepcopy(taken, self.of)
+        with itertools_copied():
+            return copy.deepcopy(taken, self.of)
 
     def look(self, look: Any, heap: Heap) -> Look | None:
         """A look of the originals, as a look of their copies."""
@@ -68,9 +70,10 @@ def copied_program(heap: Heap | None, things: Any) -> Copies:
     """
     memo: dict[int, Any] = {}
     fill = None if heap is None else _FunctionCopies(heap, memo)
-    made = copy.deepcopy(things, memo)
-    if fill is not None:
-        fill.fill()
+    with itertools_copied():
+        made = copy.deepcopy(things, memo)
+        if fill is not None:
+            fill.fill()
     for live in list(memo.get(id(memo), ())):
         if isinstance(live, Tensor):
             _copy_extras(live, memo)

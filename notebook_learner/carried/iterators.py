@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .equality import same_values
@@ -70,6 +71,15 @@ def is_iterator(value: Any) -> bool:
     return type(value) in _ITERATORS or type(value).__module__ == "itertools"
 
 
+@contextmanager
+def itertools_copied() -> Iterator[None]:
+    """Inside, iterators of itertools are copied or pickled without a warning. From Python 3.12 on they warn
+    that 3.14 takes this away."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Pickle, copy, and deepcopy support", DeprecationWarning)
+        yield
+
+
 class Stand(NamedTuple):
     """Where an iterator is: what one that stands there is made of."""
 
@@ -80,8 +90,7 @@ class Stand(NamedTuple):
 
 def stand_of(iterator: Any) -> Stand:
     """Say where an iterator is. Iterators in it are told in the same way."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # itertools lose this in Python 3.14
+    with itertools_copied():
         make, arguments, *more = iterator.__reduce__()
     state = more[0] if more else None
     inner = tuple(stand_of(each) if is_iterator(each) else each for each in arguments)
@@ -101,7 +110,6 @@ def iterator_at(stand: Stand) -> Any:
     iterator = stand.make(*map(made, stand.arguments))
     if stand.state is not None:
         state = tuple(map(made, stand.state)) if type(stand.state) is tuple else stand.state
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with itertools_copied():
             iterator.__setstate__(state)
     return iterator

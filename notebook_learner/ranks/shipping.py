@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from ..carried.classify import HIDDEN_OF_OPTIMIZERS
+from ..carried.iterators import itertools_copied
 
 Names = Mapping[int, str]
 """The name of an object on both sides, by its id."""
@@ -46,7 +47,8 @@ def pack(value: Any, names: Names | None = None, *, stays: bool = False, parts: 
         Exception: any error of pickle, if the value cannot be sent.
     """
     buffer = io.BytesIO()
-    _ObjectPacker(buffer, names or {}, stays, parts).dump(value)
+    with itertools_copied():
+        _ObjectPacker(buffer, names or {}, stays, parts).dump(value)
     return buffer.getvalue()
 
 
@@ -65,7 +67,8 @@ def pack_by_value(value: Any, modules: Iterable[str]) -> bytes:
 
 def unpack(data: bytes, meant: Mapping[str, Any] | None = None) -> Any:
     """Unpickle a value, with this side's objects for what was sent by name."""
-    return _ObjectUnpacker(io.BytesIO(data), meant or {}).load()
+    with itertools_copied():
+        return _ObjectUnpacker(io.BytesIO(data), meant or {}).load()
 
 
 _cloudpickle: Any = import_module("cloudpickle")  # it has no types
