@@ -52,11 +52,12 @@ LEARNER_NAMES = """
     breakpoints hit inspect what_if fork log locals evaluate evaluations predict detach take_back
     devices tools carried verify
 """
-TOOLS = "freeze lr_find note reload_code try_step use_step"
+FORMER = "freeze lr_find note reload_code try_step use_step"
+TOOLS = f"ema_model evaluations {FORMER}"
 MOVED_NAMES = {
     "fleet": "learner.devices",
     "restart": "learner.devices.restart()",
-    **{name: f"learner.tools.{name}(" for name in TOOLS.split()},
+    **{name: f"learner.tools.{name}(" for name in FORMER.split()},
 }
 
 PACKAGES = [
@@ -177,6 +178,11 @@ def test_a_name_that_a_learner_had_once_says_where_it_is(learner, name):
     with pytest.raises(AttributeError) as caught:
         getattr(learner, name)
     assert MOVED_NAMES[name] in str(caught.value) and caught.value.name == name
+
+
+def test_two_values_of_the_namespace_are_still_read_from_the_learner(learner):
+    assert learner.evaluations == learner.tools.evaluations == {}
+    assert learner.ema_model is learner.tools.ema_model is None
 
 
 def test_the_builder_s_verb_for_devices_is_no_verb_of_a_learner(learner):

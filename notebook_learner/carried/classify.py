@@ -35,7 +35,6 @@ from .kinds import (
     ConstantKind,
     DictKind,
     FilledKind,
-    Flags,
     FunctionKind,
     GeneratorKind,
     GetSet,
@@ -45,7 +44,6 @@ from .kinds import (
     SequenceKind,
     SetKind,
     StateDictKind,
-    TrainsKind,
     slots_of,
 )
 from .memory import ArrayKind, Room, TensorKind
@@ -144,7 +142,7 @@ _CONSTANT, _LIST, _DEQUE, _DICT, _SET = (
     DictKind(),
     SetKind(),
 )
-_FUNCTION, _CLASS, _CELL, _GLOBAL, _GENERATOR, _TOLD, _PLACE, _TRAINS = (
+_FUNCTION, _CLASS, _CELL, _GLOBAL, _GENERATOR, _TOLD, _PLACE = (
     *(
         FunctionKind(),
         ClassKind(),
@@ -153,7 +151,6 @@ _FUNCTION, _CLASS, _CELL, _GLOBAL, _GENERATOR, _TOLD, _PLACE, _TRAINS = (
         GeneratorKind(),
         StateDictKind(),
         IteratorKind(),
-        TrainsKind(),
     ),
 )
 _TABLE = TableKind()
@@ -247,7 +244,6 @@ def _place_of(live: Any) -> Kind | Unknown:
 _KINDS: tuple[tuple[Any, Kind | Unknown | None], ...] = (
     (types.CellType, _CELL),
     (GlobalName, _GLOBAL),
-    (Flags, _TRAINS),
     (Batches, BatchesKind()),
     ((types.MethodType, functools.partial), _CONSTANT),
     (_LEFT, None),

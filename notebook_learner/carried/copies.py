@@ -62,18 +62,17 @@ class Copies:
         return Look(heap, {id(each.live): each for each in known})
 
 
-def copied_program(heap: Heap | None, things: Any) -> Copies:
+def copied_program(heap: Heap, things: Any) -> Copies:
     """A deep copy of nested things: the model, the optimizer, steps, loaders.
 
     Raises:
         StateError: steps reach something that cannot be copied, and both runs would change it.
     """
     memo: dict[int, Any] = {}
-    fill = None if heap is None else _FunctionCopies(heap, memo)
+    functions = _FunctionCopies(heap, memo)
     with itertools_copied():
         made = copy.deepcopy(things, memo)
-        if fill is not None:
-            fill.fill()
+        functions.fill()
     for live in list(memo.get(id(memo), ())):
         if isinstance(live, Tensor):
             _copy_extras(live, memo)

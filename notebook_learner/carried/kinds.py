@@ -416,30 +416,6 @@ MISSING = _MISSING
 """What a variable holds that has no value."""
 
 
-class Flags:
-    """Which parameters of the models train."""
-
-    def __init__(self, parameters: list[Tensor]) -> None:
-        self.parameters = parameters
-
-
-class TrainsKind(Kind):
-    """The same, as a kind."""
-
-    name = "requires_grad"
-
-    def take(self, live: Flags) -> tuple[bool, ...]:
-        return tuple([each.requires_grad for each in live.parameters])
-
-    def same(self, live: Flags, taken: tuple[bool, ...]) -> bool:
-        return self.take(live) == taken
-
-    def put(self, live: Flags, taken: tuple[bool, ...]) -> None:
-        for parameter, flag in zip(live.parameters, taken, strict=True):
-            if parameter.requires_grad is not flag:
-                parameter.requires_grad_(flag)
-
-
 class Batches:
     """A long list of batches, which are not looked into."""
 

@@ -22,14 +22,12 @@ from ..errors import StateError
 from .classify import Unknown
 from .copies import Copies, copied_program
 from .heap import Heap, Left, OfModels, Roots, said_of
-from .kinds import LONG, Batches, Flags, GetSet, GlobalName
+from .kinds import LONG, Batches, GetSet, GlobalName
 from .plain import Look, LookReader
 from .table import CarriedTable, table_of
 from .untouched import Untouched
 
 Tell = Callable[[str], None]
-NONE: Mapping[str, Any] = {"objects": []}
-"""What a checkpoint of an earlier version holds."""
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MEMBERS = ("_modules", "_parameters", "_buffers")
@@ -43,14 +41,14 @@ class Sources:
     def __init__(
         self,
         models: Iterable[tuple[str, nn.Module]],
-        optimizers: Mapping[str, Any],
-        owned: Iterable[tuple[str, Any]],
+        optimizers: Callable[[], Mapping[str, Any]],
+        owned: Callable[[], Iterable[tuple[str, Any]]],
         functions: Callable[[], Iterable[tuple[str, Any]]],
         loaders: Callable[[], Iterable[tuple[str, Any, Iterable[Any]]]],
         named: Mapping[str, Any],
     ) -> None:
         self.models = list(models)
-        self.optimizers, self.owned = optimizers, list(owned)
+        self.optimizers, self.owned = optimizers, owned
         self.functions, self.loaders = functions, loaders
         self.named = {name: GetSet(*each) if _is_pair(each) else each for name, each in named.items()}
         self._known: _Walk | None = None
@@ -58,14 +56,12 @@ class Sources:
 
     def roots(self) -> Roots:
         """Where to look now."""
+        optimizers = self.optimizers()
         others: list[tuple[str, Any]] = [
-            *(
-                (f"optimizer[{name!r}]" if name else "optimizer", each)
-                for name, each in self.optimizers.items()
-            ),
+            *((f"optimizer[{name!r}]" if name else "optimizer", each) for name, each in optimizers.items()),
             *self.functions(),
         ]
-        owned = [*self.owned]
+        owned = [*self.owned()]
         known, self._batches = self._batches, {}
         for split, loader, generators in self.loaders():
             others += _parts_of_loader(f"{split} data", loader)
@@ -75,7 +71,7 @@ class Sources:
                 others.append((f"batches of the {split} data", batches))
             owned += [(f"{split} data.generator[{n}]", each) for n, each in enumerate(generators)]
         others += [(f"carry({name})", each) for name, each in self.named.items()]
-        return Roots(self._of_models(), others, self.optimizers.values(), owned)
+        return Roots(self._of_models(), others, optimizers.values(), owned)
 
     def _of_models(self) -> OfModels:
         """What the models hold. The walk takes a millisecond for a thousand modules, so it is only taken
@@ -102,7 +98,6 @@ class _Walk(OfModels):
                 self._add(path, module)
                 parameters |= dict.fromkeys(each for each in module._parameters.values() if each is not None)
         self.modules = [module for _, module in self.found]
-        self.found.append(("requires_grad", Flags(list(parameters))))
         for parameter in parameters:
             self._add_hooks_of(parameter)
 
@@ -228,6 +223,12 @@ class CarriedPart:
             self.compare_large(at_once=True)
         self._note_what_changed()
         self._tell_what_is_left()
+
+    def find_again(self) -> None:
+        """Layers or optimizers have come or gone, perhaps while steps are taken."""
+        if self._moving:
+            self.heap.look(by_steps=True)
+            self._find()
 
     def compare_large(self, at_once: bool = False) -> list[str]:
         """A checkpoint is made: have a thread compare what is large and taken to be read only. Return the
@@ -414,77 +415,3 @@ def _why(left: Left) -> str:
     if "read only" in left.why:
         return f"{name} ({left.kind}) {left.why}"
     return f"{name} ({left.kind}): {left.why}; a rewind will not take it back. {remedy}"
-
-
-class Nothing:
-    """The part where nothing is kept: with `.exactness("off")`."""
-
-    writes_unseen = False
-
-    def begin(self) -> None:
-        """Look at nothing."""
-
-    def rest(self) -> None:
-        """Look at nothing."""
-
-    @contextmanager
-    def moving(self) -> Iterator[None]:
-        """Look at nothing."""
-        yield
-
-    def compare_large(self, at_once: bool = False) -> list[str]:
-        """Nothing is compared."""
-        return []
-
-    def look(self) -> None:
-        """Nothing is kept."""
-
-    def give(self, look: Any) -> None:
-        """Nothing is put back."""
-
-    def of_file(self, state: Any) -> None:
-        """Nothing is read."""
-
-    def copied(self, things: Any) -> Copies:
-        """A deep copy of nested things; functions stay what they are."""
-        return copied_program(None, things)
-
-    def adopt(self, parent: Any, copies: Copies) -> None:
-        """Nothing is known."""
-
-    def captured(self, parts: Mapping[str, Any], copies: Copies) -> Mapping[str, Any]:
-        """Nothing is kept."""
-        return parts
-
-    def tidy(self) -> None:
-        """Nothing is kept."""
-
-    def left_names(self) -> list[str]:
-        """Nothing is looked for."""
-        return []
-
-    def table(self) -> CarriedTable:
-        """Nothing is looked for."""
-        return CarriedTable([])
-
-    def capture(self) -> Any:
-        return NONE
-
-    def moved(self) -> Moved:
-        """Nothing is known."""
-        return Moved([], [])
-
-    def before_steps(self) -> Any:
-        """Nothing is known."""
-        return NONE
-
-    def goes_on(self, before: Any, but: Collection[str] = ()) -> None:
-        """Nothing is known."""
-
-    @contextmanager
-    def brought_again(self, there: Moved) -> Iterator[None]:
-        """Nothing is kept."""
-        yield
-
-    def restore(self, state: Any, /, but: Collection[str] = ()) -> None:
-        pass

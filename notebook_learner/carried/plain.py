@@ -38,7 +38,6 @@ from .kinds import (
     Kind,
     SequenceKind,
     SetKind,
-    TrainsKind,
 )
 from .memory import ArrayKind, ArrayTaken, TensorKind, TensorTaken
 
@@ -207,7 +206,7 @@ class _LookWriter:
             return taken.copy
         if isinstance(kind, IteratorKind):
             return self._stand(stand_of(taken))
-        return taken  # flags, a generator's state, a state_dict
+        return taken  # a generator's state, a state_dict
 
     def _stand(self, stand: Stand) -> Any:
         def part(value: Any) -> Any:
@@ -450,9 +449,6 @@ class LookReader:
             return _as_tuples(taken) if isinstance(live, random.Random) else taken
         if isinstance(kind, IteratorKind):
             return self._iterator(taken)
-        if isinstance(kind, TrainsKind):
-            _require(len(taken) == len(live.parameters), "flags for another model")
-            return tuple(map(bool, taken))
         return taken
 
     def _array(self, live: Any, taken: Any) -> ArrayTaken:

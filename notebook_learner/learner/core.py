@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
+from torch.optim import Optimizer
+
 from ..data.cursor import Cursor
 from ..errors import CheckpointError, LoggerError, MovedError, Paused, StateError
 from ..evaluation.prediction import Forward
@@ -23,6 +25,7 @@ from ..run.early_stopping import why_ended
 from ..run.loop import Why
 from ..run.replica import Replica
 from ..state.state import State
+from ..step.schedule import Schedule
 from ..step.step import StepFunction, ValidationStep
 from ..step.update import Update
 from ..store import process_end
@@ -102,6 +105,12 @@ class Supplies(Protocol):
     def use_loss(self, function: Callable[..., Any], /) -> None:
         """Train and validate with this loss from here on."""
 
+    def make_optimizer(self, given: Any, /) -> Optimizer:
+        """An optimizer, or several by name, for the model as it is now."""
+
+    def make_schedule(self, given: Any, optimizer: Optimizer, /) -> Schedule:
+        """A schedule for an optimizer."""
+
     def renew(self) -> None:
         """Look up the model's steps again, after its code has changed."""
 
@@ -116,7 +125,7 @@ class Supplies(Protocol):
 
     @property
     def origin(self) -> Any:
-        """What the learner was built from: settings, model, optimizer, scheduler."""
+        """What the learner was built from."""
 
     @property
     def loss(self) -> Callable[..., Any] | None:
@@ -159,8 +168,6 @@ class LearnerCore:
     locals: dict[str, Any]
     """After a step of a `%%train` or `%%valid` cell: the values of the names in the cell's body. They are
     kept until the next step begins."""
-    scheduler: Any
-    """The scheduler as it was given to `build`, or as its factory made it; of several, all by name."""
 
     def __init__(
         self,
@@ -168,7 +175,6 @@ class LearnerCore:
         driver: Driver,
         opened: RunOpened,
         supplies: Supplies,
-        scheduler: Any,
         premises: Premises,
         opening: Callable[[Any], str] = lambda learner: "",
     ) -> None:
@@ -183,7 +189,6 @@ class LearnerCore:
         self._display: Display | None = None
         self._status: Status = "ready"
         self.locals = {}
-        object.__setattr__(self, "scheduler", scheduler)  # which no one else can set
         self._parting = Parting(partial(_let_go, driver, replica, premises))
 
     @property
@@ -337,11 +342,14 @@ class LearnerCore:
 
     def _edited(self, text: str) -> None:
         """The user changed the run: it needs a keyframe from here on, and the history tells where."""
+        self._replica.shape.look(tell=False)
         if self._replica.loop.iteration:
             self._replica.timeline.wanted = True
             self._mark("edited", text)
 
     def _mark(self, kind: MarkKind, text: str) -> None:
+        if self._replica.loop.passing:
+            return
         at = self._replica.loop.position
         self._emit(Marked(kind, at.epoch, at.split, at.step, text))
 

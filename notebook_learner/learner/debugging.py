@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_args
@@ -12,6 +13,7 @@ from ..errors import BusyError, LoggerError, StepError, names_descriptors
 from ..event import Notice, Split
 from ..event.position import Position
 from ..run.bounds import counted
+from ..run.loop import Act
 from ..step.step import StepFunction
 from ..store import check_metric_name, same_file
 
@@ -92,18 +94,22 @@ class Debugging(LearnerCore):
     def what_if(self, steps: int = 5, **changes: Any) -> Comparison:
         """Compare the next training steps with and without a change; afterwards take all of them back.
 
-        `learner.what_if(lr=1e-2)`, `learner.what_if(20, train_step=another, clip_norm=1.0)`.
+        `learner.what_if(lr=1e-2)`, `learner.what_if(20, train_step=another, clip_norm=1.0)`,
+        `learner.what_if(then=unfreeze)`.
 
         Args:
             steps: the number of training steps. Validation steps between them are taken, too, and not
                 counted.
-            changes: `train_step` (fn(model, batch)), `batch` (one for all steps, in place of the
+            changes: `then` (fn(learner), which may reshape the training, as for `reshape`), `train_step`
+                (fn(model, batch)), `batch` (one for all steps, in place of the
                 loader's), `clip_norm`, and every option of the optimizer: lr, weight_decay, ... A rate given
                 here stays for all steps; the schedule does not change it. A list has a value for each group.
         """
         from ..trial.what_if import what_if
 
         self._supplies.require()
+        if callable(then := changes.get("then")):
+            changes["then"] = Act(then, weakref.ref(self))
         return self._leaving_locals(lambda: what_if(self._replica, steps, changes))
 
     @names_descriptors

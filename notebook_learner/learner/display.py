@@ -28,7 +28,10 @@ class DisplayVerbs(LearnerCore):
     if not TYPE_CHECKING:  # a type checker would take every misspelt verb for an attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Explain that a verb of the builder comes before `build`; called for every unknown name."""
+            """Explain that a verb of the builder comes before `build`; called for every unknown name. Some
+            values that have moved to `learner.tools` are still read here."""
+            if name in _ALSO:
+                return getattr(self.tools, name)
             own = f"{type(self).__name__!r} object has no attribute {name!r}"
             if name in MOVED:
                 own += f"; it is learner.{MOVED[name]}"
@@ -129,6 +132,8 @@ _HERE = {
 """What a built learner can do instead."""
 
 
+_ALSO = ("ema_model", "evaluations")
+"""Names of `learner.tools` that can be read from the learner as before."""
 MOVED = {
     "fleet": "devices",
     "restart": "devices.restart()",

@@ -18,6 +18,7 @@ from ..run.loop import Why
 from ..run.step_reports import RewindReport, StepReport, ahead, nothing_left
 from ..state.state import State
 from ..step.optimizers import as_given
+from ..step.schedule import scheduler_of
 from ..store import process_end
 from .assigning import Assigning
 from .debugging import Debugging
@@ -318,15 +319,14 @@ class Learner(Assigning, DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, S
         return self._at_hand().model
 
     @property
-    def ema_model(self) -> nn.Module | None:
-        """The moving average of the model, if `.ema(...)` asked for one."""
-        average = self._replica.loop.update.average
-        return None if average is None else average.module
-
-    @property
     def optimizer(self) -> Any:
         """The optimizer in use; if there are several, all by name."""
         return as_given(self._at_hand().optimizer)
+
+    @property
+    def scheduler(self) -> Any:
+        """The schedule in use: torch's scheduler, a function, a rate or None; of several, all by name."""
+        return scheduler_of(self._replica.loop.update.schedule)
 
     @property
     def carried(self) -> CarriedTable:

@@ -86,11 +86,6 @@ class SetVerbs(LearnerCore):
         sets = [partial(self._evaluate, each, key, metrics) for key, each in loader.items()]
         return Evaluations.of(self._leaving_locals(work) for work in sets)
 
-    @property
-    def evaluations(self) -> Evaluations:
-        """The sets that this learner evaluated, as a table."""
-        return Evaluations.of(map(Evaluation.of, self._replica.history.evaluated.values()))
-
     def predict(self, loader: Any, function: AfterBatch | None = None, *, step: Forward | None = None) -> Any:
         """Compute the model's outputs for all batches, joined, on the CPU. The learner stays as it is, to the
         bit.

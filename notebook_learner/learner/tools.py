@@ -7,6 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from torch import nn
+
+from ..artifacts.evaluations import Evaluation, Evaluations
 from ..errors import names_descriptors
 from ..event import Notice, Split
 from ..step.step import StepFunction
@@ -22,7 +25,7 @@ class Tools:
     """The rare verbs of a Learner, as `learner.tools`.
 
     >>> [name for name in dir(Tools) if not name.startswith("_")]
-    ['freeze', 'lr_find', 'note', 'reload_code', 'try_step', 'use_step']
+    ['ema_model', 'evaluations', 'freeze', 'lr_find', 'note', 'reload_code', 'try_step', 'use_step']
     """
 
     def __init__(self, learner: LearnerCore) -> None:
@@ -91,6 +94,19 @@ class Tools:
         return learner._leaving_locals(
             lambda: lr_find(learner._replica, start, end, steps, growth, smoothing)
         )
+
+    # Look ----------------------------------------------------------------------------------------------
+
+    @property
+    def ema_model(self) -> nn.Module | None:
+        """The moving average of the model, if `.ema(...)` asked for one."""
+        average = self._learner._replica.loop.update.average
+        return None if average is None else average.module
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """The sets that this learner evaluated, as a table."""
+        return Evaluations.of(map(Evaluation.of, self._learner._replica.history.evaluated.values()))
 
     # Change the code of the step -----------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ from ..event import Record
 from ..metric.metric_copies import own_copy
 from ..remote.detached import MODULE, Detached, process_of
 from ..run.settings import Registered, Settings
+from ..step.optimizers import as_given
+from ..step.schedule import scheduler_of
 from .process_settings import ambient
 
 THE_LEARNER = "the learner"
@@ -80,11 +82,12 @@ def packed(learner: Any) -> bytes:
         ConfigurationError: a part of it cannot be pickled.
     """
     origin, replica = learner._supplies.origin, learner._replica
+    update = replica.loop.update
     ticket = Ticket(
-        _settings(origin.settings),
-        origin.model,
-        origin.optimizer,
-        origin.scheduler,
+        replace(_settings(origin.settings), reshaped=replica.shape.log),
+        update.model,
+        as_given(update.optimizer),
+        scheduler_of(update.schedule),
         dict(learner._supplies.given()),
         learner.num_epochs,
         _conditions(learner.breakpoints),

@@ -28,7 +28,7 @@ from .rank_table import RankTable, of_member, of_this_process
 from .recipe import RecipeSource
 from .reduction import Reducer, Severed
 from .rendezvous import process_group
-from .state_transfer import fingerprint, joined, nothing_of, seed_of, told_by
+from .state_transfer import fingerprint, joined, nothing_of, reshaped, seed_of, told_by
 from .weight_parts import InParts
 from .whole_weights import Whole
 
@@ -219,6 +219,22 @@ class Fleet:
         self.source.forget()
         if crew is not None:
             release(crew, spare)
+
+    def reshaped(self, order: list[int | None]) -> None:
+        if self.crew is None or self.dead is not None:
+            return
+        with self._lock:
+            entered, changes, own = self._entered, self._changes, self._own
+            if not self._stale and not self._broken:
+                window = self.replica.parts["window"].capture()
+                own = [{"window": window}, *(reshaped(each, window, order) for each in self._ask("own"))]
+            self.leave()
+            self.shut()  # which forgets what each rank has
+            self._own = own
+            if entered:
+                self.enter()
+                self._changes = changes
+                self._stale = self._stale or changes is not None  # they get them after this rank's state
 
     def walk(self, changes: Changes) -> None:
         """Have the other ranks take steps with these changes until `leave`, as this rank does."""

@@ -20,6 +20,8 @@ from ..metric.rows import HOW_TO_MERGE, says_how_to_merge
 from ..run.rank_protocol import Alone, Supplier, Task
 from ..run.replica import Replica
 from ..run.settings import Registered, Settings
+from ..step.optimizers import as_given
+from ..step.schedule import scheduler_of
 from ..trial.changes import Changes
 from .rank_processes import Crew, Failed, Member
 from .shipping import Names, names_of, pack, pack_by_value
@@ -38,13 +40,9 @@ class Recipe:
 class RecipeSource:
     """Rank 0's learner as the source from which the other ranks build theirs."""
 
-    def __init__(
-        self, settings: Settings, replica: Replica, optimizer: Any, scheduler: Any, given: Supplier
-    ) -> None:
+    def __init__(self, settings: Settings, replica: Replica, given: Supplier) -> None:
         self.settings = settings
         self.replica = replica
-        self.optimizer = optimizer
-        self.scheduler = scheduler
         self.given = given
         self.learner: Callable[[], Any] = lambda: None
         """Returns the learner itself, for steps that refer to it."""
@@ -201,13 +199,15 @@ class RecipeSource:
             recorder=None,
             autosave=None,
             breakpoints=[],
+            reshaped=self.replica.shape.log,
             train_step=None if self.settings.train_step is None else told_later,
             valid_step=None if self.settings.valid_step is None else told_later,
         )
-        model = self.replica.loop.update.model
+        update = self.replica.loop.update
+        model, optimizer = update.model, as_given(update.optimizer)
         names = {id(self.learner()): "the learner"}
         try:
-            return pack(Recipe(settings, model, self.optimizer, self.scheduler), names)
+            return pack(Recipe(settings, model, optimizer, scheduler_of(update.schedule)), names)
         except Exception as refused:
             raise ConfigurationError(
                 [

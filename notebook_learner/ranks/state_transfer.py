@@ -18,6 +18,7 @@ from ..data.rng import mix, seeded_rng
 from ..errors import StateError
 from ..run.replica import Replica
 from ..state.state import written
+from ..step.update import reordered
 from .shipping import on_host
 
 _EACH = ("rng", "window")
@@ -79,6 +80,13 @@ def _summed(ours: list[Any] | None, theirs: list[Any] | None) -> list[Any] | Non
     return [
         b if a is None else a if b is None else a + b.to(a.device) for a, b in zip(ours, theirs, strict=True)
     ]
+
+
+def reshaped(own: dict[str, Any], mine: Mapping[str, Any], order: list[int | None]) -> dict[str, Any]:
+    """A rank's own part after layers or groups have come or gone. `mine` is the open window of rank 0."""
+    found = {name: reordered(own["window"].get(name), order) for name in ("grads", "folded", "left")}
+    window = {**own["window"], "rates": mine["rates"]}
+    return {**own, "window": {**window, **{name: each for name, each in found.items() if name in window}}}
 
 
 def nothing_of(window: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +153,7 @@ def fingerprint(replica: Replica, cut: Cut | None = None) -> int:
     for tensor, number in _tensors(replica):
         hashed.update(_bytes_of(tensor if cut is None else cut(tensor, number)))
     groups = [{k: v for k, v in group.items() if k != "params"} for group in update.optimizer.param_groups]
-    _add(hashed, groups)
+    _add(hashed, [groups, [parameter.requires_grad for parameter in update.parameters]])
     for name in _SAME:
         if name in replica.parts:
             _add(hashed, replica.parts[name].capture())

@@ -21,7 +21,7 @@ from ..data.batch import count_samples
 from ..data.cursor import Cursor
 from ..data.sampling import END
 from ..errors import DataError, a_kind
-from ..event import EpochEnded, Event, MetricBlock, Split, SplitEnded, SplitStarted
+from ..event import EpochEnded, Event, MetricBlock, Record, Split, SplitEnded, SplitStarted
 from ..event.position import Position
 from ..metric import MetricGroup
 from ..step.schedule import Schedule
@@ -156,6 +156,8 @@ class Loop:
         """What is known of earlier trainings of the model."""
         self.counts_waits = False
         """Whether a metric asks how long steps wait for their batches."""
+        self.noted: Boundary | None = None
+        """Changes that are made again where they were made before a rewind."""
         self.acts: dict[After, list[Act]] = {}
         """Functions of the user that are called after each update, validation or epoch."""
         self.ranks: Ranks | None = None
@@ -177,6 +179,8 @@ class Loop:
         """False while a replay restores the state: then a second interrupt does not raise in a step."""
         self.passing = False
         """True during a replay, in which no user may hold the loop and look."""
+        self.trying = False
+        """True while steps are tried with another schedule, step or data, which are not the run's."""
         self.quiet = False
         """True while a step is only inspected: it does not count."""
         self._open = False
@@ -221,6 +225,8 @@ class Loop:
         __tracebackhide__ = True
         while True:
             position = self.position
+            if self.noted is not None:
+                self.noted.reached(position)
             if self.boundary is not None:
                 self.boundary.reached(position)
             if request := self.control.take_interrupt() if self.passing else self.control.take():
@@ -242,8 +248,9 @@ class Loop:
                 self._close_split()
 
     def _budget(self, allowed: int, position: Position) -> int:
-        if self.boundary is not None:
-            allowed = min(allowed, self.boundary.allowance(position))
+        for each in (self.boundary, self.noted):
+            if each is not None:
+                allowed = min(allowed, each.allowance(position))
         return min(allowed, self.pace.steps)
 
     def _block(self, budget: int) -> tuple[int, bool]:
@@ -410,6 +417,18 @@ class Loop:
         self.finals = {(split, name): value for split, name, value in state["finals"]}
         self.output = None
         self._open = False
+
+
+def shown_position(loop: Loop, record: Record) -> Position:
+    """The position that users see: at the very end it is after the last step, not at the first step of an
+    epoch that will not come."""
+    if not loop.finished or loop.epoch == 1:
+        return loop.position
+    # After loading a checkpoint the end is known before the loaders are.
+    validated = "valid" in loop.passes or (bool(record) and record[-1].split == "valid")
+    split: Split = "valid" if validated else "train"
+    steps = record[-1].steps if record and record[-1].split == split else 0
+    return Position(loop.epoch - 1, split, steps, loop.iteration, steps or None)
 
 
 class LoopContext:

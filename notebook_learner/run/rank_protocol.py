@@ -97,6 +97,10 @@ class Ranks(Protocol):
     def leave(self) -> None:
         """The run has ended."""
 
+    def reshaped(self, order: list[int | None]) -> None:
+        """Layers, groups or functions are other ones: have the other ranks built anew from this one. `order`
+        has the former place of each parameter."""
+
     def walk(self, changes: Any) -> None:
         """Let the ranks take steps with these changes, as this rank does, until `leave`."""
 

@@ -6,43 +6,35 @@ catches no signal and shows nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 from ..checkpoint.info import Kind
 from ..errors import BusyError, CheckpointError, LoggerError, MovedError, RankDied, StateError, StoreError
-from ..event import Event, FanOut, Notice, Record, Rewound, Split
+from ..event import Event, FanOut, Notice, Record, Rewound
 from ..event.position import Position
 from ..logger import History
 from ..state.checkpoint_files import Lineage, place_of
 from ..state.optimizer_rehearsal import rehearse
 from ..state.parts import RngPart
-from ..state.snapshot import Pending, Snapshots
-from ..state.state import Checks, Large, Part, State
+from ..state.shape import Change
+from ..state.snapshot import WRITES_ITSELF, Pending, Snapshots
+from ..state.state import Large, Part, State, require_fit
 from ..state.timeline import Timeline
 from ..state.validation import check_sound
 from .bounds import At, Until
 from .breakpoint_watch import Again, BreakpointWatch, Hit, Reached
 from .compared import Beyond, ComparedWithLog, options_of
 from .failure import explain, explain_keyframe, release_device_memory, stage_of, teach, what_moved
-from .loop import Loop, Why
+from .loop import Loop, Why, shown_position
 from .rank_protocol import Ranks
 from .replay import Replay, Unheard, cut_at, shape_of
+from .reshaping import Reshaping
 from .saving import Saving, no_way
 from .step_reports import RewindReport
 from .step_undo import hold
-
-_BLAMED = 3
-"""How many steps back the cause of a hit may lie."""
-_WRITES_ITSELF = (
-    "the training step writes to parameters outside the optimizer, so they cannot be copied while it runs; "
-    "from now on training waits for its copies"
-)
-
-_OF_A_SPLIT = ("data ", "metrics ")
-"""The names of the parts that come with the data of a split."""
 
 
 class Replica:
@@ -57,10 +49,14 @@ class Replica:
         history: History,
         sinks: FanOut,
         saving: Saving,
+        changes: Sequence[Change] = (),
+        fixed: bool = False,
     ) -> None:
         self.loop = loop
         self.parts = dict(parts)
         self.rng = rng
+        self.shaping = Reshaping(loop, self.parts, rng, timeline, changes, fixed)
+        self.shape = self.shaping.shape
         self.carried: Any = self.parts["carried"]  # what steps reach outside of model, optimizer, loaders
         self.timeline = timeline
         self.history = history
@@ -94,6 +90,7 @@ class Replica:
         __tracebackhide__ = True
         self.carried.begin()
         if self.ranks is not None:
+            self.shape.look()
             self.ranks.enter()
         self.rng.enter()
         self.loop.look_around()
@@ -149,7 +146,7 @@ class Replica:
             self.timeline.keyframes = [kept for kept in self.timeline.keyframes if kept.ready != soon.wait]
             self._lost = saved
         if deferring and not self._deferring:
-            self._warn(_WRITES_ITSELF)
+            self._warn(WRITES_ITSELF)
 
     def restore(self, state: State, reason: str = "restored") -> None:
         """Go exactly to where the state was captured; history and logs follow."""
@@ -166,7 +163,7 @@ class Replica:
         state, logged = self.saving.load(which)
         before, known, way = self.capture(), self.history.snapshot(), self.saving.lineage
         try:
-            self._require_sound(state, before, which)
+            self._require_sound(state, self.shaping.in_shape_of(state, before, self.capture), which)
             self.put_back(state)
             opening()
             if not known:  # another process measured this: cut its logs, do not rewrite them
@@ -186,7 +183,7 @@ class Replica:
     def _require_sound(self, state: State, mine: State, which: int | str) -> None:
         """Raise if a file does not hold a valid state of this run."""
         totals: dict[str, int | None] = {split: each.cursor.total for split, each in self.loop.passes.items()}
-        self._check_fit(state)
+        require_fit(self.parts, state)
         check_sound(state, mine, totals)
         rehearse(self.parts, state, f"checkpoint {which}")
 
@@ -194,6 +191,17 @@ class Replica:
         """The user changed something at this boundary: earlier keyframes no longer lead to what follows."""
         started = perf_counter()
         self._keep(self.capture(), perf_counter() - started)
+
+    def reshape(self, name: str, function: Callable[[], None]) -> None:
+        """Let a function change the shape here. After an error, everything is as it was."""
+        self.settle()
+        before = self.capture()
+        try:
+            with self.shaping.in_the_run():
+                self.shape.change(name, function)
+        except BaseException:
+            self.put_back(before)
+            raise
 
     def keep(self, kind: Kind) -> str:
         """Give the state of this boundary to the store, and return its label there."""
@@ -246,17 +254,8 @@ class Replica:
 
     @property
     def shown_position(self) -> Position:
-        """The position that users see: at the very end it is after the last step, not at the first step of an
-        epoch that will not come."""
-        loop = self.loop
-        if not loop.finished or loop.epoch == 1:
-            return loop.position
-        record = self.history.snapshot()
-        # After loading a checkpoint the end is known before the loaders are.
-        validated = "valid" in loop.passes or (bool(record) and record[-1].split == "valid")
-        split: Split = "valid" if validated else "train"
-        steps = record[-1].steps if record and record[-1].split == split else 0
-        return Position(loop.epoch - 1, split, steps, loop.iteration, steps or None)
+        """The position that users see."""
+        return shown_position(self.loop, self.history.snapshot())
 
     def _stand_at(self, state: State, reason: str, way: Lineage | None = None) -> None:
         self.watch.forget_after(state.position)
@@ -383,7 +382,11 @@ class Replica:
             return None
         label = max(before, key=lambda info: info.key).label
         state, _ = self.saving.load(label)
-        self._require_sound(state, self.capture(), label)
+        here = self.shape.look()
+        try:
+            self._require_sound(state, self.shaping.in_shape_of(state, self.capture(), self.capture), label)
+        finally:
+            self.shape.restore(here)
         return state
 
     def _return_to(self, target: Position, keyframe: State) -> Replay:
@@ -419,12 +422,20 @@ class Replica:
         self.settle()
         if self.ranks is not None:
             self.ranks.lay_down()
-        self._check_fit(state)
+        before = self.shape.look()
+        try:
+            self.shape.restore(state.parts.get("shape"))
+            require_fit(self.parts, state)
+        except BaseException:
+            self.shape.restore(before)
+            raise
         for name, part in self.parts.items():
-            part.restore(state.parts[name])
+            if part is not self.shape:
+                part.restore(state.parts[name])
         if self.ranks is not None:
             self.ranks.put_back(state)
-        left = [name for name in state.parts if name not in self.parts and name.startswith(_OF_A_SPLIT)]
+        of_a_split = [name for name in state.parts if name.startswith(("data ", "metrics "))]
+        left = [name for name in of_a_split if name not in self.parts]
         self._left = state.position, {name: state.parts[name] for name in left}
 
     def unclaimed(self) -> dict[str, Any]:
@@ -438,18 +449,6 @@ class Replica:
         found = self.unclaimed().get(name)
         self._left[1].pop(name, None)
         return found
-
-    def _check_fit(self, state: State) -> None:
-        """Make all checks first: a refused state changes nothing."""
-        missing = [name for name in self.parts if name not in state.parts]
-        if missing:
-            raise StateError(
-                f"the state lacks {', '.join(missing)}; it was captured from a learner that was built "
-                "otherwise (with another precision, average, or without validation)"
-            )
-        for name, part in self.parts.items():
-            if isinstance(part, Checks):
-                part.check(state.parts[name])
 
     def _rewrite(self, record: Record, reason: str, way: Lineage | None = None) -> bool:
         """Make history and logs hold exactly this record, and inform all listeners. Return whether the record
@@ -511,7 +510,7 @@ class Replica:
             return self._stopped(replace(hit, text=f"{hit.text} ({lost})".lstrip()))
         if hit.moved:
             self._go_back_to(hit.position)
-        for _ in range(_BLAMED):
+        for _ in range(3):  # how many steps back the cause may lie
             self.whole()
             why = condition.blame(loop.update.model) if hit.before and loop.done else ""
             before = loop.position.at(loop.done - 1, loop.iteration - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from ..event import Sink, Split
 from ..metric import Loss
 from ..metric.base import AnyMetric, Metric, TextMetric
 from ..state.checkpoint_files import Checkpointer, Which
+from ..state.shape import Change
 from ..step.own_loss import takes_targets
 from ..step.schedule import When
 from ..step.step import StepFunction
@@ -122,6 +123,10 @@ class Settings:
     valid_step: StepFunction | None = None
     acts: list[tuple[Any, Any]] = field(default_factory=list)
     """Functions of the user that are part of the run, each with the place at which it is called."""
+    reshapes: list[Callable[[Any], Any]] = field(default_factory=list)
+    """Functions that change the shape of the training: a state from a file may name them."""
+    reshaped: Sequence[Change] = ()
+    """The changes that led to the given objects, if they come from the middle of a run."""
     scheduler_when: When | None = None
     scheduler_metric: Any = None
 
@@ -172,6 +177,7 @@ class Settings:
             breakpoints=list(self.breakpoints),
             carried=dict(self.carried),
             acts=list(self.acts),
+            reshapes=list(self.reshapes),
         )
 
     def of_a_copy(self) -> Settings:

@@ -38,6 +38,11 @@ _PLACES, _TOGETHER = 16, 4
 processor's cache that has to come from memory; four values in it cost the same as one. With 64 places it
 would cost twice as much."""
 
+WRITES_ITSELF = (
+    "the training step writes to parameters outside the optimizer, so they cannot be copied while it runs; "
+    "from now on training waits for its copies"
+)
+
 
 class Snapshots:
     """Takes copies, one at a time."""

@@ -248,6 +248,20 @@ class Writing:
             copy_all(self._live, self._saved)
 
 
+def require_fit(parts: Mapping[str, Part], state: State) -> None:
+    """Raise a StateError if a state does not fit these parts. The shape is not asked: it was put back
+    before."""
+    missing = [name for name in parts if name not in state.parts and name != "shape"]
+    if missing:
+        raise StateError(
+            f"the state lacks {', '.join(missing)}; it was captured from a learner that was built "
+            "otherwise (with another precision, average, or without validation)"
+        )
+    for name, part in parts.items():
+        if isinstance(part, Checks):
+            part.check(state.parts[name])
+
+
 class ModelPart(Large):
     """Parameters and buffers, also the non-persistent buffers, because a step can change them as well. A tied
     parameter has all its names, and one captured tensor."""
@@ -256,20 +270,22 @@ class ModelPart(Large):
         self.model = model
         self.stand_ins: Mapping[str, Tensor] = {}
         """By name: the tensors that are captured and restored in place of a parameter."""
+        self.walk: tuple[list[tuple[str, nn.Module]], dict[str, Tensor]] = [], {}
+        """What the last look found: each module with the start of its tensors' names, and the parameters."""
 
     def tensors(self) -> dict[str, Tensor]:
         """All of them as they are now, under all of their names."""
-        parameters, buffers, _ = self._looked_through()
+        parameters, buffers, _ = self.look_through()
         return {**parameters, **buffers}
 
     def capture(self, copy: Copy = all_copied, /) -> dict[str, Any]:
-        parameters, buffers, extra = self._looked_through()
+        parameters, buffers, extra = self.look_through()
         tensors = {**_copied_once(parameters, copy), **_copied_once(buffers, all_copied)}
         told = {path: clone(module.get_extra_state()) for path, module in extra}
         return {"tensors": tensors, "extra": told}
 
     def check(self, state: Any, /) -> None:
-        parameters, _, _ = self._looked_through()
+        parameters, _, _ = self.look_through()
         _check_same(state["tensors"], parameters, self._places_of_buffers())
 
     def restore(self, state: Any, /) -> None:
@@ -311,18 +327,20 @@ class ModelPart(Large):
             for name, _ in module._buffers.items()  # that of a scripted module is no dict
         }
 
-    def _looked_through(self) -> tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, nn.Module]]]:
+    def look_through(self) -> tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[str, nn.Module]]]:
         """Parameters and buffers under all of their names, and the modules with extra state, once each. One
         walk finds all of them; torch's functions take one walk for each, a millisecond for a thousand
         modules."""
         parameters, buffers, extra = dict[str, Tensor](), dict[str, Tensor](), dict[nn.Module, str]()
-        for start, module in _below(self.model, ""):
+        below = _below(self.model, "")
+        for start, module in below:
             for found, members in ((parameters, module._parameters), (buffers, module._buffers)):
                 for name, tensor in members.items():
                     if tensor is not None:
                         found[start + name] = tensor
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 extra.setdefault(module, start[:-1])
+        self.walk = below, parameters.copy()
         parameters.update(self.stand_ins)
         return parameters, buffers, [(path, module) for module, path in extra.items()]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +17,7 @@ PATIENCE = 30.0
 COST_RATIO = 200
 """...but at least this many times the time of one capture: half a percent of the time."""
 MOST = 256
+_FAR = 1 << 40
 
 
 class Timeline:
@@ -145,6 +147,17 @@ class Timeline:
         if len(frames) <= recent + 1:
             del frames[0]
             return
-        at = [state.position.iteration for state in frames[: 1 - recent or None]]
+        older = frames[: 1 - recent or None]
+        at = [state.position.iteration for state in older]
         spans = [after - before for before, after in zip(at, at[2:], strict=False)]
+        spans = [
+            _FAR if _begins_anew(*pair) else span for span, pair in zip(spans, pairwise(older), strict=False)
+        ]
         del frames[1 + spans.index(min(spans))]
+
+
+def _begins_anew(before: State, after: State) -> bool:
+    """Whether the shape is another one at the second keyframe: without it, the way to later steps would lead
+    through the former shape."""
+    one, other = (state.parts.get("shape") for state in (before, after))
+    return getattr(one, "composition", None) is not getattr(other, "composition", None)

@@ -212,13 +212,14 @@ def schedulers_of(schedule: Schedule) -> list[TorchScheduler]:
     return [one.scheduler for one in each if isinstance(one, Torch)]
 
 
-def shown_of(schedule: Schedule, given: Any) -> Any:
-    """What `learner.scheduler` is: the scheduler of torch, also if a factory made it; else what was given."""
+def scheduler_of(schedule: Schedule) -> Any:
+    """What `learner.scheduler` is, and what makes the same schedule again: the scheduler of torch, also if a
+    factory made it; a function; a rate or None; of several, each one's by name."""
     if isinstance(schedule, Torch):
         return schedule.scheduler
-    if isinstance(schedule, Schedules) and isinstance(given, Mapping):
-        return {name: shown_of(each, given.get(name)) for name, each in schedule.named.items()}
-    return given
+    if isinstance(schedule, Schedules):
+        return {name: scheduler_of(each) for name, each in schedule.named.items()}
+    return schedule.function if isinstance(schedule, Function) else schedule.rate
 
 
 def moves_per_step(scheduler: Any) -> bool:

@@ -129,8 +129,6 @@ class Update:
         average: AveragedModel | None = None,
     ) -> None:
         self.model = model
-        self.optimizer = optimizer
-        self.schedule = schedule
         self.window = window
         self.scaler = scaler
         self.clips = tuple(clips)
@@ -156,11 +154,8 @@ class Update:
         """The names of the optimizers that the user's step has stepped, in this step."""
         self.entered = False
         """Whether the user's step runs now."""
-        for name, each in named_of(optimizer).items():
-            tell_of_steps(each, self, name)
-        self._needs_closure = any(isinstance(each, LBFGS) for each in named_of(optimizer).values())
         self.rates: list[Any] = []
-        self.note_rates()
+        self.use(optimizer, schedule)
         self._first: Tensor | float = 1.0
         self._total: Tensor | float = 0.0
         self._skipped = 0
@@ -168,7 +163,6 @@ class Update:
         self._hidden: list[Tensor | None] | None = None
         """The window's own gradients, while others are shown in their place."""
         self._moved: list[nn.Parameter] = []
-        self._groups = 0
         self.together: Together | None = None
         self.closes = False
         """Whether this batch is the last one of its window; only known if there are other ranks."""
@@ -181,9 +175,26 @@ class Update:
         """From here on, gradients are those of all ranks."""
         self.together, self.weighs, self.plain = together, True, False
 
+    def use(self, optimizer: Optimizer, schedule: Schedule) -> None:
+        """Train with these from here on."""
+        self.optimizer, self.schedule, self._groups = optimizer, schedule, -1
+        for name, each in named_of(optimizer).items():
+            tell_of_steps(each, self, name)
+        self._needs_closure = any(isinstance(each, LBFGS) for each in named_of(optimizer).values())
+        self.note_rates()
+
     def work_on(self, parameters: list[nn.Parameter]) -> None:
         """Use these parameters in place of the model's own, in the same order."""
         self.parameters, self._groups = parameters, -1
+
+    def follow_model(self) -> list[int | None]:
+        """Layers or groups have come or gone. Return each parameter's former place; None if it is new."""
+        places = {id(each): place for place, each in enumerate(self.parameters)}
+        self.parameters, self._groups = list(self.model.parameters()), -1
+        order = [places.get(id(each)) for each in self.parameters]
+        self._folded, self._hidden = reordered(self._folded, order), reordered(self._hidden, order)
+        self.note_rates()
+        return order
 
     def begin(self) -> None:
         """Open a window if none is open. The gradients of the last one are dropped only now, so that the user
@@ -571,6 +582,11 @@ class Update:
             if state["folded"] is not None:
                 pairs = zip(state["folded"], self.parameters, strict=True)
                 self._folded = [_like(grad, parameter) for grad, parameter in pairs]
+
+
+def reordered(gradients: list[Tensor | None] | None, order: list[int | None]) -> list[Tensor | None] | None:
+    """Gradients in another order of the parameters; a new parameter has none."""
+    return gradients and [None if place is None else gradients[place] for place in order]
 
 
 def _like(value: Any, parameter: nn.Parameter) -> Any:

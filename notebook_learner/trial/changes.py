@@ -74,12 +74,13 @@ def changed(loop: Loop, changes: Changes) -> Iterator[None]:
         with train.metrics.beside(LossOfStep()):
             if changes.train_only:
                 _train_only(loop)
-            loop.quiet = changes.quiet
+            loop.quiet, loop.trying = changes.quiet, True
             for name, value in changes.values.items():
                 _change(loop, name, value)
             yield
     finally:
         loop.passes, loop.policies, loop.num_epochs, loop.schedule, loop.quiet = run
+        loop.trying = False
         update.schedule = loop.schedule
         train.step.function, train.cursor, update.clips, update.plain = own
 

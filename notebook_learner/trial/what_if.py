@@ -15,7 +15,7 @@ from ..event import Notice
 from ..event.position import Position
 from ..run.bounds import Trained
 from ..run.compared import Compared, options_of
-from ..run.loop import Loop
+from ..run.loop import Act, Loop
 from ..run.replica import Replica
 from ..step.step import StepFunction
 from .changes import Changes, Comparison, require_step
@@ -65,7 +65,9 @@ def what_if(replica: Replica, steps: int, changes: Mapping[str, Any]) -> Compari
         until = Trained(trip.start.position.iteration + steps)
         baseline = trip.walk(until, compared=compared)
         trip.back()
-        other = trip.walk(until, changes=Changes(changes))
+        if (then := changes.get("then")) is not None:
+            replica.shape.try_out("", then)
+        other = trip.walk(until, changes=Changes({k: v for k, v in changes.items() if k != "then"}))
     if found := compared.difference(replica.carried.left_names()):
         told = "the unchanged steps are not what was measured before the rewind, unless you changed something"
         replica.emit(Notice(f"{told}: {found}", "warning"))
@@ -76,7 +78,7 @@ def what_if(replica: Replica, steps: int, changes: Mapping[str, Any]) -> Compari
 def _check(loop: Loop, changes: Mapping[str, Any]) -> None:
     groups = loop.update.optimizer.param_groups
     options = [key for key in groups[0] if key not in ("params", "initial_lr")]
-    known = [*_OTHERS, *options]
+    known = [*_OTHERS, *options, "then"]
     if not changes:
         raise ValueError(f"what_if() compares with a change; it can change {', '.join(known)}")
     for name, value in changes.items():
@@ -84,16 +86,18 @@ def _check(loop: Loop, changes: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"what_if({name}=...): there is no {name} here; it can change {', '.join(known)}"
             )
-        if name not in _OTHERS and isinstance(value, list) and len(value) != len(groups):
+        if name in options and isinstance(value, list) and len(value) != len(groups):
             raise ValueError(
                 f"what_if({name}={value!r}): the optimizer has {len(groups)} groups; give one value, or a "
                 f"list of {len(groups)}"
             )
-        if name not in _OTHERS:
+        if name in options:
             for group, each in zip(groups, value if isinstance(value, list) else repeat(value), strict=False):
                 _require_like(name, each, group[name])
     if "train_step" in changes:
         require_step("what_if(train_step=...)", changes["train_step"])
+    if "then" in changes and not isinstance(changes["then"], Act):
+        raise ValueError(f"what_if(then={changes['then']!r:.60}): give a function fn(learner)")
     if "clip_norm" in changes and not (_is_number(changes["clip_norm"]) and changes["clip_norm"] > 0):
         raise ValueError(f"what_if(clip_norm={changes['clip_norm']!r}): give a norm above 0, such as 1.0")
 
@@ -122,6 +126,8 @@ def _is_number(value: Any) -> bool:
 def _said(value: Any) -> str:
     if value is None or isinstance(value, (int, float, str)):
         return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, Act):
+        return _said(value.function)
     if callable(value):
         return str(getattr(value, "__name__", "another"))
     if isinstance(value, (list, tuple)):

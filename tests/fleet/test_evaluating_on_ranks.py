@@ -214,7 +214,7 @@ def test_whoever_fails_is_named_and_the_training_goes_on_as_if_nothing_had_been(
         assert "raised on rank 1" in notes
         assert f"evaluate {name}: this happened" in notes
         learner.step(2)
-        assert name not in learner.evaluations
+        assert name not in learner.tools.evaluations
         assert [each.alive for each in learner.devices] == [True, True]
     with pytest.raises(ZeroDivisionError):
         learner.predict(poisoned(), step=lambda model, batch: step(model, batch).output)
@@ -233,7 +233,7 @@ def test_an_interrupt_breaks_it_off_at_a_boundary_of_all_ranks(tmp_path, straigh
     learner._driver.control.interrupt()
     with pytest.raises(Paused, match="evaluate test: broken off after batch 1 of 4"):
         learner.evaluate(valid_loader())
-    assert learner.evaluations == {}
+    assert learner.tools.evaluations == {}
     assert learner.evaluate(valid_loader()).batches == 4
     learner.fit()
     assert bits(learner) == straight

@@ -106,10 +106,11 @@ def test_what_is_no_rate_is_an_error_and_changes_nothing(rate: Any, tmp_path: Pa
     ("name", "said"),
     [
         ("lrr", r"did you mean learner\.lr\?"),
-        ("epochs", "it takes lr, train_step, valid_step, loss, num_epochs"),
-        ("optimizer", "build another learner"),
-        ("scheduler", r"learner\.lr"),
-        ("train", "fit"),
+        (
+            "epochs",
+            "it takes lr, train_step, valid_step, loss, optimizer, scheduler, train, valid, num_epochs",
+        ),
+        ("model", "build another learner"),
         ("history", "it takes lr"),
     ],
 )

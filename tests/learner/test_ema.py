@@ -31,8 +31,8 @@ def test_the_average_is_torchs_to_the_bit_and_the_model_is_not_touched_by_it(tmp
     torch.manual_seed(5)
     average = averaged_by_hand(expected, batches(), epochs=2)
     assert_same_bits(model, expected)
-    assert_same_bits(learner.ema_model, average)
-    assert_other_weights(learner.ema_model, model)
+    assert_same_bits(learner.tools.ema_model, average)
+    assert_other_weights(learner.tools.ema_model, model)
 
 
 def test_the_average_moves_once_per_window(tmp_path):
@@ -42,7 +42,7 @@ def test_the_average_moves_once_per_window(tmp_path):
     learner = classifier(tmp_path).ema(DECAY).grads_accumulation(2).build(model, sgd(model))
     learner.fit(data)
     average = averaged_by_hand(expected, large, epochs=1)
-    for mine, theirs in zip(learner.ema_model.parameters(), average.parameters(), strict=True):
+    for mine, theirs in zip(learner.tools.ema_model.parameters(), average.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
@@ -54,7 +54,7 @@ def test_validation_uses_the_average_unless_told_otherwise(validate, tmp_path):
     x, y = (torch.cat(parts) for parts in zip(*batches(), strict=True))
     losses = {
         kind: F.cross_entropy(weights.eval()(x), y).item()
-        for kind, weights in ((True, learner.ema_model), (False, model))
+        for kind, weights in ((True, learner.tools.ema_model), (False, model))
     }
     measured = learner.history.final("Loss", "valid")
     assert measured == pytest.approx(losses[validate], rel=1e-6)
@@ -70,7 +70,7 @@ def test_a_validation_step_function_is_given_the_average(tmp_path):
     model = net()
     learner = classifier(tmp_path).ema(DECAY).valid_step(valid).build(model, sgd(model))
     learner.fit(batches(), batches((4,)))
-    assert given == [learner.ema_model]
+    assert given == [learner.tools.ema_model]
 
 
 def test_fit_returns_the_model_that_was_trained(tmp_path):
@@ -81,4 +81,4 @@ def test_fit_returns_the_model_that_was_trained(tmp_path):
 
 def test_without_an_average_there_is_none(tmp_path):
     model = net()
-    assert classifier(tmp_path).build(model, sgd(model)).ema_model is None
+    assert classifier(tmp_path).build(model, sgd(model)).tools.ema_model is None

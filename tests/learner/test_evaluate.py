@@ -107,7 +107,7 @@ def test_the_values_are_those_of_all_samples_in_eval_mode(tmp_path: Path) -> Non
     assert found["Loss"] != pytest.approx(sum(losses) / 3)  # the mean of batches: the last one is shorter
     assert (found.name, found.batches, found.place) == ("test", 3, (1, "train", 3))
     assert learner.history["test/test", "Loss"].tolist() == losses
-    assert learner.evaluations == {"test": found}
+    assert learner.tools.evaluations == {"test": found}
 
 
 def test_a_metric_with_state_of_its_own_answers_for_the_whole_set(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_a_metric_with_state_of_its_own_answers_for_the_whole_set(tmp_path: Path
 def test_the_moving_average_is_measured_where_it_validates(tmp_path: Path) -> None:
     learner = Setup(ema=True).learner(tmp_path)
     learner.step(5)
-    assert learner.ema_model is not None
-    _, of_the_average, _ = measured(learner.ema_model, TEST)
+    assert learner.tools.ema_model is not None
+    _, of_the_average, _ = measured(learner.tools.ema_model, TEST)
     _, of_the_model, _ = measured(learner.model, TEST)
     assert learner.evaluate(TEST)["Loss"] == pytest.approx(of_the_average) != of_the_model
 
@@ -169,7 +169,7 @@ def test_the_same_name_replaces_and_another_metric_leaves_no_old_log(tmp_path: P
     assert sorted(os.listdir(tmp_path / "test/test")) == ["Accuracy.log", "notes.txt"]
     assert len((tmp_path / "test/test/Accuracy.log").read_text().splitlines()) == 2
     assert sorted(os.listdir(tmp_path / "test")) == ["test"]
-    assert list(learner.evaluations) == ["test"]
+    assert list(learner.tools.evaluations) == ["test"]
 
 
 def test_a_new_run_removes_the_sets_of_the_run_before_but_not_its_own(tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_going_back_keeps_what_was_evaluated(tmp_path: Path) -> None:
     before = logs(tmp_path / "test")
     learner.rewind(3)
     assert logs(tmp_path / "test") == before
-    assert learner.evaluations == {"test": found}
-    assert learner.evaluations["test"].place == (1, "train", 4)
+    assert learner.tools.evaluations == {"test": found}
+    assert learner.tools.evaluations["test"].place == (1, "train", 4)
 
 
 def test_a_full_disk_leaves_the_earlier_logs_and_the_next_event_writes_them(
@@ -394,7 +394,7 @@ def test_pause_and_stop_of_another_thread_break_it_off(tmp_path: Path) -> None:
     with pytest.raises(Paused, match="after batch 1 of 3"):
         learner.evaluate(TEST)
     assert "test/test" not in [str(path) for path in tmp_path.iterdir()]
-    assert learner.evaluations == {}
+    assert learner.tools.evaluations == {}
 
 
 def test_a_second_interrupt_in_a_step_that_hangs_ends_it_there(tmp_path: Path) -> None:
@@ -531,7 +531,7 @@ def test_history_lists_the_sets_where_another_split_is_asked_for(tmp_path: Path)
     learner.evaluate(TEST, "clean")
     history = learner.history
     assert history.metrics("test/clean") == ("Loss", "Accuracy")
-    assert history.final("Loss", "test/clean") == learner.evaluations["clean"]["Loss"]
+    assert history.final("Loss", "test/clean") == learner.tools.evaluations["clean"]["Loss"]
     assert history.weights("Loss", "test/clean").tolist() == [4, 4, 3]
     with pytest.raises(KeyError, match="train, valid, test/clean"):
         history.values("Loss", "test/dirty")

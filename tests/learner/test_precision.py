@@ -154,11 +154,11 @@ def test_an_average_passes_over_a_step_that_was_left_out(tmp_path):
         classifier(tmp_path).precision("fp16").ema(0.5).build(model, sgd(model), None, with_an_overflow())
     )
     learner.step(1)
-    before = [p.clone() for p in learner.ema_model.parameters()]
+    before = [p.clone() for p in learner.tools.ema_model.parameters()]
     learner.step(1)
-    assert all(torch.equal(a, b) for a, b in zip(learner.ema_model.parameters(), before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(learner.tools.ema_model.parameters(), before, strict=True))
     learner.step(1)
-    assert not torch.equal(learner.ema_model[3].weight, before[2])
+    assert not torch.equal(learner.tools.ema_model[3].weight, before[2])
 
 
 def test_a_schedule_of_epochs_moves_even_where_steps_were_left_out(tmp_path):

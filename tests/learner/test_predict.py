@@ -107,8 +107,8 @@ def test_what_cannot_be_told_is_said_and_a_step_helps(tmp_path: Path) -> None:
 def test_the_moving_average_predicts_where_it_validates(tmp_path: Path) -> None:
     learner = Setup(ema=True).learner(tmp_path)
     learner.step(4)
-    assert learner.ema_model is not None
-    assert torch.equal(learner.predict(X), by_hand(learner.ema_model))
+    assert learner.tools.ema_model is not None
+    assert torch.equal(learner.predict(X), by_hand(learner.tools.ema_model))
     assert not torch.equal(learner.predict(X), by_hand(learner.model))
 
 

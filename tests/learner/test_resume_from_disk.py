@@ -199,7 +199,7 @@ def test_workers_come_back_to_their_place(seed: int | None, persistent: bool, tm
     assert_equal_to_the_straight_run(walk)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "shape"])
 def test_a_checkpoint_without_any_one_part_ends_otherwise(part: str, tmp_path: Path) -> None:
     """The negative control: restored from disk with one part left as it was made."""
     setup = replace(ALL_PARTS, files=True)

@@ -459,7 +459,7 @@ def test_everything_that_was_asked_for_goes_along(tmp_path):
     learner.breakpoints.add(LossSpike(), name="mine").on = False
     learner.step(5)
     sibling = learner.fork(tmp_path / "b")
-    assert sibling.num_epochs == 5 and sibling.ema_model is not learner.ema_model
+    assert sibling.num_epochs == 5 and sibling.tools.ema_model is not learner.tools.ema_model
     assert repr(sibling.breakpoints) == repr(learner.breakpoints)
     assert sibling.breakpoints["mine"].condition is not learner.breakpoints["mine"].condition
     with pytest.raises(Paused):

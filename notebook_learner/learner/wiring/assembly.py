@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from ...breakpoint import Condition
-from ...carried.part import CarriedPart, Nothing, Sources
+from ...carried.part import CarriedPart, Sources
 from ...cluster import ClusterError, find_engines, is_cluster
 from ...data.cursor import Cursor
 from ...data.rank_share import Share
@@ -37,6 +37,7 @@ from ...run.early_stopping import EarlyStopping
 from ...run.loop import Act, Loop, LoopContext
 from ...run.modes import Modes
 from ...run.replica import Replica
+from ...run.reshaping import name_of
 from ...run.settings import PRECISIONS, Registered, Settings
 from ...run.trained_models import TrainedBefore
 from ...state.checkpoint_files import Which
@@ -46,9 +47,9 @@ from ...state.timeline import Timeline
 from ...step.clipping import Clip, ClipByNorm, ClipByValue
 from ...step.graph_step import RECORDERS, Log, RecordedStep
 from ...step.moving_average import MovingAverage
-from ...step.optimizers import as_given, each_of, named_of
+from ...step.optimizers import each_of, named_of
 from ...step.own_loss import takes_targets, with_its_own_loss
-from ...step.schedule import Schedule, schedulers_of, shown_of
+from ...step.schedule import Schedule, schedulers_of
 from ...step.step import TrainingStep, ValidationStep, supervised
 from ...step.update import Update
 from ..learner import Learner
@@ -94,7 +95,7 @@ def assemble(
         made, schedule = _made(found, settings, model, optimizer, scheduler)
         if found or made is None or schedule is None:
             raise ConfigurationError(found)
-        learner = _Wiring(settings, model, made, schedule, renderer).learner(scheduler, data)
+        learner = _Wiring(settings, model, made, schedule, renderer).learner(data)
         if state is not None:
             learner.restore(state)
         elif settings.checkpoint is not None:
@@ -214,7 +215,7 @@ class _Wiring:
         self.registered = _own_metrics(settings.registered())
         self.watch = self._watch()
 
-    def learner(self, scheduler: Any, data: Data) -> Learner:
+    def learner(self, data: Data) -> Learner:
         """Join all parts, and put the data in."""
         update = self._update()
         groups = self._groups()
@@ -223,9 +224,8 @@ class _Wiring:
         )
         replica = self._replica(update, groups, opened.metrics)
         make_step = partial(self._step, update, groups["train"].log)
-        origin = Origin(self.settings, self.model, as_given(self.optimizer), scheduler, assemble)
+        origin = Origin(self.settings, self.model, replica, assemble)
         loaders = Loaders(self.settings, self.model, replica, groups, make_step, self._rules(), origin)
-        shown = shown_of(self.schedule, scheduler)
         driver = Driver(replica.loop.control)
         background.attend()
         driver.process = os.getpid()
@@ -240,21 +240,23 @@ class _Wiring:
             _nothing if remote is None else remote.close,
             remote or _unsteered,
         )
-        learner = Learner(replica, driver, opened, loaders, shown, tenancy, remote or _unsteered)
-        _join_acts(replica.loop, learner, self.settings)
+        learner = Learner(replica, driver, opened, loaders, tenancy, remote or _unsteered)
+        _join_acts(replica, learner, self.settings)
+        replica.shaping.functions, replica.shaping.use_functions = loaders.functions, loaders.use_functions
+        replica.shape.look()
         if self.settings.share is not None and self.settings.share.rank == 0:
-            self._found_fleet(learner, replica, scheduler, loaders)
+            self._found_fleet(learner, replica, loaders)
         for split, loader in data:
             loaders.use(learner, split, loader)
         if isinstance(self.renderer, Display):
             learner._shown_on(self.renderer)
         return learner
 
-    def _found_fleet(self, learner: Learner, replica: Replica, scheduler: Any, loaders: Loaders) -> None:
+    def _found_fleet(self, learner: Learner, replica: Replica, loaders: Loaders) -> None:
         from ...ranks.leader import Fleet  # torch.distributed and more, for several devices
         from ...ranks.recipe import RecipeSource
 
-        source = RecipeSource(self.settings, replica, as_given(self.optimizer), scheduler, loaders.given)
+        source = RecipeSource(self.settings, replica, loaders.given)
         source.learner = weakref.ref(learner)
         devices = [torch.device(each) for each in self.settings.devices]
         replica.loop.ranks = Fleet(replica, source, devices, self.settings.cluster)
@@ -330,6 +332,8 @@ class _Wiring:
             history,
             FanOut([history, *storing.listeners], [self.renderer], storing.writers),
             storing.saving(),
+            settings.reshaped,
+            settings.in_parts and settings.share is not None,
         )
         replica.timeline.beside = lambda: sum(each.cursor.kept_bytes for each in loop.passes.values())
         storing.emit = replica.emit
@@ -338,30 +342,31 @@ class _Wiring:
             replica.watch.breakpoints.add(own, once=once)  # what it has seen belongs to this run alone
         return replica
 
-    def _carried(self, loop: Loop, update: Update, tell: Callable[[str], None]) -> CarriedPart | Nothing:
+    def _carried(self, loop: Loop, update: Update, tell: Callable[[str], None]) -> CarriedPart:
         """What steps reach outside of the other parts."""
-        share = self.settings.share
-        if self.settings.exactness == "off":
-            return Nothing()
+        share, off = self.settings.share, self.settings.exactness == "off"
         models = [("model", self.model)]
         if self.average is not None:
             models.append(("ema_model", self.average.module))
-        cut = share is not None and self.settings.in_parts
         sources = Sources(
             models,
-            named_of(self.optimizer),
-            [
-                ("schedule", self.schedule),
-                *(("scheduler", each) for each in schedulers_of(self.schedule)),
+            lambda: named_of(update.optimizer),
+            lambda: [
+                ("schedule", update.schedule),
+                *(("scheduler", each) for each in schedulers_of(update.schedule)),
                 ("scaler", update.scaler),
             ],
             lambda: _functions(loop),
             lambda: [(split, c.source, c.walk.generators) for split, c in _cursors(loop)],
             self.settings.carried,
         )
-        if share is not None and share.rank > 0:  # rank 0 tells it
-            return CarriedPart(sources, lambda text: None, False, cut)
-        return CarriedPart(sources, tell, self.settings.exactness == "required", cut)
+        silent = off or (share is not None and share.rank > 0)  # rank 0 tells it
+        return CarriedPart(
+            Sources([], dict, list, list, list, {}) if off else sources,
+            _nothing_told if silent else tell,
+            self.settings.exactness == "required" and not silent,
+            share is not None and self.settings.in_parts,
+        )
 
     def _parts(self, loop: Loop, update: Update, rng: RngPart) -> dict[str, Part]:
         """Everything that a step can change, except the data, which comes with its loaders."""
@@ -415,13 +420,18 @@ def _nothing() -> None:
     pass
 
 
+def _nothing_told(text: str) -> None:
+    pass
+
+
 def _cursors(loop: Loop) -> Iterator[tuple[str, Cursor]]:
     return ((split, each.cursor) for split, each in loop.passes.items())
 
 
-def _join_acts(loop: Loop, learner: Learner, settings: Settings) -> None:
+def _join_acts(replica: Replica, learner: Learner, settings: Settings) -> None:
     """Have the loop call the user's functions, with the learner that it does not keep alive."""
-    theirs = weakref.ref(learner)
+    loop, theirs = replica.loop, weakref.ref(learner)
+    replica.shape.functions = {name_of(each): Act(each, theirs) for each in settings.reshapes}
     for when, function in settings.acts:
         loop.acts.setdefault(when, []).append(Act(function, theirs))
     if "update" in loop.acts:

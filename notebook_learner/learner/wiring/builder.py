@@ -242,7 +242,7 @@ class LearnerBuilder:
         return self
 
     def ema(self, decay: float = 0.999, *, validate: bool = True) -> Self:
-        """Keep a moving average of the weights (`learner.ema_model`); validation uses it, unless
+        """Keep a moving average of the weights (`learner.tools.ema_model`); validation uses it, unless
         `validate=False`."""
         self._settings.ema_decay, self._settings.ema_validates = decay, validate
         return self
@@ -316,6 +316,19 @@ class LearnerBuilder:
             function: takes the learner. Several are called in the order in which they were given.
         """
         self._settings.acts.append((when, function))
+        return self
+
+    def reshapes(self, *functions: Callable[[Learner], Any]) -> Self:
+        """Know the functions by which a run changes its shape in its midst. `learner.reshape(unfreeze)` makes
+        the change and notes its name, and a checkpoint names it: `.resume()` calls them in the same order.
+
+        `.reshapes(unfreeze, add_head)`
+
+        Args:
+            functions: each takes the learner. For a change that was made by hand, give a function that makes
+                it.
+        """
+        self._settings.reshapes += functions
         return self
 
     def step_scheduler(self, when: When, *, metric: str | tuple[Split, str] | None = None) -> Self:

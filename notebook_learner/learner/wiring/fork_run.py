@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from ...errors import StateError
 from ...event import Split
+from ...run.replica import Replica
 from ...run.settings import Settings
 from ...state.state import State
-from ...step.optimizers import each_of
-from ...step.schedule import TorchScheduler, report_steps
+from ...step.optimizers import as_given, each_of
+from ...step.schedule import TorchScheduler, report_steps, scheduler_of
 from ..learner import Learner
 
 
@@ -29,8 +29,7 @@ class Origin:
 
     settings: Settings
     model: nn.Module
-    optimizer: Optimizer | dict[str, Optimizer]
-    scheduler: Any
+    replica: Replica
     assemble: Callable[..., Learner]
     """The function that made it."""
 
@@ -39,15 +38,15 @@ class Origin:
         state: State,
         directory: str | os.PathLike[str],
         data: Mapping[Split, Any],
-        carried: Any,
     ) -> Learner:
-        """Make another learner in the same state, with its own directory. `carried` is what the steps reach:
-        it is copied with the model, and functions are bound to the copies.
+        """Make another learner in the same state, with its own directory. What the steps reach is copied with
+        the model, and functions are bound to the copies.
 
         Raises:
             StateError: a part cannot be copied, or the directory holds a run.
         """
         _require_room(directory, self.settings)
+        carried = self.replica.carried
         copies = self._copies(data, carried)
         model, optimizer, scheduler, loaders, changed = copies.made
         sibling = self.assemble(
@@ -66,12 +65,13 @@ class Origin:
         return sibling
 
     def _copies(self, data: Mapping[Split, Any], carried: Any) -> Any:
-        of_torch = any(isinstance(each, TorchScheduler) for each in each_of(self.scheduler))
-        scheduler = self.scheduler if of_torch else None
+        update = self.replica.loop.update
+        given = scheduler_of(update.schedule)
+        scheduler = given if any(isinstance(each, TorchScheduler) for each in each_of(given)) else None
         mine = self.settings
         steps = {"train_step": mine.train_step, "valid_step": mine.valid_step, "loss": mine.loss}
-        own = {"carried": mine.carried, "acts": mine.acts}
-        things = (self.model, self.optimizer, scheduler, dict(data), {**steps, **own})
+        own = {"carried": mine.carried, "acts": mine.acts, "reshapes": mine.reshapes}
+        things = (self.model, as_given(update.optimizer), scheduler, dict(data), {**steps, **own})
         try:  # together, so that the copied optimizer has the copied parameters
             copies = carried.copied(things)
         except StateError:
@@ -81,7 +81,7 @@ class Origin:
         model, optimizer, other, loaders, changed = copies.made
         if any(isinstance(each, LRScheduler) for each in each_of(other)):
             report_steps(each_of(optimizer))
-        other = self.scheduler if scheduler is None else other
+        other = given if scheduler is None else other
         return replace(copies, made=(model, optimizer, other, loaders, changed))
 
     def _settings_of(self, directory: str | os.PathLike[str], state: State) -> Settings:
@@ -94,6 +94,7 @@ class Origin:
             checkpointer=None,
             loggers=[],
             renderer=renderer,
+            reshaped=self.replica.shape.log,
             parent=self._told(state),
         )
 

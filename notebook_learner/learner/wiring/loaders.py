@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal
 
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ...data.cursor import Cursor
@@ -26,10 +27,13 @@ from ...run.settings import Registered, Settings
 from ...state.parts import CursorPart, MetricsPart
 from ...state.state import State
 from ...step.optimizers import parameters_of
+from ...step.schedule import Schedule
 from ...step.step import StepFunction, TrainingStep, ValidationStep
 from ...step.update import Update
+from ..core import OfOneLearner
 from .cells import cells_may_come
 from .checks import listed, metric_mistakes
+from .make_optimizer import make_optimizer, make_schedule
 
 MakeStep = Callable[[Split], TrainingStep | ValidationStep]
 Way = Literal["alone", "whole", "share"]
@@ -72,7 +76,7 @@ class Loaders:
         self.rules = rules
         """What depends on an epoch's value, by name: early stopping, ReduceLROnPlateau."""
         self.origin = origin
-        """What the learner was built from: settings, model, optimizer, scheduler."""
+        """What the learner was built from."""
         self._given: dict[Split, Any] = {}
         self._told = False
         self._waits: Cursor | None = None
@@ -128,6 +132,45 @@ class Loaders:
             )
         self.settings.loss = function
         self.renew()
+
+    def functions(self) -> tuple[Any, ...]:
+        """The steps and the loss in use, where a cell is not."""
+        settings = self.settings
+        return _unless_a_cell(settings.train_step), _unless_a_cell(settings.valid_step), settings.loss
+
+    def use_functions(self, functions: tuple[Any, ...]) -> None:
+        """Use these again. A cell that was run stays in use."""
+        if self.functions() == functions:
+            return
+        settings, (train, valid, loss) = self.settings, functions
+        if train is not _CELL and self.functions()[0] is not _CELL:
+            settings.train_step = train
+        if valid is not _CELL and self.functions()[1] is not _CELL:
+            settings.valid_step = valid
+        settings.loss = loss
+        self.renew()
+
+    def make_optimizer(self, given: Any) -> Optimizer:
+        """The optimizer, or several by name, for the model as it is now.
+
+        Raises:
+            ConfigurationError: it cannot be used.
+        """
+        made, wrong = make_optimizer(self.model, given, self.settings)
+        if made is None or wrong:
+            raise ConfigurationError(wrong, "this optimizer cannot be used")
+        return made
+
+    def make_schedule(self, given: Any, optimizer: Optimizer) -> Schedule:
+        """The schedule for an optimizer.
+
+        Raises:
+            ConfigurationError: it cannot be used.
+        """
+        made, wrong = make_schedule(given, optimizer, self.settings)
+        if made is None or wrong:
+            raise ConfigurationError(wrong, "this schedule cannot be used")
+        return made
 
     def given(self) -> Mapping[Split, Any]:
         """The data of each split, as it was given."""
@@ -203,7 +246,7 @@ class Loaders:
 
     def fork(self, learner: Any, state: State, directory: str | os.PathLike[str]) -> Any:
         """Make another learner like this one, in this state."""
-        sibling = self.origin.fork(state, directory, self._given, self.replica.carried)
+        sibling = self.origin.fork(state, directory, self._given)
         sibling.num_epochs = learner.num_epochs
         sibling.breakpoints.become(learner.breakpoints)
         return sibling
@@ -263,6 +306,14 @@ class Loaders:
                 "validation data: fit(train_loader, valid_loader)",
                 "warning",
             )
+
+
+_CELL = object()
+"""Stands for a cell's step. The cell on the page counts, also after a rewind."""
+
+
+def _unless_a_cell(step: Any) -> Any:
+    return _CELL if isinstance(step, OfOneLearner) else step
 
 
 def _replaced(update: Update) -> Iterator[str]:
