@@ -17,8 +17,7 @@ from typing import Any, get_args, get_origin
 from notebook_learner import Artifacts, Learner, LearnerBuilder
 from notebook_learner.breakpoint import Moment
 from notebook_learner.command import _COMMANDS, _parser
-from notebook_learner.learner.devices import Devices
-from notebook_learner.learner.tools import Tools
+from notebook_learner.learner.tools import Devices, Tools
 from notebook_learner.magic.magics import TrainingMagics
 
 PAGE = Path(__file__).parent.parent / "tutorials" / "concepts" / "reference.md"

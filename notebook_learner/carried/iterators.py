@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from .equality import same_values
-from .kinds import Kind, Part
+from .kinds import Kind, Part, same_values
 
 
 class IteratorKind(Kind):

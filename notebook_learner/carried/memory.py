@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ..state.state import copied
-from .equality import same_arrays, same_tensors
-from .kinds import Kind, Part
+from .kinds import Kind, Part, same_arrays, same_tensors
 
 FREE = 16 << 20
 """Bytes that are copied although no step has changed them yet. What lies beyond is taken to be read only

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ..errors import StateError
 from ..state.state import Held
-from .equality import same_values
 from .iterators import IteratorKind, Stand, is_own_list, iterator_at, stand_of
 from .kinds import (
     MISSING,
@@ -38,6 +37,7 @@ from .kinds import (
     Kind,
     SequenceKind,
     SetKind,
+    same_values,
 )
 from .memory import ArrayKind, ArrayTaken, TensorKind, TensorTaken
 

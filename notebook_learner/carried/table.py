@@ -9,9 +9,8 @@ from html import escape
 from typing import Any, overload
 
 from .classify import OWN_MODULE, OWN_OPTIMIZER
-from .equality import alike
 from .heap import Heap, ReachedObject
-from .kinds import BatchesKind, CellKind, ClassKind, GlobalKind
+from .kinds import BatchesKind, CellKind, ClassKind, GlobalKind, alike
 from .memory import ArrayKind, TensorKind
 
 _HEAD = re.compile(r"[^\[=#]*")

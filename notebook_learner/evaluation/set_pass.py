@@ -21,8 +21,7 @@ from ..event import Evaluated, Event, MetricBlock, MetricInfo, SetProgress, Spli
 from ..event.position import Position
 from ..event.record import joined
 from ..metric import MetricGroup, TextMetric
-from ..metric.base import AnyMetric
-from ..metric.metric_copies import own_copy
+from ..metric.base import AnyMetric, own_copy
 from ..metric.rows import Rows
 from ..run.control import Control
 from ..run.failure import release_device_memory

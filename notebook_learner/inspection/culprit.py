@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from .find_tensors import tensors_in
+from .batch import tensors_in
 from .module_hooks import Call, ModuleWatch, plain_model
 from .samples import item_of, loss_of
 from .statistics import Finding, Questions, worst

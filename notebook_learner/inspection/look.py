@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 
 from ..renderer.text import one_line
-from .batch import decoder, describe_batch
+from .batch import decoder, describe_batch, tensors_in
 from .culprit import Trace
-from .find_tensors import tensors_in
 from .inspection import Inspection
 from .layers import Weights, describe_layers
 from .memory import SavedTensors, describe_memory

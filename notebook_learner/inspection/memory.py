@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .find_tensors import tensors_in
+from .batch import tensors_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from .batch import shape_of
-from .find_tensors import floating_in
+from .batch import floating_in, shape_of
 from .statistics import Measurements, Questions
 
 

@@ -131,7 +131,7 @@ class Debugging(LearnerCore):
 
     def _verify(self, steps: int) -> Verification:
         from ..trial.verify import noted
-        from .verify_elsewhere import verified  # it loads what packs and starts a process
+        from .hand_over import verified  # it loads what packs and starts a process
 
         found = verified(self, steps)
         self._verified = noted(found, self._verified)

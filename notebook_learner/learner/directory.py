@@ -1,12 +1,16 @@
-"""The Learner's verbs for its run's directory: it enters, reads there, and leaves when training is over."""
+"""A Learner's verbs for its run's directory: it enters, reads there, and hands it to another process."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..artifacts import Checkpoints
+from ..errors import names_descriptors
+from ..run.control import Request
+from ..run.step_reports import HandedOver, RunTakenBack
 from .core import LearnerCore
 
 T = TypeVar("T")
@@ -50,3 +54,80 @@ class DirectoryVerbs(LearnerCore):
     def _go_on(self) -> None:
         self._enter(goes_on=True)
         self._announce()
+
+    _away: Any = None
+    """The process that the run was handed over to."""
+
+    def _ask(self, what: Request) -> bool:
+        """Ask the thread that drives, if there is one. A detached process is asked in another way."""
+        if self._away is not None:
+            self._premises.require_mine()
+        return self._driver.ask(what)
+
+    @names_descriptors
+    def detach(
+        self,
+        train: Iterable[Any] | None = None,
+        valid: Iterable[Any] | None = None,
+        *,
+        epochs: int | None = None,
+    ) -> HandedOver:
+        """Hand the run over to a process of its own, which goes on when this kernel ends: from this step, to
+        the same bits. The call returns when the process trains. A training in the background stops at its
+        next step first.
+
+        The process runs on this machine until the last epoch is over. `Artifacts(directory)` shows it,
+        `notebook-learner ctl DIR status|pause|resume|stop` steers it, and its output is in the directory's
+        `detached.log`. After a stop, SIGTERM or an error, the process saves exactly where it stands, and
+        ends. After a pause it waits. If the process is killed, its last checkpoint stays; the first one is
+        the step that it began with.
+
+        Meanwhile this learner does not train. `take_back()` stops the process, and this learner goes on from
+        there. In a new kernel, use `.resume(take_back=True)` on the builder.
+
+        >>> import torch
+        >>> from torch.nn import functional as F
+        >>> from notebook_learner import LearnerBuilder
+        >>> model = torch.nn.Linear(3, 2)
+        >>> builder = LearnerBuilder("runs/overnight").loss(F.mse_loss).num_epochs(2).renderer("silent")
+        >>> batches = [(torch.ones(4, 3), torch.zeros(4, 2))] * 5
+        >>> learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, batches)
+        >>> _ = learner.step(3)
+        >>> learner.detach()  # doctest: +ELLIPSIS
+        goes on in process ... from epoch 1, train, step 3 of 5; learner.take_back() takes it back
+        >>> learner.take_back()  # doctest: +ELLIPSIS
+        taken back from process ...
+        >>> learner.fit() is model, learner.status
+        (True, 'finished')
+
+        Model, optimizer, data, steps and metrics are pickled. Classes and functions of cells are pickled by
+        value, which needs the extra `devices`. Modules are imported as their files are now.
+
+        Args:
+            train: the training loader, as `fit` takes it; by default the one in use.
+            valid: the validation loader, likewise.
+            epochs: train this number of epochs from here, as in `fit`.
+
+        Raises:
+            ConfigurationError: a part of the learner cannot be sent to another process.
+            DetachError: the process failed before it trained; the error has its traceback. The learner stands
+                where it stood, and can go on.
+        """
+        from .hand_over import hand_over  # it loads what packs and starts a process, which only detach needs
+
+        return hand_over(self, train, valid, epochs)
+
+    @names_descriptors
+    def take_back(self) -> RunTakenBack:
+        """Stop the process of `detach()` at its next step, and go on from exactly there.
+
+        If the process has finished meanwhile, the learner is finished. If the process failed or was killed,
+        the learner stands at the last checkpoint, and the result says what happened.
+
+        Raises:
+            StateError: the run was not handed over.
+            Paused: the user interrupted the wait. The process stops all the same; call `take_back()` again.
+        """
+        from .hand_over import take_back
+
+        return self._drive(lambda: take_back(self))

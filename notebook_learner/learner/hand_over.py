@@ -1,4 +1,4 @@
-"""Hand a run over, and take it back: the work of `learner.detach()` and `learner.take_back()`.
+"""Hands the run to a process of its own, and takes it back; lets another process take a few of its steps.
 
 This process keeps the run's directory until the new process has made the learner again. The directory is
 locked at every moment: the new process gets the descriptor that the directory is locked with, and this
@@ -10,24 +10,34 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from ..checkpoint.formats import load, save
 from ..checkpoint.info import label_of
 from ..errors import (
     CheckpointError,
     ConfigurationError,
+    DetachError,
     NotebookLearnerError,
     Paused,
     StateError,
     StoreError,
 )
 from ..event import Event, Notice, Rewound
+from ..event.position import Position
 from ..ranks.detached_process import CANNOT, Process, packed, surroundings
 from ..remote.detached import LOG, Detached, forget_in, noted_in
+from ..run.compared import Difference
+from ..run.replica import Replica
 from ..run.step_reports import HandedOver, RunTakenBack, why_over
+from ..state.state import State, written
+from ..trial.excursion import excursion
+from ..trial.verify import Footprint, Verification, cause_of, first_difference, footprints, verify
 
 STEP = 10.0
 """Seconds to wait for the first step, in which most failures happen. The step may also take an hour."""
@@ -257,3 +267,67 @@ def _what_became(away: Away, ended: Detached | None, was_alive: bool) -> str:
     if ended.ended == "failed":
         return f"which had failed ({ended.error})"
     return "" if was_alive else f"which had ended ({ended.ended})"
+
+
+_STATE, _FOUND = "state.h5", "found.h5"
+
+
+def verified(learner: Any, steps: int) -> Verification:
+    """See `Learner.verify`; no other thread drives the learner meanwhile."""
+    replica = learner._replica
+    start = learner.position
+    first, here = verify(replica, steps)
+    if here is not None:
+        return Verification(len(first), start, here, None)
+    if why := _why_not(replica):
+        return Verification(len(first), start, None, None, why)
+    try:
+        there = _taken_there(learner, len(first))
+    except (ConfigurationError, DetachError) as refused:
+        why = str(refused).strip().splitlines()[-1].strip(" -")
+        return Verification(len(first), start, None, None, f"a new process could not take them ({why})")
+    found = first_difference(first, there)
+    if found is None:
+        return Verification(len(first), start, None, None)
+    number, name = found
+    place = first[min(number, len(first) - 1)].place
+    return Verification(len(first), start, None, Difference(place, name, cause_of(replica, name)))
+
+
+def _why_not(replica: Replica) -> str:
+    if replica.ranks is not None:
+        return "with several devices no new process is tried"
+    if os.name != "posix":
+        return "a new process needs a system with sessions of processes, such as Linux or macOS"
+    if not importlib.util.find_spec("cloudpickle"):
+        return "a new process needs one more package: pip install 'notebook_learner[devices]'"
+    return ""
+
+
+def _taken_there(learner: Any, steps: int) -> list[Footprint]:
+    """Take the steps in a new process, from a file with the present state."""
+    replica = learner._replica
+    with tempfile.TemporaryDirectory(prefix="notebook_learner-verify-") as folder:
+        state = replica.capture()
+        at = state.position
+        parts = {name: written(part) for name, part in state.parts.items()}
+        save({"place": list(astuple(at)), "parts": parts}, Path(folder, _STATE))
+        process = Process(surroundings(), packed(learner), lambda: replica.loop.control.interrupted)
+        try:
+            process.hear("made")
+            process.tell(verify=folder, steps=steps)
+            process.hear("stepped")
+        finally:
+            process.kill()
+        return [Footprint(place, found) for place, found in load(Path(folder, _FOUND))]
+
+
+def take_steps_for(learner: Any, folder: str, steps: int) -> None:
+    """In the new process: go to the state, take the steps, and write down what they left."""
+    replica = learner._replica
+    held = load(Path(folder, _STATE))
+    replica.put_back(State(Position(*held["place"]), held["parts"]))
+    replica.carried.begin()
+    with excursion(replica, what="verify()") as trip:
+        found = footprints(replica, trip, steps)
+    save([[place, dict(prints)] for place, prints in found], Path(folder, _FOUND))

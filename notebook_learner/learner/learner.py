@@ -29,17 +29,15 @@ if TYPE_CHECKING:
     from ..carried.table import (
         CarriedTable,  # Jedi, which completes `learner.`, fails on a property that is a Literal
     )
-from .detach_verbs import DetachVerbs
-from .devices import Devices
 from .directory import DirectoryVerbs
 from .display import DisplayVerbs
 from .set_verbs import SetVerbs
-from .tools import Tools
+from .tools import Devices, Tools
 
 T = TypeVar("T")
 
 
-class Learner(Assigning, DetachVerbs, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
+class Learner(Assigning, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
     """A model in training: run it, stop it after any step, look at it, go back, go on.
 
     Build one with `LearnerBuilder`. When training stops (a pause, an error, the end of a cell), the learner

@@ -8,8 +8,7 @@ from typing import Any
 
 from IPython.core import completer
 
-from .find_learner import learners_in
-from .magics import TrainingMagics
+from .magics import TrainingMagics, learners_in
 
 _LINE = re.compile(r"^(?:\s*|.*=\s*)(%%?)(\w+)\s(.*)$")
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from IPython.core import debugger
 
-from ..learner.wiring.cells import expect_cells
+from ..learner.wiring.checks import expect_cells
 from .completion import Completion
-from .find_learner import Offer
-from .magics import TrainingMagics
+from .magics import Offer, TrainingMagics
 
 Hook = Callable[..., Any]
 

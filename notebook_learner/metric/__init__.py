@@ -19,10 +19,9 @@ if _TYPE_CHECKING:
     from .hardware import CpuMemory, CpuTemperature, CpuUse, CudaMetric, GpuReading
     from .images import MSSSIM, PSNR, SSIM
     from .number_errors import R2, RMSE, MeanAbsoluteError, MeanSquaredError
-    from .perplexity import Perplexity
     from .prediction import Prediction
     from .ranking import AUCPR, AUROC
-    from .sequences import BleuScore, CharErrorRate, RougeLScore, SequenceMetric, WordErrorRate
+    from .sequences import BleuScore, CharErrorRate, Perplexity, RougeLScore, SequenceMetric, WordErrorRate
     from .step_values import DataWait, GradNorm, IterationSpeed, LearningRate, Loss, SamplesPerSecond
     from .torch_metric import TorchMetric
 
@@ -83,10 +82,9 @@ _HOMES = {
     "hardware": "CpuMemory CpuTemperature CpuUse CudaMetric GpuReading",
     "images": "MSSSIM PSNR SSIM",
     "number_errors": "MeanAbsoluteError MeanSquaredError R2 RMSE",
-    "perplexity": "Perplexity",
     "prediction": "Prediction",
     "ranking": "AUCPR AUROC",
-    "sequences": "BleuScore CharErrorRate RougeLScore SequenceMetric WordErrorRate",
+    "sequences": "BleuScore CharErrorRate Perplexity RougeLScore SequenceMetric WordErrorRate",
     "step_values": "DataWait GradNorm IterationSpeed LearningRate Loss SamplesPerSecond",
     "torch_metric": "TorchMetric",
 }

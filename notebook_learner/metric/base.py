@@ -7,7 +7,9 @@ tensors. They stay on the device and are read in blocks, about ten times a secon
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
@@ -323,3 +325,12 @@ class AccumulatedText(TextMetric):
 
 
 AnyMetric = Metric | TextMetric
+
+
+def own_copy(metric: AnyMetric) -> AnyMetric:
+    """Return another metric that measures the same."""
+    free = copy.copy(metric)
+    with suppress(AttributeError):
+        del free.context  # it refers to a loop, and to everything in the loop
+    given = [getattr(free, name, None) for name in free.by_reference]
+    return copy.deepcopy(free, {id(each): each for each in given if each is not None})

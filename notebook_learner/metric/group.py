@@ -26,7 +26,7 @@ from .base import (
 from .output_checks import Update, adapted, checked, checked_type, require_fields
 from .rows import ABSENT, Rows, accumulates, counts_of, merged
 from .step_values import Logged
-from .transfer import alike, to_host
+from .tensors import alike, to_host
 
 Step = tuple[Update, Callable[[Scalar], None], Callable[[Scalar], None]]
 

@@ -12,8 +12,8 @@ from torch.nn.functional import avg_pool2d
 
 from ..errors import OutputError
 from .base import Input, Ratio, Scalar
-from .load_torchmetrics import torchmetrics
 from .tensors import Alike, exact_dtype, widened
+from .torch_metric import torchmetrics
 
 
 class PSNR(Ratio):

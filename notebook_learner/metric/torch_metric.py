@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from ..errors import StateError, StepError, a_kind
 from .base import Input, Metric, Scalar
-from .load_torchmetrics import torchmetrics
 from .rows import Appended
 from .tensors import HALVES
 
@@ -366,3 +366,18 @@ def _merged(part: Any, name: str, ours: Any, theirs: Any, updates: list[int]) ->
         f"{type(part).__name__} has no rule for merging its {name} with that of other samples; evaluate it "
         "in one process"
     )
+
+
+def torchmetrics(who: str) -> Any:
+    """Return the package, or raise an error that says how to install it.
+
+    Args:
+        who: the metrics that need it, in the plural.
+    """
+    try:
+        return importlib.import_module("torchmetrics")
+    except ImportError as error:
+        raise ImportError(
+            f"{who} need torchmetrics, which does not load here ({error}); install it: "
+            "pip install 'torchmetrics>=1.4'"
+        ) from error

@@ -26,7 +26,7 @@ from .rendezvous import OpenRendezvous, own_address_towards
 
 _ANSWER = 60.0
 """Seconds in which an engine has to describe its machine. A machine may be busy."""
-_RANK = "notebook_learner.worker.attached_rank:begin"
+_RANK = "notebook_learner.worker.rank:begin_in_engine"
 """The code that an engine runs. It is in a higher layer, so it is named here and not imported."""
 _AGAIN = 5.0
 """Seconds after which this process repeats a question to an engine that has not answered."""

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 from ..breakpoint import Breakpoints
 from ..errors import ConfigurationError, DetachError
 from ..event import Record
-from ..metric.metric_copies import own_copy
+from ..metric.base import own_copy
 from ..remote.detached import MODULE, Detached, process_of
 from ..run.settings import Registered, Settings
 from ..step.optimizers import as_given

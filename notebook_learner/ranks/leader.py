@@ -29,8 +29,7 @@ from .recipe import RecipeSource
 from .reduction import Reducer, Severed
 from .rendezvous import process_group
 from .state_transfer import fingerprint, joined, nothing_of, reshaped, seed_of, told_by
-from .weight_parts import InParts
-from .whole_weights import Whole
+from .weight_parts import InParts, Whole
 
 PATIENCE = 10.0
 """Seconds in which a rank has to finish after the user interrupted a step."""

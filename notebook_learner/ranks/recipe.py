@@ -15,7 +15,7 @@ from ..data.cursor import Cursor
 from ..data.rank_share import Share
 from ..errors import ConfigurationError, StateError
 from ..event import Event, Split
-from ..metric.metric_copies import own_copy
+from ..metric.base import own_copy
 from ..metric.rows import HOW_TO_MERGE, says_how_to_merge
 from ..run.rank_protocol import Alone, Supplier, Task
 from ..run.replica import Replica

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..breakpoint import Asked, Breakpoint, Breakpoints, FromMetrics, Measured, Moment, Planned
 from ..event import MetricBlock, Split, rows
 from ..event.position import Position
-from ..metric.transfer import to_host
+from ..metric.tensors import to_host
 from ..step.clipping import ClipByValue
 from ..step.optimizer_calls import has_hooks
 from ..step.optimizers import named_of

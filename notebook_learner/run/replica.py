@@ -17,13 +17,12 @@ from ..event import Event, FanOut, Notice, Record, Rewound
 from ..event.position import Position
 from ..logger import History
 from ..state.checkpoint_files import Lineage, place_of
-from ..state.optimizer_rehearsal import rehearse
 from ..state.parts import RngPart
 from ..state.shape import Change
 from ..state.snapshot import WRITES_ITSELF, Pending, Snapshots
 from ..state.state import Large, Part, State, require_fit
 from ..state.timeline import Timeline
-from ..state.validation import check_sound
+from ..state.validation import check_sound, rehearse
 from .bounds import At, Until
 from .breakpoint_watch import Again, BreakpointWatch, Hit, Reached
 from .compared import Beyond, ComparedWithLog, options_of

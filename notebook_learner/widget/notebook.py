@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 FrontEnd = Literal["page", "lines", "none"]
@@ -74,3 +76,45 @@ def _parent(found: Any) -> dict[str, Any]:
     except (AttributeError, TypeError, LookupError):  # not in ipykernel 5, nor on a new thread
         parent = getattr(kernel, "_parent_header", None)
     return parent if isinstance(parent, dict) else {}
+
+
+STATIC = Path(__file__).parent / "static"
+
+_HOW = """\
+the front end of the panel is not there: {path}
+The package build makes it. In a checkout, either of these commands builds it:
+  pip install -e .
+  cd {source} && npm ci --ignore-scripts && npm run build"""
+
+
+class BundleError(RuntimeError):
+    """The built front end is missing. Training does not need it; only the panel does."""
+
+
+@cache
+def script() -> str:
+    """Return the panel as a JavaScript module, for a widget's `_esm`.
+
+    It is a string because a widget with a path watches that file, and the watching keeps the widget alive.
+
+    Raises:
+        BundleError: it was never built.
+    """
+    return _text("panel.js")
+
+
+@cache
+def style() -> str:
+    """Return the panel's style sheet, for a widget's `_css`.
+
+    Raises:
+        BundleError: it was never built.
+    """
+    return _text("panel.css")
+
+
+def _text(name: str) -> str:
+    path = STATIC / name
+    if not path.is_file():
+        raise BundleError(_HOW.format(path=path, source=path.parent.with_name("js")))
+    return path.read_text("utf-8")

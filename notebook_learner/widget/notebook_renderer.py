@@ -17,7 +17,7 @@ from uuid import uuid4
 from ..event import EpochEnded, Evaluated, Event, Notice, RunOpened, Sink, StatusChanged
 from ..renderer.plain import PlainRenderer
 from . import notebook
-from .bundle import BundleError
+from .notebook import BundleError
 from .panel import Panel
 from .shown_learner import ShownLearner
 from .still_panel import Still

@@ -11,7 +11,7 @@ from typing import Any
 import anywidget
 import ipywidgets  # type: ignore[import-untyped]
 
-from .bundle import script, style
+from .notebook import script, style
 from .wire import Message
 
 MIME = "application/vnd.jupyter.widget-view+json"

@@ -23,8 +23,8 @@ from ..breakpoint import Breakpoints
 from ..errors import CheckpointError, DetachError, LoggerError, Paused
 from ..event import Rewound, Split
 from ..learner.core import OfOneLearner
+from ..learner.hand_over import take_steps_for
 from ..learner.learner import Learner
-from ..learner.verify_elsewhere import take_steps_for
 from ..learner.wiring.assembly import assemble
 from ..logger import FileMetricLogger
 from ..ranks.detached_process import SIZE, THE_LEARNER, Surroundings, Ticket

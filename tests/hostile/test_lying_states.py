@@ -195,8 +195,8 @@ def test_what_would_make_the_optimizers_next_step_fail_is_refused_and_named(
 )
 def test_every_optimizer_of_torch_is_tried_out_and_none_of_its_own_states_is_refused(name: str) -> None:
     from notebook_learner.event.position import Position
-    from notebook_learner.state.optimizer_rehearsal import rehearse
     from notebook_learner.state.state import ModelPart, OptimizerPart, State
+    from notebook_learner.state.validation import rehearse
 
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.PReLU())
     model.scale = torch.nn.Parameter(torch.ones(()))

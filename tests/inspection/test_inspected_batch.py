@@ -17,8 +17,7 @@ from PIL import Image
 from torch import nn
 
 from notebook_learner.inspection import look, trace_non_finite
-from notebook_learner.inspection.batch import describe_batch
-from notebook_learner.inspection.find_tensors import tensors_in
+from notebook_learner.inspection.batch import describe_batch, tensors_in
 
 Pair = namedtuple("Pair", "x y")
 

@@ -14,7 +14,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from notebook_learner.errors import OutputError
 from notebook_learner.metric import MSSSIM, PSNR, SSIM, MetricGroup
-from notebook_learner.metric.load_torchmetrics import torchmetrics
+from notebook_learner.metric.torch_metric import torchmetrics
 
 
 def pairs(items):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from notebook_learner.metric import transfer
-from notebook_learner.metric.transfer import alike, fetch, to_host
+from notebook_learner.metric import tensors as tensors_module
+from notebook_learner.metric.tensors import alike, fetch, to_host
 
 KINDS = {
     "bool": torch.tensor(True),
@@ -67,7 +67,7 @@ def test_all_lists_share_one_transfer_per_type(monkeypatch):
         sizes.append(len(tensors))
         return fetch(tensors)
 
-    monkeypatch.setattr(transfer, "fetch", counted)
+    monkeypatch.setattr(tensors_module, "fetch", counted)
     losses = [elsewhere(0.5), elsewhere(0.25)]
     norms = [float("nan"), elsewhere(4.0)]
     hits = [elsewhere(3, torch.int64), elsewhere(5, torch.int64)]

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 from node import build_hook
 
-from notebook_learner.widget import bundle
+from notebook_learner.widget import notebook
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,8 +34,8 @@ def checkout(tmp_path: Path, hook: ModuleType) -> Path:
 
 @pytest.fixture
 def nothing_read_yet() -> None:
-    bundle.script.cache_clear()
-    bundle.style.cache_clear()
+    notebook.script.cache_clear()
+    notebook.style.cache_clear()
 
 
 def test_the_bundle_is_of_these_sources(hook: ModuleType) -> None:
@@ -43,16 +43,16 @@ def test_the_bundle_is_of_these_sources(hook: ModuleType) -> None:
 
 
 def test_the_script_is_a_module_with_a_default_export() -> None:
-    assert re.search(r"export\s*\{\s*\w+ as default\s*\}", bundle.script())
+    assert re.search(r"export\s*\{\s*\w+ as default\s*\}", notebook.script())
 
 
 def test_the_bundle_names_no_address() -> None:
-    for text in (bundle.script(), bundle.style()):
+    for text in (notebook.script(), notebook.style()):
         assert not re.search(r"https?:|//# source|@import|url\(", text)
 
 
 def test_every_rule_of_the_style_sheet_is_about_the_panel() -> None:
-    plain = re.sub(r"@keyframes [\w-]+\{(?:[^{}]*\{[^{}]*\})*\}", "", bundle.style())
+    plain = re.sub(r"@keyframes [\w-]+\{(?:[^{}]*\{[^{}]*\})*\}", "", notebook.style())
     selectors = [found.strip() for found in re.findall(r"([^{};]+)\{", plain)]
     rules = [one for one in selectors if not one.startswith("@")]
     assert len(rules) > 50
@@ -61,22 +61,22 @@ def test_every_rule_of_the_style_sheet_is_about_the_panel() -> None:
 
 
 def test_the_licence_of_the_plot_library_comes_along() -> None:
-    text = (bundle.STATIC / "LICENSES.txt").read_text("utf-8")
+    text = (notebook.STATIC / "LICENSES.txt").read_text("utf-8")
     assert "uplot 1.6.32" in text and "The MIT License" in text and "Leon Sorokin" in text
 
 
 def test_it_is_read_once(monkeypatch: pytest.MonkeyPatch, nothing_read_yet: None) -> None:
-    first = bundle.script()
-    monkeypatch.setattr(bundle, "STATIC", Path("/nowhere"))
-    assert bundle.script() is first
+    first = notebook.script()
+    monkeypatch.setattr(notebook, "STATIC", Path("/nowhere"))
+    assert notebook.script() is first
 
 
 def test_without_a_bundle_the_error_says_how_to_build_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nothing_read_yet: None
 ) -> None:
-    monkeypatch.setattr(bundle, "STATIC", tmp_path / "static")
-    for read in (bundle.script, bundle.style):
-        with pytest.raises(bundle.BundleError, match=r"npm ci .* && npm run build") as caught:
+    monkeypatch.setattr(notebook, "STATIC", tmp_path / "static")
+    for read in (notebook.script, notebook.style):
+        with pytest.raises(notebook.BundleError, match=r"npm ci .* && npm run build") as caught:
             read()
         assert str(tmp_path / "js") in str(caught.value)
 
@@ -86,7 +86,7 @@ def test_importing_it_reads_nothing() -> None:
         "import sys, notebook_learner\n"
         "read = lambda event, args: event == 'open' and 'static' in str(args[0])\n"
         "sys.addaudithook(lambda event, args: sys.exit('read') if read(event, args) else None)\n"
-        "import notebook_learner.widget.bundle\n"
+        "import notebook_learner.widget.notebook\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

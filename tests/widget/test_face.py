@@ -17,7 +17,7 @@ from page_of_messages import learner_in
 from torch.nn import functional as F
 
 from notebook_learner import Learner, LearnerBuilder
-from notebook_learner.widget import bundle, notebook, notebook_renderer, still_panel
+from notebook_learner.widget import notebook, notebook_renderer, still_panel
 from notebook_learner.widget.notebook_renderer import NotebookRenderer
 from notebook_learner.widget.panel_view import MIME, View
 
@@ -198,17 +198,17 @@ def test_a_front_end_that_was_never_built_is_told_once_and_lines_take_its_place(
 
 def unbuilt(monkeypatch: pytest.MonkeyPatch, static: Path) -> None:
     """As in a checkout without a built front end."""
-    monkeypatch.setattr(bundle, "STATIC", static)
-    bundle.script.cache_clear()
-    bundle.style.cache_clear()
+    monkeypatch.setattr(notebook, "STATIC", static)
+    notebook.script.cache_clear()
+    notebook.style.cache_clear()
     monkeypatch.delitem(__import__("sys").modules, "notebook_learner.widget.panel_view")
 
 
 @pytest.fixture(autouse=True)
 def built_again() -> Iterator[None]:
     yield
-    bundle.script.cache_clear()
-    bundle.style.cache_clear()
+    notebook.script.cache_clear()
+    notebook.style.cache_clear()
 
 
 def test_a_frozen_learner_leaves_its_picture_and_shows_no_panel_any_more(

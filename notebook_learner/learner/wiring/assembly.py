@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -25,8 +26,7 @@ from ...event import Display, FanOut, MetricInfo, Notice, Sink, Split
 from ...event.values import Source
 from ...logger import History
 from ...metric import DataWait, GradNorm, LearningRate, MetricGroup
-from ...metric.base import AnyMetric
-from ...metric.metric_copies import own_copy
+from ...metric.base import AnyMetric, own_copy
 from ...remote.detached import detached_in, end_detached
 from ...remote.server import RemoteControl
 from ...renderer import resolve
@@ -54,13 +54,11 @@ from ...step.step import TrainingStep, ValidationStep, supervised
 from ...step.update import Update
 from ..learner import Learner
 from .checks import mistakes_in
-from .compile_model import compile_forward
-from .describe_run import opening
 from .directory_tenancy import Tenancy
 from .fork_run import Origin
 from .loaders import CANNOT_BEGIN, NO_STEP, Loaders, data_mistakes
 from .make_optimizer import make_optimizer, make_schedule, move_state
-from .run_files import Storing
+from .run_files import Storing, opening
 from .sharding_checks import optimizer_mistakes
 from .undo_build import unchanged_if_it_fails
 
@@ -500,3 +498,21 @@ def _step_function(settings: Settings, split: Split, model: nn.Module) -> Callab
 
 def _not_yet_known(batch: Any) -> Any:
     raise ConfigurationError([NO_STEP], CANNOT_BEGIN)
+
+
+def compile_forward(model: nn.Module, options: dict[str, Any]) -> None:
+    """Compile like `model.compile(**options)`, but also a module whose forward is torch's own (nn.Sequential,
+    nn.Linear). There `model.compile` silently does nothing, as the compiler skips torch's files."""
+    model._compiled_call_impl = torch.compile(_call_of_its_own(model._call_impl), **options)
+
+
+def _call_of_its_own(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function with a code object of its own. The compiler counts per code object, and falls back to
+    eager after eight models: a cell that builds a model may well run eight times."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return types.FunctionType(
+        forward.__code__.replace(), forward.__globals__, "forward", None, forward.__closure__
+    )

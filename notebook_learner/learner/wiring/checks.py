@@ -23,13 +23,12 @@ from ...event import Sink
 from ...metric.base import Metric, TextMetric
 from ...metric.rows import HOW_TO_MERGE, says_how_to_merge
 from ...run.loop import After
+from ...run.saving import seconds_of
 from ...run.settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
 from ...state.checkpoint_files import Checkpointer
 from ...step.graph_step import RECORDERS
 from ...step.own_loss import TARGETS, names_after_output
 from ...store import check_metric_name, same_file
-from .autosave import seconds_of
-from .cells import cells_may_come
 from .sharding_checks import dividing_mistakes
 
 
@@ -571,3 +570,17 @@ def _parameters(model: nn.Module) -> Iterator[str]:
         )
     elif not any(p.requires_grad for p in parameters):
         yield "the model has no parameter that trains; look at requires_grad"
+
+
+_loaded = False
+
+
+def expect_cells(expected: bool = True) -> None:
+    """Note that the magics are loaded, or were unloaded."""
+    global _loaded  # a property of the process, like the extension itself
+    _loaded = expected
+
+
+def cells_may_come() -> bool:
+    """Whether the magics are loaded."""
+    return _loaded

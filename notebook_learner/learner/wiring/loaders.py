@@ -31,8 +31,7 @@ from ...step.schedule import Schedule
 from ...step.step import StepFunction, TrainingStep, ValidationStep
 from ...step.update import Update
 from ..core import OfOneLearner
-from .cells import cells_may_come
-from .checks import listed, metric_mistakes
+from .checks import cells_may_come, listed, metric_mistakes
 from .make_optimizer import make_optimizer, make_schedule
 
 MakeStep = Callable[[Split], TrainingStep | ValidationStep]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from ...artifacts.live_index import LiveIndex
 from ...checkpoint.folder import CheckpointFolder
@@ -16,14 +20,16 @@ from ...checkpoint.info import CheckpointInfo
 from ...checkpoint.keeper import Keeper
 from ...checkpoint.strategy import DEFAULT, resolved
 from ...errors import MovedError
-from ...event import CheckpointSaved, MetricInfo, Notice, Record, Sink, SplitRecord
+from ...event import CheckpointSaved, MetricInfo, Notice, Record, RunOpened, Sink, SplitRecord
 from ...logger import ApplicationLogger, FileMetricLogger
-from ...run.saving import Saving
-from ...run.settings import Settings
+from ...metric.base import Metric
+from ...run.saving import Saving, autosave_of
+from ...run.settings import PRECISIONS, Registered, Settings
 from ...state.checkpoint_files import FileCheckpointer
+from ...step.optimizers import kind_of
+from ...step.schedule import Schedule
 from ...store import RunLayout
 from ...store.background import Background, Job
-from .autosave import autosave_of
 
 
 class Storing:
@@ -161,3 +167,66 @@ class Storing:
 
     def _clock(self, passes: Sequence[SplitRecord]) -> Sequence[Any]:
         return () if self.index is None else self.index.clock(passes)
+
+
+_PRECISION_NAMES = {None: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def opening(
+    settings: Settings,
+    model: nn.Module,
+    registered: Iterable[Registered],
+    device: torch.device,
+    optimizer: Optimizer,
+    schedule: Schedule,
+) -> RunOpened:
+    """Make the event that a run begins with."""
+    return RunOpened(
+        str(settings.directory),
+        type(model).__name__,
+        sum(p.numel() for p in model.parameters()),
+        settings.num_epochs,
+        tuple(_info(each) for each in registered),
+        {
+            "device": ", ".join(map(str, settings.devices or [device])),
+            "precision": _PRECISION_NAMES[PRECISIONS[settings.precision]],
+            "optimizer": kind_of(optimizer),
+            "learning rate": str(schedule),
+            **_options(settings),
+        },
+    )
+
+
+def _info(registered: Registered) -> MetricInfo:
+    metric = registered.metric
+    if isinstance(metric, Metric):
+        return MetricInfo(
+            metric.name, registered.split, metric.unit, metric.higher_is_better, "numeric", registered.plotted
+        )
+    return MetricInfo(metric.name, registered.split, kind="text", plotted=False)
+
+
+def _options(settings: Settings) -> Mapping[str, str]:
+    """The settings that differ from the defaults."""
+    words = {}
+    if settings.share is not None and settings.batch == "per_device":
+        words["batch"] = "per device"
+    if settings.window > 1:
+        words["accumulation"] = f"{settings.window} batches"
+    clips = {"norm": settings.clip_norm, "value": settings.clip_value}
+    if limits := [f"{name} {limit:g}" for name, limit in clips.items() if limit is not None]:
+        words["clipping"] = ", ".join(limits)
+    if settings.ema_decay is not None:
+        words["average"] = f"EMA {settings.ema_decay:g}"
+    if settings.compile is not None:
+        words["compiled"] = ", ".join(f"{k}={v}" for k, v in settings.compile.items()) or "yes"
+    if settings.graph:
+        words["steps"] = "recorded"
+    if settings.early_stopping is not None:
+        rule = settings.early_stopping
+        words["early stopping"] = f"{rule.split} {rule.metric}, patience {rule.patience}"
+    if settings.parent:
+        words["forked from"] = settings.parent
+    if settings.seed is not None:
+        words["seed"] = str(settings.seed)
+    return words
