@@ -352,7 +352,7 @@ def _refuse(tree: ast.Module) -> None:
             names = ", ".join(node.names)
             raise UsageError(
                 f"line {node.lineno}: `global {names}` would change the notebook's names from a step; change "
-                "an object's contents instead (counts['steps'] += 1), or take --export"
+                "an object's contents instead (counts['steps'] += 1); the cell's own names it gets at the end"
             )
 
 

@@ -60,10 +60,10 @@ class TrainingMagics(Magics):
         The body may also be that of a loop of yours, as it stands: if it calls `optimizer.step()`, it runs
         zero_grad, backward and clipping itself, too, and needs no `loss`.
 
-        The names that the body assigns are local: it changes no name of the notebook. A name that it reads
-        before it assigns it (`hidden`, `count += 1`) has the value of the step before, at first the
-        notebook's, and goes back with a rewind. `learner.locals` holds the values of the last step. To bring
-        values into the notebook, change an object's contents, or use --export.
+        The names that the body assigns are the step's own. When the run ends or pauses, the notebook gets
+        what the last step assigned to them, without graphs; with --no-export it does not. A name that the
+        body reads before it assigns it (`hidden`, `count += 1`) has the value of the step before, at first
+        the notebook's, and goes back with a rewind. `learner.locals` holds the values of the last step.
 
         If you run an edited cell again while training is paused (or runs in the background), training goes on
         from that step with the new body.

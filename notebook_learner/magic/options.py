@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import math
+from argparse import BooleanOptionalAction
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,7 +83,12 @@ BODY: Arguments = (
     ),
 )
 EXPORT: Arguments = (
-    argument("--export", action="store_true", help="bring the values of the last step into the notebook"),
+    argument(
+        "--export",
+        action=BooleanOptionalAction,
+        help="whether the notebook gets the values of the last step, without their graphs; by default it "
+        "does, but not with --background or --dry",
+    ),
 )
 COUNT: Arguments = (
     argument("what", nargs="*", metavar="N", help="how many steps, by default 1; and the learner's name"),
@@ -111,7 +117,7 @@ class Running:
     until: str | None = None
     background: bool = False
     dry: bool = False
-    export: bool = False
+    export: bool | None = None
 
     @property
     def plain(self) -> bool:
@@ -127,7 +133,7 @@ def running(given: Any) -> Running:
     """
     until = None if given.until is None else unquoted(given.until)
     options = Running(
-        given.epochs, given.steps, until, given.background, given.dry, getattr(given, "export", False)
+        given.epochs, given.steps, until, given.background, given.dry, getattr(given, "export", None)
     )
     for name in ("epochs", "steps"):
         number = getattr(options, name)
@@ -251,7 +257,7 @@ def run(learner: Learner, options: Running, names: Names) -> Any:
     if options.background:
         return learner.start(epochs=options.epochs)
     learner._show()  # a long training needs a panel, with its button to pause
-    with _exported(learner, names if options.export else None):
+    with _exported(learner, None if options.export is False else names):
         if options.steps is not None:
             return learner.step(options.steps)
         if options.until is not None:
@@ -265,7 +271,7 @@ def dry(learner: Learner, step: CellStep | None, options: Running, names: Names)
     __tracebackhide__ = True
     trial = learner.tools.try_step(step)
     if options.export:
-        names.update(trial.locals)
+        names.update(_without_graphs(trial.locals))
     return DryReport(trial.position, dict(trial.locals) or _fields(trial.output))
 
 
@@ -281,7 +287,18 @@ def _exported(learner: Learner, names: Names | None) -> Iterator[None]:
         yield
     finally:
         if names is not None:
-            names.update(learner.locals)
+            names.update(_without_graphs(learner.locals))
+
+
+def _without_graphs(value: Any) -> Any:
+    """The same value; tensors in it leave their graph, which takes more memory than they do."""
+    if isinstance(value, Tensor):
+        return value if value.grad_fn is None else value.detach()
+    if type(value) in (list, tuple):
+        return type(value)(map(_without_graphs, value))
+    if type(value) is dict:
+        return {key: _without_graphs(each) for key, each in value.items()}
+    return value
 
 
 # A new step, at any place of the training --------------------------------------------------------------

@@ -74,7 +74,8 @@ def test_no_statement_adds_to_the_notebook_or_changes_what_is_there(notebook, dr
     notebook.shell.InteractiveTB.set_mode("Minimal")  # the others take a tenth of a second
     before = own_names(notebook)
     lines = "\n".join(line.format(a=a, b=b) for line, a, b in drawn)
-    cell = notebook.try_(f"{STEP}loss = model(batch[0]).sum()\n{lines}")
+    alone = STEP.replace("\n", " --no-export\n", 1)
+    cell = notebook.try_(f"{alone}loss = model(batch[0]).sum()\n{lines}")
     assert own_names(notebook) == before
     # Lines that do not go together (a name is deleted, and then added to) fail as any code does.
     assert type(cell.error).__name__ in ("NoneType", "UnboundLocalError", "SyntaxError", "TypeError")

@@ -62,7 +62,14 @@ def test_it_is_the_loop(empty):
     empty.run(BUILD)
     empty.run(f"%%train\n{RAW}")
     assert_is_the_loop(empty)
-    assert empty.names["step_count"] == 0  # the notebook's own value stays
+    assert empty.names["step_count"] == empty.learner.position.iteration  # as after the loop
+
+
+def test_the_notebooks_own_value_stays_if_it_is_asked_to(empty):
+    empty.run(BUILD)
+    empty.run(f"%%train --no-export\n{RAW}")
+    assert_is_the_loop(empty)
+    assert empty.names["step_count"] == 0
 
 
 def test_a_rewind_brings_the_carried_names_back(empty):

@@ -223,19 +223,36 @@ def test_logged_values_become_metrics(notebook):
     assert len(notebook.learner.history["train", "Margin"]) == 2
 
 
-def test_export_brings_the_values_of_the_last_step(notebook):
+def test_the_notebook_gets_the_values_of_the_last_step_without_graphs(notebook):
     notebook.run("rows = 'mine'")
-    notebook.run(f"%%train --steps 2\n{BODY}\nrows = len(x)")
+    notebook.run(f"%%train --steps 2 --no-export\n{BODY}\nrows = len(x)")
     assert notebook.names["rows"] == "mine" and "output" not in notebook.names
-    notebook.run(f"%%train --steps 1 --export\n{BODY}\nrows = len(x)")
+    notebook.run(f"%%train --steps 1\n{BODY}\nrows = len(x)\nkept = {{'all': [loss, (output, 1)]}}")
     assert notebook.names["rows"] == 8
-    assert notebook.names["output"] is notebook.learner.output.output
+    output, loss = (notebook.names[name] for name in ("output", "loss"))
+    assert torch.equal(output, notebook.learner.output.output)
+    kept_loss, (kept_output, one) = notebook.names["kept"]["all"]
+    assert all(each.grad_fn is None for each in (output, loss, kept_loss, kept_output)) and one == 1
+    assert notebook.learner.locals["loss"].grad_fn is not None  # it still has its own
     assert notebook.names["learner"] is notebook.learner and "batch" not in notebook.names
 
 
-def test_export_works_at_an_error_too(notebook):
-    notebook.try_(f"%%train --export\n{BODY}\nrows = step\nif step == 2: 1 / 0")
+@pytest.mark.parametrize("line", ["%train --steps 1", "%train --until 'step == 3'", "%train"])
+def test_the_line_that_goes_on_brings_them_too(line, notebook):
+    notebook.run(f"%%train --steps 1 --no-export\n{BODY}\nplace = epoch, step")
+    notebook.run(line)
+    assert notebook.names["place"] == notebook.learner.locals["place"] != (1, 0)
+
+
+def test_they_are_brought_at_an_error_too(notebook):
+    notebook.try_(f"%%train\n{BODY}\nrows = step\nif step == 2: 1 / 0")
     assert notebook.names["rows"] == 1
+
+
+def test_a_run_in_the_background_changes_no_name(notebook):
+    notebook.run(f"%%train --background\n{BODY}\nrows = step")
+    notebook.learner.wait()
+    assert "rows" not in notebook.names
 
 
 KINDS = [
