@@ -92,6 +92,7 @@ class Assigning(LearnerCore):
                 )
             else:
                 replica.reshape(name_of(function), Act(function, weakref.ref(self)))
+                self._stand_anew()
 
     @contextmanager
     def _changing(self) -> Iterator[None]:

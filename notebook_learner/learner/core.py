@@ -344,8 +344,15 @@ class LearnerCore:
         """The user changed the run: it needs a keyframe from here on, and the history tells where."""
         self._replica.shape.look(tell=False)
         if self._replica.loop.iteration:
-            self._replica.timeline.wanted = True
+            self._stand_anew()
             self._mark("edited", text)
+
+    def _stand_anew(self) -> None:
+        """The user changed the run at this boundary. If another thread is in it, it asks for a keyframe too
+        late."""
+        self._replica.timeline.wanted = True
+        if self._replica.rng.running and not self._replica.loop.passing and not self._driver.inside:
+            self._replica.stand_anew()
 
     def _mark(self, kind: MarkKind, text: str) -> None:
         if self._replica.loop.passing:

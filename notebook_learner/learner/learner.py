@@ -179,7 +179,10 @@ class Learner(Assigning, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         with self._driver.held():
             self._replica.settle()
             self._replica.whole()
+            before = self._replica.shape.look()
             yield self
+            if self._replica.shape.look() is not before:
+                self._stand_anew()
 
     # Step --------------------------------------------------------------------------------------------
 

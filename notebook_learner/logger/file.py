@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..event.record import text_runs
+from ..event.record import last_step, text_runs
 from ..event.values import (
     Column,
     Evaluated,
@@ -27,7 +27,6 @@ from ..store.appender import LineAppender
 from ..store.layout import SPLITS, RunLayout, file_name, log_files, names_if_folder
 from ..store.log_lines import format_final, format_number, format_rows, format_text
 from ..store.run_folder import RunPath
-from .blocks import last_step
 
 
 def write_evaluation(layout: RunLayout, event: Evaluated) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import names_descriptors
-from ..event.record import joinable, joined, text_runs
+from ..event.record import common_steps, joinable, joined, same_pass, text_runs
 from ..event.values import (
     Column,
     Evaluated,
@@ -30,7 +30,6 @@ from ..event.values import (
     StatusChanged,
 )
 from ..store.layout import TEST
-from .blocks import common_steps, same_pass
 
 SPLITS: tuple[Split, ...] = ("train", "valid")
 STEPS = np.dtype([("epoch", np.int64), ("step", np.int64)])

@@ -84,7 +84,7 @@ def packed(learner: Any) -> bytes:
     origin, replica = learner._supplies.origin, learner._replica
     update = replica.loop.update
     ticket = Ticket(
-        replace(_settings(origin.settings), reshaped=replica.shape.log),
+        replace(_settings(origin.settings), reshaped=replica.shape.log, reshapes=replica.shape.written),
         update.model,
         as_given(update.optimizer),
         scheduler_of(update.schedule),

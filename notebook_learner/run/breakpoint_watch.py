@@ -164,6 +164,10 @@ class BreakpointWatch:
         if self._armed:
             self._arm()
 
+    def look_again(self) -> None:
+        """At the next boundary, arm again: layers or groups have come or gone."""
+        self._seen_changes = -1
+
     def take_again(self, doubt: Again) -> None:
         """Prepare for a block that gets a full look, as do all blocks after it. The run stands before it."""
         self.forget_after(doubt.start)

@@ -77,6 +77,9 @@ class Watcher(Protocol):
     def allowance(self, position: Position) -> int:
         """How many steps may be taken before the next call."""
 
+    def look_again(self) -> None:
+        """Layers or groups have come or gone."""
+
     def judge(self, block: MetricBlock) -> None:
         """A block was measured."""
 

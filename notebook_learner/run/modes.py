@@ -89,8 +89,8 @@ class Modes:
         if self._training is None:
             switch(self.model, training=True)
             return
-        for module, training in self._training.items():
-            module.training = training
+        for module in self.model.modules():
+            module.training = self._training.get(module, True)
 
 
 def switch(model: nn.Module, *, training: bool) -> None:

@@ -116,6 +116,8 @@ class Reshaping:
         carried.find_again()
         if loop.ranks is not None:
             loop.ranks.reshaped(order)
+        if loop.watch is not None:
+            loop.watch.look_again()
         if text and loop.iteration and not loop.passing:
             self._timeline.wanted = True
             at = loop.position
@@ -124,6 +126,9 @@ class Reshaping:
     @contextmanager
     def in_the_run(self) -> Iterator[None]:
         """Inside, changes are a part of the run: their random draws, and what else they change, count."""
+        if self._rng.running:  # another thread holds the run at this boundary
+            yield
+            return
         carried: Any = self._parts["carried"]
         carried.begin()
         self._rng.enter()

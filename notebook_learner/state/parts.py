@@ -28,7 +28,8 @@ class RngPart:
     """
 
     def __init__(self) -> None:
-        self._running = False
+        self.running = False
+        """Whether steps are being taken: then the stream is that of the live generators."""
         self._aside: Rng | None = None
         """None until the first run: until then the stream is the user's own."""
         self.apart = False
@@ -42,12 +43,12 @@ class RngPart:
             self._live = capture_rng()
         if self._aside is not None:
             restore_rng(self._aside)
-        self._running = True
+        self.running = True
 
     def leave(self) -> None:
         """At the end of a run: save the stream."""
         self._aside = capture_rng()
-        self._running = False
+        self.running = False
         if self._live is not None:
             restore_rng(self._live)
             self._live = None
@@ -56,13 +57,13 @@ class RngPart:
     def lent(self) -> Iterator[None]:
         """For a run that leaves no trace: afterwards this stream and the live generators (which are the same
         until the first run) are what they were."""
-        live, aside, running = capture_rng(), self._aside, self._running
+        live, aside, running = capture_rng(), self._aside, self.running
         if not running:
             self.enter()
         try:
             yield
         finally:
-            self._running, self._aside = running, aside
+            self.running, self._aside = running, aside
             restore_rng(live)
 
     def begin_with(self, state: Rng) -> None:
@@ -73,10 +74,10 @@ class RngPart:
         check_rng(state, "random stream")
 
     def capture(self) -> Any:
-        return (capture_rng() if self._running or self._aside is None else self._aside).plain()
+        return (capture_rng() if self.running or self._aside is None else self._aside).plain()
 
     def restore(self, state: Any, /) -> None:
-        if self._running:
+        if self.running:
             restore_rng(Rng.of(state))
         else:
             self._aside = Rng.of(state)

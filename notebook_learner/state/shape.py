@@ -109,7 +109,7 @@ class ShapePart:
     """
 
     def __init__(self, model: ModelPart, owner: Changeable, log: Sequence[Change], fixed: bool) -> None:
-        self.functions: dict[str, Callable[[], Any]] = {}
+        self.functions: dict[str, Any] = {}
         """What changes the shape, by name."""
         self.fixed = fixed
         self.changing = False
@@ -160,6 +160,11 @@ class ShapePart:
             at = self._owner.place
             self._log = (*self._log, Change("", at.key, at.iteration, before.digest))
         return f"changed by hand: {differences(before.names, after.names)}"
+
+    @property
+    def written(self) -> list[Any]:
+        """The functions as the user wrote them."""
+        return [each.function for each in self.functions.values()]
 
     # Changing ----------------------------------------------------------------------------------------
 
@@ -226,7 +231,8 @@ class ShapePart:
         name = change.name or next(iter(spare), "")
         if name not in self.functions:
             raise StateError(_missing(change))
-        return self.functions[name]
+        known: Callable[[], Any] = self.functions[name]
+        return known
 
     # Going back --------------------------------------------------------------------------------------
 

@@ -24,9 +24,8 @@ from notebook_learner.artifacts.log_tail import Tail
 from notebook_learner.artifacts.read_record import read_record
 from notebook_learner.artifacts.run_status import is_recent, is_run, logs_in, size_of
 from notebook_learner.event import MetricInfo, Rewound, SplitEnded, SplitStarted, cut
-from notebook_learner.event.record import text_runs
+from notebook_learner.event.record import same_pass, text_runs
 from notebook_learner.logger import FileMetricLogger
-from notebook_learner.logger.blocks import same_pass
 
 ORDER = {"train": 0, "valid": 1}
 

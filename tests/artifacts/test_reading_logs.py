@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from notebook_learner.artifacts.read_record import read_record
 from notebook_learner.event import Column, MetricBlock, MetricInfo, SplitEnded, SplitStarted
-from notebook_learner.logger.blocks import same_pass
+from notebook_learner.event.record import same_pass
 from notebook_learner.logger.file import FileMetricLogger
 from notebook_learner.logger.history import History
 

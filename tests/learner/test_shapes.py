@@ -37,7 +37,9 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from notebook_learner import LearnerBuilder
-from notebook_learner.errors import ConfigurationError, StateError
+from notebook_learner.breakpoint import NonFinite
+from notebook_learner.checkpoint import Hdf5Recorder, NamedMpkGzRecorder, SafetensorsRecorder
+from notebook_learner.errors import ConfigurationError, Paused, StateError
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +90,27 @@ def test_a_new_program_that_knows_the_function_resumes(change: Change, steps: in
     assert again.position.iteration == steps
     again.fit()
     assert same(bits(again.model), by_hand(change))
+
+
+@pytest.mark.parametrize("kind", [Hdf5Recorder, NamedMpkGzRecorder, SafetensorsRecorder])
+def test_every_recorder_keeps_the_shape(kind: type, tmp_path: Path) -> None:
+    def program(*changes: Change) -> LearnerBuilder:
+        builder = LearnerBuilder(tmp_path).loss(mse).num_epochs(EPOCHS).renderer("silent")
+        return builder.with_file_checkpointer(kind()).reshapes(*changes)
+
+    torch.manual_seed(3)
+    model = Net()
+    learner = program().build(model, optimizer_of(model), None, PAIRS)
+    torch.manual_seed(7)
+    learner.step(AT)
+    learner.reshape(add_head)
+    learner.step(2)
+    learner.save()
+    del learner
+    fresh = Net()
+    again = program(add_head).resume().build(fresh, optimizer_of(fresh), None, PAIRS)
+    again.fit()
+    assert same(bits(again.model), by_hand(add_head))
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -153,6 +176,32 @@ def test_a_fork_goes_the_same_way_and_can_go_back_on_its_own(change: Change, tmp
     assert same(bits(child.model), by_hand(change))
     learner.fit()
     assert same(bits(learner.model), by_hand(change))
+
+
+def test_a_fork_knows_what_is_to_come_and_the_function_that_makes_it(tmp_path: Path) -> None:
+    learner = made(tmp_path / "parent")
+    learner.step(AT)
+    learner.reshape(add_head)
+    learner.step(1)
+    learner.rewind(2)
+    child = learner.fork(tmp_path / "child")
+    child.fit()
+    assert same(bits(child.model), by_hand(add_head))
+
+
+def test_a_breakpoint_watches_the_layers_that_come_again(tmp_path: Path) -> None:
+    def infinite(run: Any) -> None:
+        add_head(run)
+        run.model.head[0].bias.register_hook(lambda grad: grad / 0 if run.position.iteration > AT else grad)
+
+    learner = made(tmp_path)
+    learner.step(AT)
+    learner.reshape(infinite)
+    learner.rewind(2)
+    learner.breakpoints.add(NonFinite())
+    with pytest.raises(Paused):
+        learner.fit()
+    assert learner.position.iteration == AT + 1 and "head.0.bias" in str(learner.hit)
 
 
 @pytest.mark.parametrize("change", [unfreeze, add_head, attach, momentum])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
-from notebook_learner import LearnerBuilder
+from notebook_learner import Learner, LearnerBuilder
 from notebook_learner.errors import ConfigurationError
 from notebook_learner.state.shape import ShapePart
 
@@ -132,6 +133,49 @@ def test_the_history_tells_what_came_and_when(tmp_path: Path) -> None:
     told = [mark.text for mark in learner.history.marks if mark.kind == "edited"]
     assert told[0] == "reshaped by add_head"
     assert told[1].startswith("changed by hand: another optimizer or other parameter groups")
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_run_in_the_background_is_changed_at_a_boundary(by_name: bool, tmp_path: Path) -> None:
+    gate, passed = Event(), Event()
+
+    def waits(learner: Learner) -> None:
+        if learner.position.iteration == AT:
+            passed.set()
+            assert gate.wait(60)
+
+    torch.manual_seed(3)
+    model = Net()
+    builder = LearnerBuilder(tmp_path).loss(mse).num_epochs(EPOCHS).renderer("silent").on("update", waits)
+    learner = builder.build(model, optimizer_of(model), None, PAIRS)
+    torch.manual_seed(7)
+    learner.start()
+    assert passed.wait(60)
+    Timer(0.5, gate.set).start()
+    if by_name:
+        learner.reshape(unfreeze)
+    else:
+        with learner.paused():
+            unfreeze(learner)
+    learner.wait()
+    (made_at,) = {mark.step for mark in learner.history.marks if mark.kind == "edited"}
+    assert same(bits(model), by_hand(unfreeze, at=made_at))
+    learner.rewind(to=made_at + 1)
+    assert same(bits(model), by_hand(unfreeze, at=made_at, steps=made_at + 1))
+    learner.rewind(to=made_at - 1)
+    assert len(learner.optimizer.param_groups) == 1
+
+
+def test_a_layer_that_comes_in_a_validation_trains_in_the_next_epoch(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = Net()
+    builder = LearnerBuilder(tmp_path).loss(mse).num_epochs(EPOCHS).renderer("silent")
+    learner = builder.build(model, optimizer_of(model), None, PAIRS, PAIRS[:2])
+    learner.run_until((1, "valid", 1))
+    model.head = nn.Sequential(model.head, nn.Dropout(0.5), nn.Linear(1, 1))
+    learner.optimizer.add_param_group({"params": model.head[2].parameters()})
+    learner.run_until((2, 1))
+    assert all(each.training for each in model.modules())
 
 
 # Set -------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Origin:
         scheduler = given if any(isinstance(each, TorchScheduler) for each in each_of(given)) else None
         mine = self.settings
         steps = {"train_step": mine.train_step, "valid_step": mine.valid_step, "loss": mine.loss}
-        own = {"carried": mine.carried, "acts": mine.acts, "reshapes": mine.reshapes}
+        own = {"carried": mine.carried, "acts": mine.acts, "reshapes": self.replica.shape.written}
         things = (self.model, as_given(update.optimizer), scheduler, dict(data), {**steps, **own})
         try:  # together, so that the copied optimizer has the copied parameters
             copies = carried.copied(things)
