@@ -96,7 +96,7 @@ class Walk:
         self.learner: Learner = made(directory / "0", *CHANGES)
         self.at = Place(0, (), ())
         self.captured: list[tuple[Any, Place]] = []
-        self.saved: Place | None = None
+        self.saved: tuple[str, Place] | None = None
 
     def check(self) -> None:
         assert self.learner.position.iteration == self.at.step
@@ -134,14 +134,14 @@ class Walk:
             self._restored(there)
 
     def save(self, _: int) -> None:
-        if self.at.step:
-            self.learner.save()
-            self.saved = self.at
+        if self.at.step % len(PAIRS):  # at an epoch's end the run saves by itself, under the same label
+            self.saved = self.learner.save(), self.at
 
     def restore_saved(self, _: int) -> None:
         if self.saved is not None:
-            self.learner.restore("latest")
-            self._restored(self.saved)
+            label, there = self.saved
+            self.learner.restore(label)
+            self._restored(there)
 
     def fork(self, _: int) -> None:
         self.forks += 1
@@ -154,7 +154,7 @@ class Walk:
             self.learner.save()
             torch.manual_seed(11)
             self.learner = made(self.directory / str(self.forks), *CHANGES, resume=True)
-            self.captured, self.saved = [], self.at
+            self.captured, self.saved = [], None
 
     def what_if(self, number: int) -> None:
         if self.at.step < STEPS:
