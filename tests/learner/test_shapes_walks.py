@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from notebook_learner import Learner
+from notebook_learner.errors import StateError
 
 STEPS = 2 * len(PAIRS)
 
@@ -111,8 +112,12 @@ class Walk:
     def rewind(self, count: int) -> None:
         step = max(self.at.step - count, 0)
         if step < self.at.step:
-            self.learner.rewind(to=step)
-            self._move(step, (*self.at.log, *self.at.coming))
+            try:
+                self.learner.rewind(to=step)
+            except StateError as refused:  # of a fork, or of another course, this lies too far back
+                assert "the earliest place to go back to is" in str(refused)
+            else:
+                self._move(step, (*self.at.log, *self.at.coming))
 
     def reshape(self, number: int) -> None:
         if self.at.step < STEPS:
