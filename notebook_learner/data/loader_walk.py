@@ -24,9 +24,8 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from ..store import hdf5_library
 from .rank_share import Share
-from .rng import mix
+from .rng import SharedDraws, mix
 from .sampling import SeededDataset, SkippingSampler
-from .shared_draws import SharedDraws
 from .stop_iteration import Once, collate_makes_no_end, next_of
 
 

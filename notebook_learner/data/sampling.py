@@ -10,8 +10,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from .rank_share import Share
-from .rng import SLOW, Generator, capture_host, mix, mix_each, seed_host
-from .shared_draws import SharedDraws
+from .rng import SLOW, Generator, SharedDraws, capture_host, mix, mix_each, seed_host
 
 _SMALL = 10_000
 """Batches of an epoch whose order may be kept after the epoch."""

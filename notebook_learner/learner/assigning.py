@@ -13,7 +13,7 @@ from ..event import Notice, Split
 from ..run.loop import Act
 from ..run.reshaping import name_of
 from ..step.optimizers import kind_of, named_of
-from ..step.schedule import Function, is_rate, rates_of, scheduler_of, set_rates
+from ..step.schedule import Function, is_rate, rates_of, said_rates, scheduler_of, set_rates
 from .core import LearnerCore
 
 _INSTEAD = {
@@ -111,7 +111,7 @@ class Assigning(LearnerCore):
             groups = {name: len(each.param_groups) for name, each in named_of(optimizer).items()}
             rates = zip(rates_of(optimizer), _rates(rate, groups), strict=True)
             set_rates(optimizer, [old if new is None else new for old, new in rates])
-            self._edited(f"lr = {_said(rates_of(optimizer))}")
+            self._edited(f"lr = {said_rates(rates_of(optimizer))}")
 
     def _set_train_step(self, function: Any) -> None:
         self._set_step("train", function)
@@ -197,10 +197,6 @@ def _each(given: Any, count: int) -> list[float | None]:
         if rate is not None and not is_rate(rate):
             raise ValueError(f"learner.lr = {rate!r:.60}: give a number from 0, such as 1e-3")
     return [None if rate is None else float(rate) for rate in several]
-
-
-def _said(rates: list[float]) -> str:
-    return f"{rates[0]:g}" if len(set(rates)) == 1 else ", ".join(f"{rate:g}" for rate in rates)
 
 
 def _name_of(function: Any) -> str:

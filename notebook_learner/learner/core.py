@@ -25,7 +25,7 @@ from ..run.early_stopping import why_ended
 from ..run.loop import Why
 from ..run.replica import Replica
 from ..state.state import State
-from ..step.schedule import Schedule
+from ..step.schedule import Schedule, said_rates
 from ..step.step import StepFunction, ValidationStep
 from ..step.update import Update
 from ..store import process_end
@@ -189,6 +189,8 @@ class LearnerCore:
         self._display: Display | None = None
         self._status: Status = "ready"
         self.locals = {}
+        self._rates: list[Any] = []
+        """The rates that the last run or change left; none after a jump."""
         self._parting = Parting(partial(_let_go, driver, replica, premises))
 
     @property
@@ -259,6 +261,9 @@ class LearnerCore:
             self._untold += before.told(self._replica.loop.iteration)
         try:
             self._announce()
+            now = self._rates_now()
+            if now != self._rates and len(now) == len(self._rates):
+                self._edited(f"lr = {said_rates(now)}")
             if not self._replica.loop.finished:
                 self._set_status("running")
         except BaseException as error:
@@ -267,11 +272,13 @@ class LearnerCore:
 
     def _take(self, until: Until) -> Why:
         __tracebackhide__ = True
+        self._rates = []
         try:
             why = self._replica.run(until)
         except BaseException as error:
             self._fail(error)
             raise
+        self._rates = self._rates_now()
         if why == "breakpoint":
             self._tell_hit()
         elif self._status != _STATUS[why]:
@@ -312,9 +319,14 @@ class LearnerCore:
         self._premises.wake()
         self._replica.sinks.emit(event)
 
+    def _rates_now(self) -> list[Any]:
+        groups = self._replica.loop.update.optimizer.param_groups
+        return [float(group["lr"]) for group in groups if "lr" in group]
+
     def _settle(self) -> None:
         """Set the status after a jump, and report metrics that only the restored state has logged."""
         self._tell_logged()
+        self._rates = []
         loop = self._replica.loop
         if loop.output is None:  # no step was replayed: the old values are of a step that is gone
             self.locals = {}
@@ -343,6 +355,7 @@ class LearnerCore:
     def _edited(self, text: str) -> None:
         """The user changed the run: it needs a keyframe from here on, and the history tells where."""
         self._replica.shape.look(tell=False)
+        self._rates = self._rates_now()
         if self._replica.loop.iteration:
             self._stand_anew()
             self._mark("edited", text)

@@ -148,8 +148,7 @@ class Tools:
         report = reload_code(self._learner._replica.loop.update.model, namespace, also)
         if report.classes:
             self._learner._supplies.renew()
-            self._learner._replica.timeline.wanted = True
-            self._learner._mark("edited", f"code reloaded: {', '.join(report.classes)}")
+            self._learner._edited(f"code reloaded: {', '.join(report.classes)}")
         return report
 
     # The log and the page ------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ class Reshaping:
         self.functions: Callable[[], tuple[Any, ...]] = tuple
         self.use_functions: Callable[[tuple[Any, ...]], None] = lambda functions: None
         """The steps and the loss that the user gave, and what sets them."""
+        self.renew: Callable[[], None] = lambda: None
+        """Looks up the model's own steps again."""
         self._loop, self._parts, self._rng, self._timeline = loop, parts, rng, timeline
         model = parts["model"]
         assert isinstance(model, ModelPart)
@@ -110,6 +112,7 @@ class Reshaping:
         """Follow a change. `text` tells the user what changed."""
         loop = self._loop
         _require_an_average(loop.update)
+        self.renew()
         order = loop.update.follow_model()
         loop.look_around()
         carried: Any = self._parts["carried"]

@@ -294,6 +294,15 @@ def rates_of(optimizer: Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
+def said_rates(rates: Sequence[Any]) -> str:
+    """Rates as text: one if all are the same.
+
+    >>> said_rates([0.1, 0.1]), said_rates([0.1, 0.25])
+    ('0.1', '0.1, 0.25')
+    """
+    return ", ".join(f"{rate:g}" for rate in (rates[:1] if len(set(rates)) == 1 else rates))
+
+
 def report_steps(optimizers: Iterable[Optimizer]) -> None:
     """Wrap `optimizer.step` as torch's schedulers do. Their wrapper notes each call, and they warn if a
     copied optimizer has the plain method."""

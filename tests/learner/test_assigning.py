@@ -131,3 +131,73 @@ def test_the_number_of_epochs_is_set_as_before(tmp_path: Path) -> None:
     learner.num_epochs = 1
     learner.fit()
     assert learner.position.epoch == 1
+
+
+def test_a_rate_that_is_edited_in_a_group_is_noted_with_its_step(tmp_path: Path) -> None:
+    learner = made(tmp_path)
+    learner.step(2)
+    learner.optimizer.param_groups[0]["lr"] = 0.05
+    learner.step(1)
+    learner.step(1)
+    learner.lr = 0.01  # type: ignore[attr-defined]
+    learner.fit()
+    edits = [mark for mark in learner.history.marks if mark.kind == "edited"]
+    assert [(m.epoch, m.step, m.text) for m in edits] == [(1, 2, "lr = 0.05"), (2, 1, "lr = 0.01")]
+
+
+def test_a_rate_that_a_schedule_or_a_rewind_moved_is_no_edit(tmp_path: Path) -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    batches = [(torch.ones(8, 4), torch.ones(8, 1))] * 5
+    builder = LearnerBuilder(tmp_path).loss(F.mse_loss).num_epochs(2).metrics().renderer("silent")
+    learner = builder.build(model, optimizer, lambda step: 0.1 / (1 + step), batches)
+    learner.step(2)
+    learner.step(2)
+    learner.rewind(3)
+    learner.what_if(1, lr=0.5)
+    learner.fit()
+    assert not [mark for mark in learner.history.marks if mark.kind == "edited"]
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def train_step(self, batch: Any) -> Tensor:
+        return F.mse_loss(self.layer(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("where", ["class", "instance"])
+def test_a_step_that_is_replaced_on_the_model_counts_from_the_next_step_on(
+    where: str, tmp_path: Path
+) -> None:
+    kind = type("Own", (Own,), {})
+    model = kind()
+    before = [each.detach().clone() for each in model.parameters()]
+    batches = [(torch.ones(8, 4), torch.ones(8, 1))] * 5
+    builder = LearnerBuilder(tmp_path).num_epochs(1).metrics().renderer("silent")
+    learner = builder.build(model, SGD(model.parameters(), lr=0.1), None, batches)
+    learner.step(2)
+
+    def l1(model: Any, batch: Any) -> Tensor:
+        return F.l1_loss(model.layer(batch[0]), batch[1])
+
+    if where == "class":
+        kind.train_step = l1  # type: ignore[attr-defined]
+    else:
+        model.train_step = lambda batch: l1(model, batch)
+    learner.fit()
+
+    alone = Own()
+    with torch.no_grad():
+        for each, value in zip(alone.parameters(), before, strict=True):
+            each.copy_(value)
+    optimizer = SGD(alone.parameters(), lr=0.1)
+    for step, batch in enumerate(batches):
+        optimizer.zero_grad()
+        (alone.train_step(batch) if step < 2 else l1(alone, batch)).backward()
+        optimizer.step()
+    assert all(map(torch.equal, model.parameters(), alone.parameters()))
+    (mark,) = (mark for mark in learner.history.marks if mark.kind == "edited")
+    assert mark.step == 2 and "step" in mark.text

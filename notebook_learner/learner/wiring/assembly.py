@@ -241,6 +241,7 @@ class _Wiring:
         learner = Learner(replica, driver, opened, loaders, tenancy, remote or _unsteered)
         _join_acts(replica, learner, self.settings)
         replica.shaping.functions, replica.shaping.use_functions = loaders.functions, loaders.use_functions
+        replica.shaping.renew = loaders.renew
         replica.shape.look()
         if self.settings.share is not None and self.settings.share.rank == 0:
             self._found_fleet(learner, replica, loaders)

@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ...data.cursor import Cursor
-from ...data.rng import mix
-from ...data.shared_draws import SharedDraws, data_of
+from ...data.rng import SharedDraws, data_of, mix
 from ...errors import ConfigurationError
 from ...evaluation.prediction import output_of
 from ...event import Notice, Split
@@ -133,15 +132,17 @@ class Loaders:
         self.renew()
 
     def functions(self) -> tuple[Any, ...]:
-        """The steps and the loss in use, where a cell is not."""
-        settings = self.settings
-        return _unless_a_cell(settings.train_step), _unless_a_cell(settings.valid_step), settings.loss
+        """The steps and the loss in use, where a cell is not, and the model's own steps."""
+        settings, steps = self.settings, ("train_step", "valid_step")
+        given = [_unless_a_cell(getattr(settings, name)) for name in steps]
+        own = [getattr(self.model, name, None) for name in steps]
+        return *given, settings.loss, *(getattr(each, "__func__", each) for each in own)
 
     def use_functions(self, functions: tuple[Any, ...]) -> None:
         """Use these again. A cell that was run stays in use."""
-        if self.functions() == functions:
+        if self.functions()[:3] == functions[:3]:
             return
-        settings, (train, valid, loss) = self.settings, functions
+        settings, (train, valid, loss, *_) = self.settings, functions
         if train is not _CELL and self.functions()[0] is not _CELL:
             settings.train_step = train
         if valid is not _CELL and self.functions()[1] is not _CELL:
