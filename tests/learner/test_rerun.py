@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,7 @@ from notebook_learner import (
 )
 from notebook_learner.artifacts import earlier_run
 from notebook_learner.event import Notice, RunOpened
+from notebook_learner.learner.wiring import directory_tenancy
 from notebook_learner.learner.wiring.directory_tenancy import Tenancy
 
 
@@ -145,6 +148,29 @@ def test_a_run_that_took_no_step_gets_no_directory_of_its_own(run):
     a_run_in(run)
     assert names_in(run.parent) == ["digits"]
     assert (run / "experiment.log").read_text().count("run opened") == 4
+
+
+def test_the_lock_of_a_learner_that_is_being_collected_is_waited_for(run, monkeypatch):
+    """The collector forgets who has the directory before a thread of its own lets the lock go."""
+    leave, begun = Tenancy.leave, threading.Event()
+
+    def slowly(self):
+        directory_tenancy._tenants.pop(self._lock.identity, None)  # so does the collector, in some cycles
+        begun.set()
+        time.sleep(1.5)
+        leave(self)
+
+    learner = built(builder_in(run))
+    learner.step(1)
+    learner._itself = learner  # a cycle, as a step that refers to its learner makes one
+    monkeypatch.setattr(Tenancy, "leave", slowly)
+    del learner
+    gc.collect()
+    assert begun.wait(10)
+    monkeypatch.setattr(Tenancy, "leave", leave)
+    a_run_in(run)
+    assert (run / "experiment.log").read_text().count("run opened") == 1
+    assert names_in(run.parent) == ["digits", "digits-1"]
 
 
 @pytest.mark.parametrize("there", ["nothing", "an empty directory", "other files"])

@@ -357,6 +357,8 @@ class Tenancy:
             owner, detached = owner_in(self.directory), noted_in(self.directory)
             waits = time.monotonic() - began
             ending = detached is not None and detached.ended != "" and detached.is_alive()
+            # A learner of this process that is being garbage-collected: its own thread lets the lock go.
+            ending |= detached is None and owner is not None and owner.pid == os.getpid()
             if (waits > _ENDING) if ending else (waits > _IN_A_MOMENT or _is_alive(owner)):
                 self._refuse(lock)
             time.sleep(0.01)
