@@ -72,12 +72,9 @@ class Reshaping:
         model = parts["model"]
         assert isinstance(model, ModelPart)
         self.shape = loop.noted = ShapePart(model, self, log, fixed)
-        others = list(parts)
-        for name in others[
-            others.index("scheduler") + 1 :
-        ]:  # the shape comes after the model that it looks at
-            parts.setdefault("shape", self.shape)
-            parts[name] = parts.pop(name)
+        at = list(parts).index("scheduler") + 1  # after the model that it looks at
+        others = [(name, parts.pop(name)) for name in list(parts)[at:]]
+        parts.update([("shape", self.shape), *others])
 
     @property
     def place(self) -> Position:

@@ -94,8 +94,18 @@ class NamesAlone(Composition):
 
 
 def _of_another_process(plain: Mapping[str, Any]) -> Shape:
-    trains = tuple(name not in plain["frozen"] for name in plain["parameters"])
-    return Shape(NamesAlone(plain), trains, _changes(plain, "log"), _changes(plain, "coming"))
+    """The shape that a file, or another process, tells of.
+
+    Raises:
+        StateError: it is no shape.
+    """
+    try:
+        frozen = {*plain["frozen"]}
+        trains = tuple([name not in frozen for name in plain["parameters"]])
+        return Shape(NamesAlone(plain), trains, _changes(plain["log"]), _changes(plain["coming"]))
+    except (KeyError, TypeError, ValueError) as wrong:
+        told = f"this file does not hold a valid state: its shape is not one ({wrong!r:.200})"
+        raise StateError(told) from wrong
 
 
 class ShapePart:
@@ -244,32 +254,30 @@ class ShapePart:
         """
         if state is None:
             return
-        here = self.look()
-        if isinstance(state, Shape) and state.composition.owner is self._owner:
-            log, coming = state.log, state.coming
-            self._stand(state.composition, state.trains)
+        there, here = state if isinstance(state, Shape) else _of_another_process(state), self.look()
+        log, coming = there.log, there.coming
+        if there.composition.owner is self._owner:
+            self._stand(there.composition, there.trains)
         else:
-            plain = state.plain() if isinstance(state, Shape) else state
-            log, coming = _changes(plain, "log"), _changes(plain, "coming")
-            self._go_to(log, plain)
+            self._go_to(there)
         if self._planned and here.log[: len(log)] == log:  # the run goes back on its own way
             later = (*here.log[len(log) :], *here.coming)
             coming = tuple(each for each in later if each.name or each in self._nameless)
         self._log, self._coming = log, coming
         self._planned |= bool(log or coming)
 
-    def _go_to(self, log: tuple[Change, ...], plain: Mapping[str, Any]) -> None:
+    def _go_to(self, there: Shape) -> None:
+        log, digest = there.log, there.composition.digest
         known = [each for each in self._known if log[: len(each.log)] == each.log]
-        same = [each for each in known if each.log == log and each.composition.digest == plain.get("digest")]
+        same = [each for each in known if each.log == log and each.composition.digest == digest]
         nearest = same[-1] if same else max(known, key=lambda each: len(each.log), default=self._now)
         if nearest is not None and not self.fixed:
             self._stand(nearest.composition, nearest.trains)
             if not same:
                 self._follow(log, len(nearest.log))
-        names = self._here.composition.names["parameters"]
-        if list(names) == list(plain.get("parameters", ())):
-            frozen = set(plain["frozen"])
-            self._set(self._here.composition, [name not in frozen for name in names])
+        mine = self._here.composition
+        if list(mine.names["parameters"]) == list(there.composition.names["parameters"]):
+            self._set(mine, there.trains)
 
     def _follow(self, log: tuple[Change, ...], made: int) -> None:
         """Make changes that another process made, unless the program begins with them."""
@@ -301,20 +309,11 @@ class ShapePart:
                 parameter.requires_grad_(flag)
 
 
-def _changes(plain: Mapping[str, Any], what: str) -> tuple[Change, ...]:
-    """What a file says of changes.
-
-    Raises:
-        StateError: it is not a list of changes.
-    """
+def _changes(told: Sequence[Any]) -> tuple[Change, ...]:
     found = []
-    for each in plain.get(what, ()):
-        name, key, iteration, before = each
-        if (
-            not all(type(one) is str for one in (name, before))
-            or [*map(type, key), type(iteration)] != [int] * 4
-        ):
-            raise StateError("this file does not hold a valid state: its changes of the shape are no changes")
+    for name, key, iteration, before in told:
+        if [*map(type, (name, before, *key, iteration))] != [str, str, int, int, int, int]:
+            raise ValueError("no change")
         found.append(Change(name, tuple(key), iteration, before))
     return tuple(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from types import SimpleNamespace
@@ -368,3 +369,60 @@ def test_the_lambda_of_a_change_is_found_by_its_place(tmp_path: Path) -> None:
     del learner
     again = made(tmp_path, unfreeze, resume=True)
     assert same(bits(again.model), expected)
+
+
+def namesake(function: Change) -> Change:
+    def other(learner: Any) -> None:
+        function(learner)
+
+    other.__name__ = function.__name__
+    return other
+
+
+@pytest.mark.parametrize(
+    ("functions", "said"),
+    [
+        ([3], "give a function that takes the learner"),
+        ([lambda learner: None], "its own name"),
+        ([add_head, lambda learner: None], "its own name"),
+        (
+            [add_head, unfreeze, namesake(add_head)],
+            "two functions of the name 'add_head'",
+        ),
+    ],
+)
+def test_functions_that_no_file_can_tell_apart_are_refused(functions: Any, said: str, tmp_path: Path) -> None:
+    model = Net()
+    builder = LearnerBuilder(tmp_path).loss(mse).renderer("silent").reshapes(*functions)
+    with pytest.raises(ConfigurationError, match=said):
+        builder.build(model, optimizer_of(model), None, PAIRS)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"log": [["add_head", [1, 0, 3], 3]]},
+        {"log": [["add_head", [1, 0, 3], 3, 5]]},
+        {"log": [["add_head", [1, 0, "x"], 3, "0"]]},
+        {"log": 7},
+        {"coming": [None]},
+        {"frozen": [["head.weight"]]},
+        {"frozen": None},
+        {"parameters": 3},
+    ],
+    ids=repr,
+)
+def test_a_state_that_says_nothing_true_of_its_shape_is_refused(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    learner = made(tmp_path)
+    learner.step(2)
+    state = learner.capture()
+    told = {**state.parts["shape"].plain(), **wrong}
+    learner.step(1)
+    there = bits(learner.model)
+    with pytest.raises(StateError, match="valid state"):
+        learner.restore(replace(state, parts={**state.parts, "shape": told}))
+    assert same(bits(learner.model), there)
+    learner.restore(replace(state, parts={**state.parts, "shape": state.parts["shape"].plain()}))
+    assert learner.position.iteration == 2

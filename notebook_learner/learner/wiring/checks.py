@@ -23,6 +23,7 @@ from ...event import Sink
 from ...metric.base import Metric, TextMetric
 from ...metric.rows import HOW_TO_MERGE, says_how_to_merge
 from ...run.loop import After
+from ...run.reshaping import name_of
 from ...run.saving import seconds_of
 from ...run.settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
 from ...state.checkpoint_files import Checkpointer
@@ -118,6 +119,13 @@ def _choices(settings: Settings) -> Iterator[str]:
             yield f'on({when!r:.60}, ...): choose "update", "validated" or "epoch"'
         if not callable(function):
             yield f"on({when!r:.60}, {function!r:.60}): give a function that takes the learner"
+    named: dict[str, Any] = {}
+    for function in settings.reshapes:
+        name = name_of(function)
+        if not callable(function) or not name:
+            yield f"reshapes({function!r:.60}): give a function that takes the learner, with its own name"
+        elif named.setdefault(name, function) is not function:
+            yield f"reshapes(...) has two functions of the name {name!r}; a checkpoint names only one"
     if not _is_one_of(settings.scheduler_when, (None, "step", "epoch")):
         yield f'step_scheduler({settings.scheduler_when!r}): choose "step" or "epoch"'
 
