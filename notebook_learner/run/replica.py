@@ -421,9 +421,8 @@ class Replica:
         self.settle()
         if self.ranks is not None:
             self.ranks.lay_down()
-        before = self.shape.look()
+        before = self.shape.go_to(state.parts.get("shape"))
         try:
-            self.shape.restore(state.parts.get("shape"))
             require_fit(self.parts, state)
         except BaseException:
             self.shape.restore(before)

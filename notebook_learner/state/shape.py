@@ -247,26 +247,38 @@ class ShapePart:
     # Going back --------------------------------------------------------------------------------------
 
     def restore(self, state: Shape | Mapping[str, Any] | None) -> None:
-        """Go to a shape: back by reference, or on by the functions that a file names.
+        """Go to a shape."""
+        self.go_to(state)
+
+    def go_to(self, state: Shape | Mapping[str, Any] | None) -> Shape:
+        """Go to a shape: back by reference, or on by the functions that a file names. Return the shape of
+        before.
 
         Raises:
-            StateError: a function is missing.
+            StateError: a function is missing. Nothing has changed.
         """
+        here = self.look()
         if state is None:
-            return
-        there, here = state if isinstance(state, Shape) else _of_another_process(state), self.look()
+            return here
+        there = state if isinstance(state, Shape) else _of_another_process(state)
         log, coming = there.log, there.coming
-        if there.composition.owner is self._owner:
-            self._stand(there.composition, there.trains)
-        else:
-            self._go_to(there)
+        try:
+            if there.composition.owner is self._owner:
+                self._stand(there.composition, there.trains)
+            else:
+                self._go_as_told(there)
+        except BaseException:
+            self._stand(here.composition, here.trains)
+            self._log = here.log
+            raise
         if self._planned and here.log[: len(log)] == log:  # the run goes back on its own way
             later = (*here.log[len(log) :], *here.coming)
             coming = tuple(each for each in later if each.name or each in self._nameless)
         self._log, self._coming = log, coming
         self._planned |= bool(log or coming)
+        return here
 
-    def _go_to(self, there: Shape) -> None:
+    def _go_as_told(self, there: Shape) -> None:
         log, digest = there.log, there.composition.digest
         known = [each for each in self._known if log[: len(each.log)] == each.log]
         same = [each for each in known if each.log == log and each.composition.digest == digest]

@@ -334,11 +334,15 @@ class ModelPart(Large):
         parameters, buffers, extra = dict[str, Tensor](), dict[str, Tensor](), dict[nn.Module, str]()
         below = _below(self.model, "")
         for start, module in below:
-            for found, members in ((parameters, module._parameters), (buffers, module._buffers)):
-                for name, tensor in members.items():
+            if held := module._parameters:
+                for name, tensor in held.items():
                     if tensor is not None:
-                        found[start + name] = tensor
-            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                        parameters[start + name] = tensor
+            if own := module._buffers:
+                for name, buffer in own.items():
+                    if buffer is not None:
+                        buffers[start + name] = buffer
+            if type(module).get_extra_state is not _NO_EXTRA_STATE:
                 extra.setdefault(module, start[:-1])
         self.walk = below, parameters.copy()
         parameters.update(self.stand_ins)
@@ -351,8 +355,12 @@ def _below(module: nn.Module, start: str) -> list[tuple[str, nn.Module]]:
     found = [(start, module)]
     for name, child in module._modules.items():
         if child is not None:
-            found += _below(child, f"{start}{name}.")
+            path = f"{start}{name}."
+            found += _below(child, path) if child._modules else [(path, child)]
     return found
+
+
+_NO_EXTRA_STATE = nn.Module.get_extra_state
 
 
 def _copied_once(live: Mapping[str, Tensor], copy: Copy) -> dict[str, Tensor]:

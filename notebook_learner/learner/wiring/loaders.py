@@ -135,8 +135,8 @@ class Loaders:
         """The steps and the loss in use, where a cell is not, and the model's own steps."""
         settings, steps = self.settings, ("train_step", "valid_step")
         given = [_unless_a_cell(getattr(settings, name)) for name in steps]
-        own = [getattr(self.model, name, None) for name in steps]
-        return *given, settings.loss, *(getattr(each, "__func__", each) for each in own)
+        model, kind = self.model.__dict__, type(self.model)  # a module takes 3 us to say that it lacks a name
+        return *given, settings.loss, *(model.get(name, getattr(kind, name, None)) for name in steps)
 
     def use_functions(self, functions: tuple[Any, ...]) -> None:
         """Use these again. A cell that was run stays in use."""
@@ -313,7 +313,7 @@ _CELL = object()
 
 
 def _unless_a_cell(step: Any) -> Any:
-    return _CELL if isinstance(step, OfOneLearner) else step
+    return _CELL if step is not None and isinstance(step, OfOneLearner) else step
 
 
 def _replaced(update: Update) -> Iterator[str]:
