@@ -385,7 +385,7 @@ class Replica:
         try:
             self._require_sound(state, self.shaping.in_shape_of(state, self.capture(), self.capture), label)
         finally:
-            self.shape.restore(here)
+            self.shape.back_to(here)
         return state
 
     def _return_to(self, target: Position, keyframe: State) -> Replay:
@@ -421,11 +421,11 @@ class Replica:
         self.settle()
         if self.ranks is not None:
             self.ranks.lay_down()
-        before = self.shape.go_to(state.parts.get("shape"))
+        before = self.shape.go_to(state.parts.get("shape"), state.position.key)
         try:
             require_fit(self.parts, state)
         except BaseException:
-            self.shape.restore(before)
+            self.shape.back_to(before)
             raise
         for name, part in self.parts.items():
             if part is not self.shape:

@@ -141,5 +141,5 @@ class Reshaping:
     def in_shape_of(self, state: State, here: State, capture: Callable[[], State]) -> State:
         """Go to the shape of a state from a file, and return what is captured then."""
         with self._rng.lent():
-            self.shape.restore(state.parts.get("shape"))
+            self.shape.go_to(state.parts.get("shape"), state.position.key)
         return here if self.shape.look() is here.parts["shape"] else capture()

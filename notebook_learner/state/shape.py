@@ -247,12 +247,16 @@ class ShapePart:
     # Going back --------------------------------------------------------------------------------------
 
     def restore(self, state: Shape | Mapping[str, Any] | None) -> None:
-        """Go to a shape."""
-        self.go_to(state)
+        """Go to the shape of this position."""
+        self.go_to(state, self._owner.place.key)
 
-    def go_to(self, state: Shape | Mapping[str, Any] | None) -> Shape:
+    def go_to(self, state: Shape | Mapping[str, Any] | None, at: Key) -> Shape:
         """Go to a shape: back by reference, or on by the functions that a file names. Return the shape of
         before.
+
+        Args:
+            state: the shape, captured or from a file.
+            at: the position at which it was captured.
 
         Raises:
             StateError: a function is missing. Nothing has changed.
@@ -268,15 +272,20 @@ class ShapePart:
             else:
                 self._go_as_told(there)
         except BaseException:
-            self._stand(here.composition, here.trains)
-            self._log = here.log
+            self.back_to(here)
             raise
-        if self._planned and here.log[: len(log)] == log:  # the run goes back on its own way
-            later = (*here.log[len(log) :], *here.coming)
+        later = (*here.log[len(log) :], *here.coming)
+        on_its_way = here.log[: len(log)] == log and all(each.key >= at for each in later)
+        if self._planned and on_its_way:  # else the state says what was to come on another course
             coming = tuple(each for each in later if each.name or each in self._nameless)
         self._log, self._coming = log, coming
         self._planned |= bool(log or coming)
         return here
+
+    def back_to(self, here: Shape) -> None:
+        """Undo `go_to`, given what it returned."""
+        self._stand(here.composition, here.trains)
+        self._log, self._coming = here.log, here.coming
 
     def _go_as_told(self, there: Shape) -> None:
         log, digest = there.log, there.composition.digest

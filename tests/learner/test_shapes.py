@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 from types import SimpleNamespace
 from typing import Any
 
@@ -249,7 +249,7 @@ def test_two_changes_are_made_again_in_their_order(tmp_path: Path) -> None:
     learner.step(2)
     learner.rewind(1)
     learner.save()
-    copytree(tmp_path, tmp_path / "copy")
+    copytree(tmp_path, tmp_path / "copy", ignore=ignore_patterns(".*.tmp"))
     expected = straight()
     learner.fit()
     assert same(bits(learner.model), expected)
@@ -268,6 +268,38 @@ def test_what_is_to_come_can_be_dropped(tmp_path: Path) -> None:
     learner.step()
     learner.rewind(to=1)
     learner.reshape(None)
+    learner.fit()
+    assert same(bits(learner.model), by_hand(lambda run: None))
+
+
+def test_a_state_of_another_course_brings_what_was_to_come_there(tmp_path: Path) -> None:
+    learner = made(tmp_path)
+    learner.step(AT + 1)
+    learner.reshape(add_head)
+    learner.step(1)
+    learner.rewind(to=AT)
+    state = learner.capture()
+    learner.rewind(2)
+    learner.reshape(momentum)  # before the state's step: that course did not make it
+    learner.step(4)
+    learner.restore(state)
+    learner.fit()
+    assert same(bits(learner.model), by_hand(add_head, at=AT + 1))
+
+
+def test_a_state_that_is_refused_plans_nothing(tmp_path: Path) -> None:
+    learner = made(tmp_path)
+    learner.step(AT)
+    learner.reshape(add_head)
+    learner.step(1)
+    state = learner.capture()
+    learner.rewind(2)
+    learner.reshape(None)
+    there = objects(learner)
+    broken = {**state.parts, "scheduler": None, "model": {"tensors": {}, "extra": {}}}
+    with pytest.raises(StateError):
+        learner.restore(replace(state, parts=broken))
+    assert are(objects(learner), there)
     learner.fit()
     assert same(bits(learner.model), by_hand(lambda run: None))
 

@@ -117,7 +117,7 @@ def test_flags_that_were_set_by_hand_are_in_the_state(
     learner.save()
     del learner
     if not kept:
-        monkeypatch.setattr(ShapePart, "go_to", lambda self, state: self.look())
+        monkeypatch.setattr(ShapePart, "go_to", lambda self, state, at: self.look())
     again = made(tmp_path, resume=True)
     again.fit()
     assert same(bits(again.model), by_hand(freeze)) is kept

@@ -98,6 +98,8 @@ class Walk:
         self.at = Place(0, (), ())
         self.captured: list[tuple[Any, Place]] = []
         self.saved: tuple[str, Place] | None = None
+        self.planned = False
+        """Whether this learner has made or dropped changes, so that it knows what is to come."""
 
     def check(self) -> None:
         assert self.learner.position.iteration == self.at.step
@@ -123,11 +125,11 @@ class Walk:
         if self.at.step < STEPS:
             change = CHANGES[number % len(CHANGES)]
             self.learner.reshape(change)
-            self.at = Place(self.at.step, (*self.at.log, (self.at.step, change)), ())
+            self.at, self.planned = Place(self.at.step, (*self.at.log, (self.at.step, change)), ()), True
 
     def drop(self, _: int) -> None:
         self.learner.reshape(None)
-        self.at = self.at._replace(coming=())
+        self.at, self.planned = self.at._replace(coming=()), True
 
     def capture(self, _: int) -> None:
         self.captured.append((self.learner.capture(), self.at))
@@ -152,6 +154,7 @@ class Walk:
         self.forks += 1
         self.learner = self.learner.fork(self.directory / str(self.forks))
         self.captured, self.saved = [], None
+        self.planned = bool(self.at.log or self.at.coming)
 
     def resume(self, _: int) -> None:
         """The process ends here, and another one begins."""
@@ -160,6 +163,7 @@ class Walk:
             torch.manual_seed(11)
             self.learner = made(self.directory / str(self.forks), *CHANGES, resume=True)
             self.captured, self.saved = [], None
+            self.planned = bool(self.at.log or self.at.coming)
 
     def what_if(self, number: int) -> None:
         if self.at.step < STEPS:
@@ -172,10 +176,10 @@ class Walk:
 
     def _restored(self, there: Place) -> None:
         plan = (*self.at.log, *self.at.coming)
-        if self.at.log[: len(there.log)] == there.log and plan:
-            self.at = Place(there.step, there.log, plan[len(there.log) :])
-        else:
-            self.at = there
+        later = plan[len(there.log) :]
+        on_its_way = self.at.log[: len(there.log)] == there.log and all(at >= there.step for at, _ in later)
+        self.at = Place(there.step, there.log, later) if on_its_way and self.planned else there
+        self.planned |= bool(there.log or there.coming)
 
 
 VERBS = [
