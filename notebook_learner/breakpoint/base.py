@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import StateError
+from ..errors import StateError, StepError
 from ..event.values import Column, Floats, Split
 
 Run = Callable[[], Any]
@@ -56,8 +56,17 @@ class Moment:
     @property
     def loss(self) -> Tensor:
         """The loss, without its graph. It is on the device: a read waits for the device."""
+        if not self.has_loss:
+            raise StepError(
+                "this breakpoint looks at the loss, and the step returned none; end it with `return loss`"
+            )
         loss: Tensor = self.output.loss
         return loss.detach()
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the step returned a loss; one that runs backward and the optimizer itself need not."""
+        return isinstance(getattr(self.output, "loss", None), Tensor)
 
     @property
     def gradients(self) -> list[Tensor]:

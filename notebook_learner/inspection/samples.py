@@ -79,7 +79,7 @@ def sample_losses(
     [(1, 1, 0), (0, 0, 0)]
     """
     if output is None:
-        return Samples(None, "the step did not get as far as an output")
+        return Samples(None, "the step did not get as far as an output, or returned none")
     item = item_of(output)
     scores, targets = _scores(item), field_of(item, "targets")
     if not isinstance(scores, Tensor) or not isinstance(targets, Tensor):

@@ -179,6 +179,11 @@ class Debugging(LearnerCore):
                 f"log({name!r}, ...) notes a value of a step, so it is called in one: in a %%train cell, in "
                 "train_step or in valid_step"
             )
+        if loop.acting in ("validated", "epoch"):
+            raise BusyError(
+                f"log({name!r}, ...) notes a value of a step, and .on({loop.acting!r}, ...) runs between two "
+                "steps: log it in the step, or register a metric"
+            )
         if loop.quiet:
             return
         notes = loop.current.step.notes

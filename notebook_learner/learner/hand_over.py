@@ -328,6 +328,7 @@ def take_steps_for(learner: Any, folder: str, steps: int) -> None:
     held = load(Path(folder, _STATE))
     replica.put_back(State(Position(*held["place"]), held["parts"]))
     replica.carried.begin()
+    learner._driver.belongs_to_this_thread()  # steps may call `learner.log`
     with excursion(replica, what="verify()") as trip:
         found = footprints(replica, trip, steps)
     save([[place, dict(prints)] for place, prints in found], Path(folder, _FOUND))

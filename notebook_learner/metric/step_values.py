@@ -22,12 +22,23 @@ class Loss(Metric):
 
     name = "Loss"
     higher_is_better = False
-    needs = ("loss",)
+    needs: tuple[str, ...] = ("loss",)
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
         """Return the loss and its weight."""
         weight = getattr(item, "weight", None)
         return item.loss.detach(), self.context.samples if weight is None else weight
+
+
+class LossIfAny(Loss):
+    """The loss that is measured if the user has named no metric: a step that runs backward and the optimizer
+    itself may return none."""
+
+    needs = ()
+
+    def update(self, item: Any) -> tuple[Scalar, Scalar]:
+        """Return the loss and its weight, or no value."""
+        return super().update(item) if isinstance(getattr(item, "loss", None), Tensor) else (float("nan"), 0)
 
 
 class GradNorm(Metric):
@@ -134,6 +145,10 @@ class Logged(Metric):
                     f"log({self.name!r}, ...) was given {a_kind(value)}; log a number or a tensor "
                     "with one element"
                 ) from None
+
+    def compute(self) -> Scalar | None:
+        """Return what was logged of the whole epoch, after its last step."""
+        return self._value
 
     def reset(self) -> None:
         """Forget a value that a step logged and that was never counted."""

@@ -163,6 +163,10 @@ class Loop:
         """Changes that are made again where they were made before a rewind."""
         self.acts: dict[After, list[Act]] = {}
         """Functions of the user that are called after each update, validation or epoch."""
+        self.closing: Callable[[Split], None] | None = None
+        """Called at a split's end, before its values are read: values of the whole epoch may be logged."""
+        self.acting: After | None = None
+        """The place whose functions run now."""
         self.ranks: Ranks | None = None
         """The other ranks, if there are any and this is rank 0."""
         self.epoch = 1
@@ -318,6 +322,8 @@ class Loop:
     def _close_split(self) -> None:
         if self.done == 0:
             raise DataError(_why_nothing(self.split, self.epoch, self.current.cursor))
+        if self.closing is not None:
+            self.closing(self.split)
         finals = self.current.metrics.finals()
         if self.ranks is not None:
             self.ranks.close(finals)
@@ -342,8 +348,12 @@ class Loop:
     def act(self, when: After) -> None:
         """Call the user's functions for this place."""
         __tracebackhide__ = True
-        for function in self.acts.get(when, ()):
-            function()
+        self.acting = when
+        try:
+            for function in self.acts.get(when, ()):
+                function()
+        finally:
+            self.acting = None
 
     def _end_epoch(self) -> None:
         epoch = self.epoch

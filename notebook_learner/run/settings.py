@@ -13,11 +13,11 @@ from ..checkpoint.strategy import Strategy
 from ..cluster import Attached
 from ..data.rank_share import Share
 from ..event import Sink, Split
-from ..metric import Loss
 from ..metric.base import AnyMetric, Metric, TextMetric
+from ..metric.step_values import Loss, LossIfAny
 from ..state.checkpoint_files import Checkpointer, Which
 from ..state.shape import Change
-from ..step.own_loss import takes_targets
+from ..step.own_loss import LIGHTNING_STEPS, lightning_method, takes_targets
 from ..step.schedule import When
 from ..step.step import StepFunction
 from .early_stopping import EarlyStopping
@@ -129,12 +129,14 @@ class Settings:
     """The changes that led to the given objects, if they come from the middle of a run."""
     scheduler_when: When | None = None
     scheduler_metric: Any = None
+    scheduler_by_log: bool = False
+    """Whether that metric is one that steps log, so that no one knows of it before."""
 
     def registered(self) -> list[Registered]:
         """The requested metrics; the loss on both splits if the user chose none."""
         if self.metrics_given:
             return self.metrics
-        return [Registered(Loss(), "train", True), Registered(Loss(), "valid", True)]
+        return [Registered(LossIfAny(), "train", True), Registered(Loss(), "valid", True)]
 
     def metrics_of(self, split: str) -> dict[str, AnyMetric]:
         """A split's metrics by name. An object that is not a metric is left out: another check reports it."""
@@ -144,12 +146,15 @@ class Settings:
     def says_how_to_train(self, model: Any) -> bool:
         """Whether the user gave a training step."""
         given = self.train_step is not None or self.loss is not None
-        return given or hasattr(model, "train_step") or takes_targets(model)
+        own = hasattr(model, "train_step") or lightning_method(model, LIGHTNING_STEPS["train"])
+        return bool(given or own or takes_targets(model))
 
     def says_how_to_validate(self, model: Any) -> bool:
         """Whether the user gave a validation step."""
         given = self.valid_step is not None or self.loss is not None
-        return given or hasattr(model, "valid_step") or (self.train_step is None and takes_targets(model))
+        if given or hasattr(model, "valid_step") or self.train_step is not None:
+            return given or hasattr(model, "valid_step")
+        return bool(lightning_method(model, LIGHTNING_STEPS["valid"]) or takes_targets(model))
 
     @property
     def in_parts(self) -> bool:

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 
 from ..errors import StepError, a_kind
+from ..event import Split
 
 TARGETS = ("labels", "label", "targets", "target", "y")
 """The names under which a model or a batch has the targets."""
@@ -26,6 +27,22 @@ def takes_targets(model: Any) -> bool:
     """
     names = (name for name in TARGETS if name != "y")  # which may be any second input
     return isinstance(model, nn.Module) and any(name in _parameters_of(model) for name in names)
+
+
+LIGHTNING_STEPS: Mapping[Split, str] = {"train": "training_step", "valid": "validation_step"}
+
+
+def lightning_method(model: Any, name: str) -> Any:
+    """The model's method of this name, unless it is one that Lightning's own class brings.
+
+    >>> class Lit(nn.Module):
+    ...     def training_step(self, batch, batch_idx): ...
+    >>> lightning_method(Lit(), "training_step") is not None, lightning_method(nn.Linear(1, 1), "backward")
+    (True, None)
+    """
+    method = getattr(model, name, None)
+    home = getattr(method, "__module__", "").partition(".")[0]
+    return method if callable(method) and home not in ("lightning", "pytorch_lightning") else None
 
 
 def with_its_own_loss(model: nn.Module, batch: Any) -> Any:

@@ -20,7 +20,7 @@ from ..data.sampling import END
 from ..errors import ConfigurationError, a_kind, names_descriptors, wrong_arguments
 from ..event.position import Position
 from ..event.values import Floats
-from ..metric import Loss
+from ..metric.step_values import LossIfAny
 from ..renderer.text import number
 from ..run.bounds import FAR
 from ..run.loop import Loop
@@ -57,7 +57,7 @@ def require_step(said: str, function: Any) -> None:
         raise ConfigurationError([f"{why}; write def train_step(model, batch)"], f"{said} is no step")
 
 
-class LossOfStep(Loss):
+class LossOfStep(LossIfAny):
     """The loss, independent of the learner's own metrics; on several devices, the loss of the whole batch."""
 
     name = "the loss of a step that is tried"

@@ -15,14 +15,13 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
 from ..data.sampling import SkippingSampler
-from ..errors import StateError, a_kind
+from ..errors import a_kind
 from ..event.position import Position
 from ..run.bounds import Steps
 from ..run.compared import Difference
 from ..run.rank_protocol import OWN
 from ..run.replica import Replica
 from ..state.state import written
-from ..step.output import loss_of
 from .excursion import Excursion, excursion
 
 Prints = Mapping[str, str]
@@ -214,17 +213,20 @@ def _named_by_path(objects: Sequence[Any]) -> Iterator[tuple[str, str]]:
             return told(taken, (*above, value[1]))
         return [told(each, above) for each in value] if isinstance(value, list) else value
 
-    for path, said, _, _, taken in objects:
-        if path is not None:
-            yield from _named(told(taken, ()), said.replace("=", ""))
+    for path, said, kind, _, taken in objects:
+        if path is None:
+            continue
+        value, name = told(taken, ()), said.replace("=", "")
+        if kind in ("module", "object", "optimizer"):  # a copy may have its attributes in another order
+            for attribute, each in zip(*value, strict=True):
+                yield from _named(each, f"{name}.{attribute[-1]}")
+        else:
+            yield from _named(value, name)
 
 
 def _of_output(output: Any) -> dict[str, str]:
-    try:
-        loss = output if isinstance(output, Tensor) else loss_of(output)
-    except (AttributeError, TypeError, StateError):
-        return {}
-    return dict(_named(loss, "the loss"))
+    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    return dict(_named(loss, "the loss")) if isinstance(loss, Tensor) else {}
 
 
 def _named(value: Any, name: str) -> Iterator[tuple[str, str]]:

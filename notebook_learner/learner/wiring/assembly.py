@@ -48,7 +48,7 @@ from ...step.clipping import Clip, ClipByNorm, ClipByValue
 from ...step.graph_step import RECORDERS, Log, RecordedStep
 from ...step.moving_average import MovingAverage
 from ...step.optimizers import each_of, named_of
-from ...step.own_loss import takes_targets, with_its_own_loss
+from ...step.own_loss import LIGHTNING_STEPS, lightning_method, takes_targets, with_its_own_loss
 from ...step.schedule import Schedule, schedulers_of
 from ...step.step import TrainingStep, ValidationStep, supervised
 from ...step.update import Update
@@ -56,6 +56,7 @@ from ..learner import Learner
 from .checks import mistakes_in
 from .directory_tenancy import Tenancy
 from .fork_run import Origin
+from .lightning import LightningGuest, LightningStep, configured, invited, loader_of, with_its_metrics
 from .loaders import CANNOT_BEGIN, NO_STEP, Loaders, data_mistakes
 from .make_optimizer import make_optimizer, make_schedule, move_state
 from .run_files import Storing, opening
@@ -77,6 +78,11 @@ def assemble(
     unchanged."""
     settings = settings.of_one_learner()
     wrong: list[str] = []
+    if optimizer is None and callable(getattr(model, "configure_optimizers", None)):
+        train, valid = train or loader_of(model, "train"), valid or loader_of(model, "val")
+        optimizer, own, settings = configured(model, settings, train)
+        scheduler = own if scheduler is None else scheduler
+    settings = with_its_metrics(settings, model)
     _note_engines(wrong, settings)
     if settings.share is None and isinstance(settings.devices, (list, tuple)) and len(settings.devices) > 1:
         settings.share = Share(0, len(settings.devices), settings.in_parts)
@@ -212,6 +218,7 @@ class _Wiring:
         self.validated: nn.Module = self.average.module if averaged and self.average else model
         self.registered = _own_metrics(settings.registered())
         self.watch = self._watch()
+        self.guest: LightningGuest | None = None
 
     def learner(self, data: Data) -> Learner:
         """Join all parts, and put the data in."""
@@ -240,6 +247,10 @@ class _Wiring:
         )
         learner = Learner(replica, driver, opened, loaders, tenancy, remote or _unsteered)
         _join_acts(replica, learner, self.settings)
+        if self.guest is not None:
+            self.guest.learner = weakref.ref(learner)
+            if self.guest.uncalled:
+                replica.emit(Notice(self.guest.uncalled, "warning"))
         replica.shaping.functions, replica.shaping.use_functions = loaders.functions, loaders.use_functions
         replica.shaping.renew = loaders.renew
         replica.shape.look()
@@ -314,6 +325,7 @@ class _Wiring:
             num_epochs=settings.num_epochs,
             policies=() if watch is None else (watch,),
         )
+        self.guest = invited(settings, loop, self.model)
         loop.before = TrainedBefore(self.model, str(settings.directory))
         loop.counts_waits = any(isinstance(r.metric, DataWait) for r in self.registered)
         for group in groups.values():
@@ -355,9 +367,9 @@ class _Wiring:
                 *(("scheduler", each) for each in schedulers_of(update.schedule)),
                 ("scaler", update.scaler),
             ],
-            lambda: _functions(loop),
+            lambda: [*_functions(loop), *(self.guest.functions() if self.guest else ())],
             lambda: [(split, c.source, c.walk.generators) for split, c in _cursors(loop)],
-            self.settings.carried,
+            {**self.settings.carried, **(self.guest.carried if self.guest else {})},
         )
         silent = off or (share is not None and share.rank > 0)  # rank 0 tells it
         return CarriedPart(
@@ -388,14 +400,19 @@ class _Wiring:
 
     def _step(self, update: Update, log: Log, split: Split) -> TrainingStep | ValidationStep:
         if split == "train":
-            function = _step_function(self.settings, split, self.model)
+            function = self._function(split, self.model)
             if self.settings.graph:
                 make = RECORDERS[self.device.type]
                 return RecordedStep(function, self.device, self.precision, update, make, log)
             return TrainingStep(function, self.device, self.precision, update)
-        return ValidationStep(
-            _step_function(self.settings, split, self.validated), self.device, self.precision
-        )
+        return ValidationStep(self._function(split, self.validated), self.device, self.precision)
+
+    def _function(self, split: Split, model: nn.Module) -> Callable[[Any], Any]:
+        """What is called for a batch."""
+        name = LIGHTNING_STEPS[split]
+        if self.guest is not None and lightning_method(model, name):
+            return LightningStep(self.guest, model, split)
+        return _step_function(self.settings, split, model)
 
 
 def _remote(settings: Settings, replica: Replica) -> RemoteControl | None:

@@ -462,7 +462,7 @@ class LearnerBuilder:
     def build(
         self,
         model: nn.Module,
-        optimizer: Any,
+        optimizer: Any = None,
         lr_scheduler: Any = None,
         train: Iterable[Any] | None = None,
         valid: Iterable[Any] | None = None,
@@ -470,11 +470,12 @@ class LearnerBuilder:
         """Check everything, and make the `Learner`.
 
         Args:
-            model: any module; if it has a `train_step` and a `valid_step`, they are used.
+            model: any module; if it has a `train_step` and a `valid_step`, they are used, or those of
+                Lightning (`training_step`, `validation_step`).
             optimizer: an optimizer over the model's parameters, or a factory that takes them (such as the
                 class torch.optim.Adam). Several optimizers are a mapping by name, or a list. If the training
                 step calls `optimizer.step()` itself, it runs backward and zero_grad, too; otherwise all of
-                them are stepped after backward.
+                them are stepped after backward. May be left out if the model has `configure_optimizers`.
             lr_scheduler: a float (a constant rate), a torch scheduler, a factory that takes the optimizer, a
                 function from the number of the optimizer step (from 0) to a rate, or None; with several
                 optimizers, one of these for all, or a mapping by their names.

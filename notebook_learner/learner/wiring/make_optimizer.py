@@ -235,6 +235,8 @@ def _plateau_mistakes(scheduler: ReduceLROnPlateau, source: Any, settings: Setti
             f"step_scheduler(metric={source!r}): give a metric's name, or a pair such as ('train', 'Loss')"
         )
         return
+    if settings.scheduler_by_log:
+        return
     split, name = source
     metrics = settings.metrics_of(split)
     metric = metrics.get(name)
