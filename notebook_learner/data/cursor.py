@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import StateError
-from .loader_walk import length_of, walk_for
+from .loader_walk import length_of
 from .rank_share import Several, Share, per_device
 from .rng import (
     HostMemory,
@@ -38,6 +38,7 @@ from .rng import (
     seed_host,
 )
 from .sampling import END
+from .sources import UsedUpWalk, walk_of
 from .stop_iteration import end_of, next_of
 
 Tell = Callable[[str], None]
@@ -97,7 +98,8 @@ class Cursor:
         self.source = loader
         self.devices, self.share = devices, share
         self.loader, self.each = per_device(loader, devices)
-        self.walk = walk_for(self.loader, seed is not None, share)
+        self.walk = walk_of(self.loader, seed is not None, share)
+        self.walk.tell = tell
         self.seed = seed
         self.tell = tell
         self.epoch = 1
@@ -120,6 +122,11 @@ class Cursor:
     def walks_again(self) -> bool:
         """Whether the loader can be walked twice: a generator cannot."""
         return not isinstance(self.loader, Iterator)
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether it can be walked again from a place in this epoch."""
+        return self.walks_again or isinstance(self.walk, UsedUpWalk)
 
     @property
     def kept_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import signal
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -81,6 +81,8 @@ class Walk:
     """Whether a seed comes before everything that fetching a batch draws."""
     generators: Sequence[torch.Generator] = ()
     """The loader's own random generators."""
+    tell: Callable[[str], None] = staticmethod(lambda text: None)
+    """Where the user is told what this cannot do."""
     cuts = False
     """Whether each rank can walk its own loader and find the same batches; then `mine` gives its part.
     Otherwise one rank walks for all: it is not known what another kind of iterator draws, and when."""
@@ -104,6 +106,10 @@ class Walk:
             iterator: Iterator[Any] = iter(self.loader)
         kept = self._kept(iterator)
         return kept if self._draws is None else self._draws.around(kept)
+
+    def begin(self, skip: int, base: int | None = None) -> Iterator[Any]:
+        """The same, but the order is drawn later if the loader does so."""
+        return self.iterate(skip, base)
 
     def watch(self, watch: SharedDraws) -> None:
         """Find out whether the data draw by turns with the steps."""
@@ -326,6 +332,12 @@ class _LoaderWalk(Walk):
         self._first_seed = state
 
     def iterate(self, skip: int, base: int | None = None) -> Iterator[Any]:
+        iterator = self.begin(skip, base)
+        if skip or base is not None:
+            self._sampler.draw_order()
+        return iterator
+
+    def begin(self, skip: int, base: int | None = None) -> Iterator[Any]:
         self._sampler.skip, self._sampler.base = skip, base
         if self._carries:
             self._sampler.round = mix(self._first_seed, self._epoch) if self.warm else None
@@ -333,8 +345,6 @@ class _LoaderWalk(Walk):
             iterator = iter(self._copy)
         if self._carries and self._sampler.round is None:
             self._first_seed = cast(int, iterator._base_seed)
-        if skip or base is not None:
-            self._sampler.draw_order()
         return self._kept(iterator)
 
 

@@ -321,6 +321,8 @@ class SharedDraws:
 
     def __init__(self, what: str, tell: Callable[[str], None]) -> None:
         self._what, self._tell = what, tell
+        self.returns = "a rewind, what_if, a resume"
+        """The returns after which it may differ."""
         self._told = False
         self._left: list[int] | None = None
         """The generators' marks after the last fetch."""
@@ -350,7 +352,7 @@ class SharedDraws:
             self._tell(
                 f"not in the state: what {self._what} has drawn so far: it draws by turns with the steps "
                 f"from {' and '.join(sorted(shared))} global generator, so after a return into an epoch "
-                "(a rewind, what_if, a resume) it may give another order. .seed(n) on the builder is exact"
+                f"({self.returns}) it may give another order. .seed(n) on the builder is exact"
             )
         return value
 

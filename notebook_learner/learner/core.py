@@ -83,6 +83,8 @@ class Premises(Protocol):
 
 
 Metrics = Iterable[AnyMetric] | None
+Batches = Iterable[Any] | Callable[[], Iterable[Any]]
+"""Batches: a loader, or a function that gives those of an epoch."""
 
 
 @runtime_checkable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -11,7 +10,7 @@ from ..artifacts import Checkpoints
 from ..errors import names_descriptors
 from ..run.control import Request
 from ..run.step_reports import HandedOver, RunTakenBack
-from .core import LearnerCore
+from .core import Batches, LearnerCore
 
 T = TypeVar("T")
 
@@ -67,8 +66,8 @@ class DirectoryVerbs(LearnerCore):
     @names_descriptors
     def detach(
         self,
-        train: Iterable[Any] | None = None,
-        valid: Iterable[Any] | None = None,
+        train: Batches | None = None,
+        valid: Batches | None = None,
         *,
         epochs: int | None = None,
     ) -> HandedOver:

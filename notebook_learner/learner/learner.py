@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +21,7 @@ from ..step.optimizers import as_given
 from ..step.schedule import scheduler_of
 from ..store import process_end
 from .assigning import Assigning
+from .core import Batches
 from .debugging import Debugging
 from .display import Epochs
 from .finalizer import lets_go
@@ -76,8 +77,8 @@ class Learner(Assigning, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
     @lets_go
     def fit(
         self,
-        train: Iterable[Any] | None = None,
-        valid: Iterable[Any] | None = None,
+        train: Batches | None = None,
+        valid: Batches | None = None,
         *,
         epochs: int | None = None,
     ) -> nn.Module:
@@ -87,7 +88,9 @@ class Learner(Assigning, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         `fit(epochs=5)` trains five more epochs, and `fit()` returns the model at once.
 
         Args:
-            train: the training loader, any iterable of batches; by default the one in use.
+            train: the training loader, any iterable of batches; or a function without arguments that gives an
+                epoch's batches, such as a generator function; or several loaders by name, which give a dict
+                of batches, and of which the shorter ones begin again. By default the one in use.
             valid: the validation loader, likewise.
             epochs: train this number of epochs from here, including the running one, instead of up to
                 `num_epochs`.
@@ -104,8 +107,8 @@ class Learner(Assigning, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
 
     def start(
         self,
-        train: Iterable[Any] | None = None,
-        valid: Iterable[Any] | None = None,
+        train: Batches | None = None,
+        valid: Batches | None = None,
         *,
         epochs: int | None = None,
     ) -> None:

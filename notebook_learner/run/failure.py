@@ -288,11 +288,11 @@ def stage_of(error: BaseException, stage: str) -> str:
     return stage if place in (None, "step") else str(place)
 
 
-def what_moved(stage: str, walks_again: bool) -> str:
+def what_moved(stage: str, goes_back: bool) -> str:
     """What cannot be undone without a keyframe, depending on how far the step came."""
     why = (
         "no keyframe fits the memory budget"
-        if walks_again
+        if goes_back
         else "the loader can be walked only once, so the steps before cannot be taken again"
     )
     return f"not taken back, because {why}: {_MOVED[stage]}"

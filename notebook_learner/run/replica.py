@@ -326,7 +326,7 @@ class Replica:
     def _save_again(self, target: Position, kind: Kind) -> None:
         """Save a checkpoint of a passed position whose copy was void: go back, copy, and return."""
         self._lost, loop, known = None, self.loop, self.history.snapshot()
-        keyframe = self.timeline.nearest(target) if loop.current.cursor.walks_again else None
+        keyframe = self.timeline.nearest(target) if loop.current.cursor.goes_back else None
         if keyframe is None or self.ranks is not None or loop.position < target:
             self._warn(
                 f"no checkpoint of {target}: the training step wrote to parameters while they were copied"
@@ -482,7 +482,7 @@ class Replica:
 
     def _way_back(self, target: Position) -> bool:
         """Whether the run can go back to an earlier step of the present pass."""
-        return self.loop.current.cursor.walks_again and self.timeline.nearest(target) is not None
+        return self.loop.current.cursor.goes_back and self.timeline.nearest(target) is not None
 
     def _watched(self, until: Until) -> Why:
         __tracebackhide__ = True
@@ -504,7 +504,7 @@ class Replica:
         loop.control.clear()
         if hit.moved and not self._way_back(hit.position):
             self._stay(hit.position, "backward")
-            lost = what_moved("backward", loop.current.cursor.walks_again)
+            lost = what_moved("backward", loop.current.cursor.goes_back)
             return self._stopped(replace(hit, text=f"{hit.text} ({lost})".lstrip()))
         if hit.moved:
             self._go_back_to(hit.position)
@@ -553,10 +553,10 @@ class Replica:
         loop.control.clear()
         teach(error, failed, stage_of(error, step.stage))  # reads the frames that are cleared next
         release_device_memory(error, step.device)
-        keyframe = self.timeline.nearest(target) if loop.current.cursor.walks_again else None
+        keyframe = self.timeline.nearest(target) if loop.current.cursor.goes_back else None
         if keyframe is None:
             self._stay(target, stage := stage_of(error, step.stage))
-            explain(error, target, what_moved(stage, loop.current.cursor.walks_again))
+            explain(error, target, what_moved(stage, loop.current.cursor.goes_back))
             return
         if isinstance(error, RankDied):  # the replay would need the rank that died
             self._fall_back(keyframe)
@@ -589,7 +589,7 @@ class Replica:
         self.loop.current.metrics.keep(self.loop.unread)
         self.loop.flush()
         self.loop.update.give_up(gradients_moved=stage not in ("loader", "forward", "reading"))
-        if self.loop.current.cursor.walks_again:
+        if self.loop.current.cursor.goes_back:
             self.loop.current.cursor.stand_at(target.step)
 
     def _fall_back(self, keyframe: State) -> None:

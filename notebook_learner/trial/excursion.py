@@ -168,7 +168,7 @@ def _require_a_way_back(loop: Loop, what: str) -> None:
         raise StateError(
             f"{what}: training is finished, so there is no step to try; fit(epochs=n) trains more"
         )
-    if not all(each.cursor.walks_again for each in loop.passes.values()):
+    if not all(each.cursor.goes_back for each in loop.passes.values()):
         raise StateError(
             f"{what} tries steps and takes them back, but a loader can be walked only once; give a list, a "
             "DataLoader, or an object whose __iter__ starts anew"

@@ -86,7 +86,8 @@ def _next(replica: Replica, times: dict[str, float]) -> Any:
     """Return the next batch, without taking it."""
     loop = replica.loop
     cursor = loop.passes["train"].cursor
-    if not cursor.walks_again:
+    in_this_epoch = loop.split == "train" and loop.position.step != loop.position.total
+    if not (cursor.walks_again or (in_this_epoch and cursor.goes_back)):
         raise StateError(
             "the batch to come can only be looked at where the loader can be walked again; take a step "
             "first, or give a batch: inspect(batch)"

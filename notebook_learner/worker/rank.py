@@ -401,7 +401,7 @@ class Follower:
 class Fed:
     """Stands in for a cursor: rank 0 walks the loader and hands over this rank's part of each batch."""
 
-    walks_again = True
+    walks_again = goes_back = True
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

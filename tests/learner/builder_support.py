@@ -18,6 +18,19 @@ def net(*, dtype=torch.float32, dropout=0.0, seed=0):
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)).to(dtype)
 
 
+class Stream:
+    """A user's own iterator, which can be walked once."""
+
+    def __init__(self, batches):
+        self.inner = iter(batches)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.inner)
+
+
 def batches(sizes=SIZES, *, dtype=torch.float32, seed=1):
     """Always the same (x, class) batches."""
     source = torch.Generator().manual_seed(seed)

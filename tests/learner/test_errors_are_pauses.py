@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from builder_support import Stream
 from driver_support import (
     A_TRAIN,
     A_VALID,
@@ -502,13 +503,13 @@ def test_a_loader_that_fails_without_a_keyframe_has_moved_nothing(tmp_path: Path
     assert b.learner.status == "finished"
 
 
-def test_a_generator_that_can_be_walked_only_once_is_not_taken_back_but_goes_on(tmp_path: Path) -> None:
+def test_an_iterator_that_can_be_walked_only_once_is_not_taken_back_but_goes_on(tmp_path: Path) -> None:
     """The steps before the error cannot be taken again; the batch that failed cannot be had again."""
     batches = [batch for batch in by_hand().batches[:A_TRAIN]]
     b = bench(
         tmp_path,
         Trouble("forward", (1, "train", 4)),
-        data=(iter(batches), None),
+        data=(Stream(batches), None),
         configure=lambda builder: builder.num_epochs(1),
     )
     error = fit_fails(b)

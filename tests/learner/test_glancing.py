@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from builder_support import assert_same_bits, classifier
+from builder_support import Stream, assert_same_bits, classifier
 from outside import Outside
 from torch import Tensor, nn, optim
 
@@ -204,7 +204,7 @@ def test_a_loader_that_cannot_be_walked_again_has_every_step_looked_at(tmp_path:
         classifier(tmp_path)
         .num_epochs(1)
         .break_on(Counted())
-        .build(model, optim.Adam(model.parameters()), None, iter(data()))
+        .build(model, optim.Adam(model.parameters()), None, Stream(data()))
     )
     with pytest.raises(Paused, match="step 37"):
         learner.fit()

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from builder_support import adam, batches, classifier, net
+from builder_support import Stream, adam, batches, classifier, net
 from exactness import differences, everything
 from outside import Outside
 from torch import nn
@@ -228,7 +228,7 @@ def test_it_says_why_it_cannot_look(tmp_path):
     empty = classifier(tmp_path / "a").build(model, adam(model))
     with pytest.raises(ConfigurationError, match="nothing to train on"):
         empty.inspect()
-    once = classifier(tmp_path / "b").build(model, adam(model), None, iter(batches()))
+    once = classifier(tmp_path / "b").build(model, adam(model), None, Stream(batches()))
     with pytest.raises(StateError, match="walked again"):
         once.inspect("next")
     busy = classifier(tmp_path / "c").num_epochs(10**6).build(model, adam(model), None, batches())

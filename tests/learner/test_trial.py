@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from builder_support import Tape, adam, batches, classifier, net
+from builder_support import Stream, Tape, adam, batches, classifier, net
 from exactness import Setup, differences, everything, logs, straight
 
 from notebook_learner import ConfigurationError, StateError
@@ -121,7 +121,7 @@ def test_where_there_is_no_step_to_try_it_says_so(tmp_path):
     learner.fit()
     with pytest.raises(StateError, match=r"training is finished.*fit\(epochs=n\)"):
         learner.tools.try_step()
-    learner, _ = learner_in(tmp_path / "b", data=iter(batches()))
+    learner, _ = learner_in(tmp_path / "b", data=Stream(batches()))
     with pytest.raises(StateError, match="can be walked only once"):
         learner.tools.try_step()
     learner, _ = learner_in(tmp_path / "c", data=None)

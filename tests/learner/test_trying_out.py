@@ -9,7 +9,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from builder_support import adam, batches, by_hand, classifier, net, sgd
+from builder_support import Stream, adam, batches, by_hand, classifier, net, sgd
 from exactness import differences, everything, logs
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
@@ -231,7 +231,7 @@ def test_an_interrupt_takes_it_back_and_pauses(tmp_path):
 
 def test_where_no_step_can_be_taken_back_nothing_is_tried(tmp_path):
     model = net()
-    learner = classifier(tmp_path / "a").build(model, adam(model), None, iter(batches()))
+    learner = classifier(tmp_path / "a").build(model, adam(model), None, Stream(batches()))
     with pytest.raises(StateError, match="walked only once"):
         learner.what_if(lr=1.0)
     learner = learner_of(tmp_path / "b", epochs=1)

@@ -6,7 +6,7 @@ import copy
 import os
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from ...cluster import ClusterError, find_engines, is_cluster
 from ...data.cursor import Cursor
 from ...data.rank_share import Share
 from ...data.rng import seeded_rng
+from ...data.sources import parts_of
 from ...errors import ConfigurationError, StateError, StoreError
 from ...event import Display, FanOut, MetricInfo, Notice, Sink, Split
 from ...event.values import Source
@@ -52,6 +53,7 @@ from ...step.own_loss import LIGHTNING_STEPS, lightning_method, takes_targets, w
 from ...step.schedule import Schedule, schedulers_of
 from ...step.step import TrainingStep, ValidationStep, supervised
 from ...step.update import Update
+from ..core import Batches
 from ..learner import Learner
 from .checks import mistakes_in
 from .directory_tenancy import Tenancy
@@ -71,8 +73,8 @@ def assemble(
     model: Any,
     optimizer: Any,
     scheduler: Any,
-    train: Iterable[Any] | None,
-    valid: Iterable[Any] | None,
+    train: Batches | None,
+    valid: Batches | None,
 ) -> Learner:
     """Check, make the parts, check them, then join them. A failed build leaves the user's objects
     unchanged."""
@@ -368,7 +370,11 @@ class _Wiring:
                 ("scaler", update.scaler),
             ],
             lambda: [*_functions(loop), *(self.guest.functions() if self.guest else ())],
-            lambda: [(split, c.source, c.walk.generators) for split, c in _cursors(loop)],
+            lambda: [
+                (name, part, cursor.walk.generators)
+                for split, cursor in _cursors(loop)
+                for name, part in parts_of(split, cursor.source)
+            ],
             {**self.settings.carried, **(self.guest.carried if self.guest else {})},
         )
         silent = off or (share is not None and share.rank > 0)  # rank 0 tells it

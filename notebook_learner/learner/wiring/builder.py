@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +23,7 @@ from ...run.settings import EarlyStoppingRule, Registered, Settings
 from ...state.checkpoint_files import Checkpointer, Which
 from ...step.schedule import When
 from ...step.step import StepFunction
+from ..core import Batches
 from ..learner import Learner
 
 if TYPE_CHECKING:
@@ -464,8 +465,8 @@ class LearnerBuilder:
         model: nn.Module,
         optimizer: Any = None,
         lr_scheduler: Any = None,
-        train: Iterable[Any] | None = None,
-        valid: Iterable[Any] | None = None,
+        train: Batches | None = None,
+        valid: Batches | None = None,
     ) -> Learner:
         """Check everything, and make the `Learner`.
 

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ...data.cursor import Cursor
 from ...data.rng import SharedDraws, data_of, mix
-from ...errors import ConfigurationError
+from ...data.sources import MODES, Combined, FromFunction, is_source, is_used_up
+from ...errors import ConfigurationError, a_kind
 from ...evaluation.prediction import output_of
 from ...event import Notice, Split
 from ...event.values import Level, Source, why_never_measured
@@ -338,6 +339,11 @@ def _odd(settings: Settings, given: Mapping[Split, Any], split: Split) -> Iterat
             "give another loader to validate with"
         )
     loader = given[split]
+    if is_used_up(loader) and settings.num_epochs > 1:
+        yield (
+            f"the {split} data, {a_kind(loader)}, can be walked only once, and the training has "
+            f"{settings.num_epochs} epochs; give the function that makes it, fit(batches), or a list"
+        )
     if isinstance(loader, DataLoader) and loader.persistent_workers and _is_iterable(loader):
         yield (
             f"not in the state: the {split} data ({type(loader.dataset).__name__}): worker processes that "
@@ -377,8 +383,44 @@ def not_a_loader(settings: Settings, what: str, given: Any) -> Iterator[str]:
     elif isinstance(given, Dataset) or (not isinstance(given, Iterable) and _is_like_a_dataset(given)):
         if settings.batch_size is None:
             yield f"{said}, a dataset; say with_batch_size(32) to have it loaded, or give a DataLoader"
-    elif isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+    elif _is_several(given):
+        yield from _mistakes_of_several(settings, what, given)
+    elif isinstance(given, (str, bytes, Mapping)) or not (isinstance(given, Iterable) or is_source(given)):
         yield f"{said}; give an iterable of batches, such as a DataLoader or a list of them, or a dataset"
+
+
+def _is_several(given: Any) -> bool:
+    """Whether it is several loaders, to be walked together."""
+    if isinstance(given, (list, tuple)):
+        return bool(given) and all(isinstance(each, DataLoader) for each in given)
+    if isinstance(given, Mapping):  # of loaders, and not of columns
+        return not any(hasattr(each, "dtype") for each in given.values())
+    return _is_combined(given)
+
+
+def _is_combined(given: Any) -> bool:
+    """Whether it is Lightning's CombinedLoader."""
+    return hasattr(given, "iterables") and hasattr(given, "_mode")
+
+
+def _mistakes_of_several(settings: Settings, what: str, given: Any) -> Iterator[str]:
+    loaders = given.iterables if _is_combined(given) else given
+    each = loaders.values() if isinstance(loaders, Mapping) else loaders
+    if _is_combined(given) and given._mode not in MODES:
+        yield (
+            f"{what} is a CombinedLoader with the mode {given._mode!r}; take one of {', '.join(MODES)}, or "
+            "chain the data: torch.utils.data.ConcatDataset"
+        )
+    if not isinstance(loaders, (Mapping, list, tuple)) or not loaders:
+        yield f"{what} is {a_kind(given)} without loaders; give them by name, {{'a': loader, 'b': other}}"
+    elif "validation" in what or what == "the valid data":
+        yield (
+            f"{what} is several loaders; validate with one, and measure each of the others by "
+            "learner.evaluate(loader, name='b')"
+        )
+    else:
+        for number, loader in enumerate(each):
+            yield from not_a_loader(settings, f"{what}, loader {number}", loader)
 
 
 def _may_validate(settings: Settings, model: nn.Module) -> bool:
@@ -387,6 +429,13 @@ def _may_validate(settings: Settings, model: nn.Module) -> bool:
 
 def _loader(settings: Settings, split: Split, given: Any) -> Iterable[Any]:
     """The given loader, or one made from a given dataset."""
+    if _is_several(given):
+        loaders, mode = (given.iterables, given._mode) if _is_combined(given) else (given, "max_size_cycle")
+        if isinstance(loaders, Mapping):
+            return Combined({name: _loader(settings, split, each) for name, each in loaders.items()}, mode)
+        return Combined(type(loaders)(_loader(settings, split, each) for each in loaders), mode)
+    if is_source(given):
+        return FromFunction(given)
     if isinstance(given, IterableDataset):
         return DataLoader(given, batch_size=settings.batch_size)  # it keeps its own order
     if isinstance(given, Dataset) or (settings.batch_size is not None and _is_like_a_dataset(given)):
