@@ -24,6 +24,7 @@ from ..errors import DataError, a_kind
 from ..event import EpochEnded, Event, MetricBlock, Record, Split, SplitEnded, SplitStarted
 from ..event.position import Position
 from ..metric import MetricGroup
+from ..step.optimizers import named_of
 from ..step.schedule import Schedule
 from ..step.step import TrainingStep, ValidationStep
 from ..step.update import Update
@@ -149,6 +150,7 @@ class Loop:
         self.update = update
         self.schedule = schedule
         self.modes = modes
+        modes.optimizers = lambda: named_of(update.optimizer).values()
         self.control = control
         self.emit = emit
         self.num_epochs = num_epochs

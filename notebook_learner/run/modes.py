@@ -1,10 +1,12 @@
-"""Sets train and eval mode module by module: `model.train()` alone would unfreeze what the user froze."""
+"""Sets train and eval mode module by module: `model.train()` alone would unfreeze what the user froze. An
+optimizer that has both modes (schedule-free) is switched, too."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,6 +56,10 @@ class Modes:
         self.model = model
         self.validated = validated
         """The model that validation runs: the same one, or its moving average."""
+        self.optimizers: Callable[[], Iterable[Any]] = tuple
+        """The optimizers of now."""
+        self.settle: Callable[[], None] = _nothing
+        """Waits for copies of the weights that are under way: an optimizer's switch writes to them."""
         self._training: dict[nn.Module, bool] | None = None
 
     def enter(self, split: Split) -> None:
@@ -63,11 +69,25 @@ class Modes:
         else:
             self.remember()
             switch(self.validated, training=False)
+        self._switch_optimizers(training=split == "train")
+
+    def _switch_optimizers(self, *, training: bool) -> None:
+        for optimizer in self._with_modes():
+            self.settle()
+            optimizer.train() if training else optimizer.eval()
+
+    def _with_modes(self) -> list[Any]:
+        both = ("train", "eval")
+        return [
+            each for each in self.optimizers() if all(callable(getattr(each, name, None)) for name in both)
+        ]
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Restore the mode of every module at the end of the block, after any calls of `enter` inside."""
+        """Restore every module's mode at the end of the block, after any calls of `enter` inside; and, to the
+        bit, the weights that an optimizer's switch has written to."""
         remembered = self._training
+        switched = [_Switched(each) for each in self._with_modes()]
         modes = {
             module: module.training for root in (self.model, self.validated) for module in root.modules()
         }
@@ -77,6 +97,8 @@ class Modes:
             self._training = remembered
             for module, training in modes.items():
                 module.training = training
+            for each in switched:
+                each.put_back()
 
     def remember(self) -> None:
         """Note which modules train, while the model is in training mode."""
@@ -91,6 +113,32 @@ class Modes:
             return
         for module in self.model.modules():
             module.training = self._training.get(module, True)
+
+
+def _has_both_modes(optimizer: Any) -> bool:
+    return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
+
+
+class _Switched:
+    """The weights of an optimizer that has two modes, and its mode."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._groups = [
+            (group, {name: value for name, value in group.items() if isinstance(value, bool)})
+            for group in optimizer.param_groups
+        ]
+        self._weights = [(p, p.detach().clone()) for group, _ in self._groups for p in group["params"]]
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for parameter, value in self._weights:
+                parameter.copy_(value)
+        for group, modes in self._groups:
+            group.update(modes)
+
+
+def _nothing() -> None:
+    pass
 
 
 def switch(model: nn.Module, *, training: bool) -> None:

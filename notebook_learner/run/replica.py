@@ -64,6 +64,7 @@ class Replica:
         self.watch = BreakpointWatch(loop, self._way_back, self._warn)
         self.hit: Hit | None = None  # the breakpoint that stopped the last run
         self.snapshots = Snapshots()
+        loop.modes.settle = self.settle
         self._soon: Pending | None = None
         """The last copy that may still be made. It does not hold the state, whose owner may free it."""
         self._deferring = True
