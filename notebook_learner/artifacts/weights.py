@@ -1,4 +1,5 @@
-"""Loads the weights of a checkpoint into a model: all of them, or none of them."""
+"""Loads the weights of a checkpoint into a model: all of them, or none of them. Those of a base that did not
+train may be left out."""
 
 from __future__ import annotations
 
@@ -11,6 +12,74 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import DamagedError, StateError
+from ..store.tensors import digest_of_tensor
+
+# The base of a fine-tuned model ----------------------------------------------------------------------------
+
+
+class Base:
+    """The weights that do not train, as they were when the learner was built. A checkpoint has their digests,
+    and the values of all others.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2).requires_grad_(False), nn.Linear(2, 1))
+    >>> saved = Base("bert-base", model).left_out({"tensors": model.state_dict(), "extra": {}})
+    >>> list(saved["tensors"]), list(saved["base"]["tensors"])
+    (['1.weight', '1.bias'], ['0.weight', '0.bias'])
+    """
+
+    def __init__(self, source: str, model: nn.Module) -> None:
+        self.source = source
+        self._model = model
+        frozen = [each.detach() for each in model.parameters() if not each.requires_grad]
+        self._digests = {digest_of_tensor(each) for each in frozen}
+        self._kinds = {(each.shape, each.dtype) for each in frozen}
+
+    def left_out(self, value: Mapping[str, Any]) -> dict[str, Any]:
+        """A model file's value without the tensors of the base."""
+        base: dict[str, str] = {}
+        for name, tensor in value["tensors"].items():
+            if (tensor.shape, tensor.dtype) in self._kinds:
+                digest = digest_of_tensor(tensor)
+                if digest in self._digests:
+                    base[name] = digest
+        own = {name: each for name, each in value["tensors"].items() if name not in base}
+        return {**value, "tensors": own, "base": {"source": self.source, "tensors": base}}
+
+
+def with_base(value: Any, label: str, model: nn.Module) -> Any:
+    """A model file's value with the tensors of the base, which the model has.
+
+    Raises:
+        StateError: the model has another base.
+    """
+    if not isinstance(value, dict) or "base" not in value:
+        return value
+    tensors, _ = parts_of(value, label)
+    source, wanted = _read(value["base"], label)
+    if not wanted.keys().isdisjoint(tensors):
+        raise DamagedError(f"the model file of checkpoint {label} has a tensor twice")
+    digests = {*wanted.values()}
+    found = {digest_of_tensor(each): each.detach() for each in _tensors(model).values() if not is_lazy(each)}
+    if missing := [name for name, digest in wanted.items() if digest not in found]:
+        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise StateError(
+            f"checkpoint {label} holds only what trained, and needs {len(digests)} tensors of its base, "
+            f"{source!r}; this model has other values for {len(missing)} of them ({shown}). Load the weights "
+            f"of {source!r} into the model first"
+        )
+    return {**value, "tensors": {**tensors, **{name: found[digest] for name, digest in wanted.items()}}}
+
+
+def _read(base: Any, label: str) -> tuple[str, dict[str, str]]:
+    told = base if isinstance(base, dict) else {}
+    source, tensors = told.get("source"), told.get("tensors")
+    named = isinstance(tensors, dict) and all(isinstance(each, str) for each in tensors.values())
+    if not isinstance(source, str) or not isinstance(tensors, dict) or not named:
+        raise DamagedError(f"the model file of checkpoint {label} does not say what its base is")
+    return source, tensors
+
+
+# Reading ---------------------------------------------------------------------------------------------------
 
 _EXTRA = "_extra_state"
 _AVERAGED = "module."
@@ -59,6 +128,7 @@ def load_into(model: nn.Module, value: Any, label: str) -> None:
     Raises:
         StateError: it belongs to another model; every difference is listed, and nothing was changed.
     """
+    value = with_base(value, label, model)
     tensors, extra = parts_of(value, label)
     fleeting = set(_non_persistent(model))
     live = {name: tensor for name, tensor in _tensors(model).items() if name not in fleeting}

@@ -95,6 +95,8 @@ class Settings:
     """Whether a checkpointer of the user gave a state to go on from."""
     files_asked: bool = False
     recorder: Recorder | None = None
+    base: str | None = None
+    """Where the weights that do not train come from, if checkpoints leave them out."""
     strategy: Strategy | None = None
     autosave: tuple[Any, bool] | None = None
     early_stopping: EarlyStoppingRule | None = None

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from uuid import uuid4
 
+from torch import nn
+
 from ..artifacts.read_record import read_record
+from ..artifacts.weights import Base, with_base
 from ..checkpoint.folder import CheckpointFolder
 from ..checkpoint.info import CheckpointInfo, Kind, label_of
 from ..checkpoint.keeper import Keeper, Void
@@ -106,7 +109,13 @@ class FileCheckpointer:
         clock: Callable[[Sequence[SplitRecord]], Sequence[Any]],
         metrics: tuple[MetricInfo, ...],
         known: Callable[[], Record],
+        base: Base | None = None,
+        model: nn.Module | None = None,
     ) -> None:
+        self.base = base
+        """What checkpoints leave out, if the user has named where that comes from."""
+        self.model = model
+        """Where a checkpoint that leaves something out finds it."""
         self.layout = RunLayout(directory)
         self.keeper = keeper
         self.about = about
@@ -175,6 +184,8 @@ class FileCheckpointer:
         def before() -> None:
             if not state.ready():
                 raise Void
+            if self.base is not None and "base" not in parts["model"]:  # a write may be tried again
+                parts["model"] = self.base.left_out(parts["model"])
             first = trunk.ended[trunk.synced].epoch if trunk.synced < ended else at.epoch
             sync_logs(self.layout, min(first, at.epoch), at.epoch)
             trunk.synced = max(trunk.synced, ended)
@@ -287,6 +298,8 @@ class FileCheckpointer:
             ) from None
         for file, part in OWN_FILE.items():
             parts[part] = self.folder.read(info, file)
+        if self.model is not None:
+            parts["model"] = with_base(parts["model"], info.label, self.model)
         known = self._record(info.label) or (() if self._stood_by else self.known())
         self.logged = () if known else self._logs()
         self.run_id, self.loaded = commit["run_id"], Lineage.of(commit)

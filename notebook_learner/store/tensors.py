@@ -11,6 +11,8 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
+from .durable import digest_of
+
 DTYPES: dict[str, torch.dtype] = {
     str(value).removeprefix("torch."): value
     for value in vars(torch).values()
@@ -163,3 +165,14 @@ def identity_of(tensor: Tensor) -> tuple[object, ...]:
     if tensor.dtype in _OF_NUMPY and tensor.is_cpu and not tensor.is_neg():
         return seen  # a complex tensor, which may be conjugate, is never of these dtypes
     return (*seen, tensor.device, tensor.is_conj(), tensor.is_neg())
+
+
+def digest_of_tensor(tensor: Tensor) -> str:
+    """A checksum of a tensor's type, shape and bytes.
+
+    >>> digest_of_tensor(torch.zeros(2)) == digest_of_tensor(torch.zeros(2, 1))
+    False
+    """
+    plain = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+    whole = plain.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return digest_of(bytes_of(whole), str((tensor.dtype, tuple(tensor.shape))).encode())

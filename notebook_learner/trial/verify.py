@@ -10,7 +10,6 @@ from time import time
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -22,6 +21,7 @@ from ..run.compared import Difference
 from ..run.rank_protocol import OWN
 from ..run.replica import Replica
 from ..state.state import written
+from ..store.tensors import digest_of_tensor
 from .excursion import Excursion, excursion
 
 Prints = Mapping[str, str]
@@ -232,7 +232,7 @@ def _of_output(output: Any) -> dict[str, str]:
 def _named(value: Any, name: str) -> Iterator[tuple[str, str]]:
     """Each tensor, array and plain value in a nested value, with its name and the checksum of its bytes."""
     if isinstance(value, Tensor):
-        yield name, digest_of(value)
+        yield name, digest_of_tensor(value)
     elif isinstance(value, np.ndarray):
         yield name, _digest(value.tobytes() + str((value.dtype, value.shape)).encode())
     elif isinstance(value, Mapping):
@@ -247,15 +247,6 @@ def _named(value: Any, name: str) -> Iterator[tuple[str, str]]:
                 yield from _named(each, f"{name}[{number}]")
     elif value is None or isinstance(value, (int, float, bool, str, bytes, complex)):
         yield name, _digest(repr(value).encode())
-
-
-def digest_of(tensor: Tensor) -> str:
-    """A checksum of a tensor's type, shape and bytes."""
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    plain = tensor.detach().cpu().contiguous()
-    raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
-    return _digest(raw + str((tensor.dtype, tuple(tensor.shape))).encode())
 
 
 def _digest(data: bytes) -> str:

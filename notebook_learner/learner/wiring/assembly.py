@@ -336,7 +336,7 @@ class _Wiring:
         if settings.seed is not None:
             rng.begin_with(seeded_rng(settings.seed))
         history = History()
-        storing = self.storing = Storing(settings, metrics, history.snapshot)
+        storing = self.storing = Storing(settings, metrics, history.snapshot, self.model)
         replica = Replica(
             loop,
             self._parts(loop, update, rng),

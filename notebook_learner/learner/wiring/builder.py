@@ -392,15 +392,18 @@ class LearnerBuilder:
         self._settings.keyframe_every, self._settings.keyframe_memory = _whole(every), _whole(memory)
         return self
 
-    def with_file_checkpointer(self, recorder: Recorder | None = None) -> Self:
+    def with_file_checkpointer(self, recorder: Recorder | None = None, *, base: str | None = None) -> Self:
         """Save checkpoints in the directory's `checkpoint` folder, after each epoch and at a pause: model,
         optimizer, scheduler and everything else that a step can change. Training does not wait for the disk.
 
         Args:
             recorder: the file format, by default `Hdf5Recorder()`; see `notebook_learner.checkpoint`.
+            base: for fine-tuning, where the weights that do not train come from, such as a model's name. A
+                checkpoint then holds the adapters, or the head, alone, and of the others only digests. To go
+                on, the model needs the same base; another one is refused.
         """
         self._settings.files_asked = True
-        self._settings.recorder = recorder
+        self._settings.recorder, self._settings.base = recorder, base
         return self
 
     def with_checkpointing_strategy(self, strategy: Strategy) -> Self:

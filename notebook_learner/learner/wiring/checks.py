@@ -550,6 +550,10 @@ def _model(settings: Settings, model: Any) -> Iterator[str]:
             f"{type(model).__name__} does not say how it trains: define train_step(self, batch) on it, or "
             "add loss(F.cross_entropy) for (x, y) batches, or train_step(fn) with fn(model, batch)"
         )
+    if settings.base is not None and (not isinstance(settings.base, str) or not settings.base):
+        yield f"with_file_checkpointer(base={settings.base!r:.60}): give a text that says where it comes from"
+    elif settings.base and not settings.reshapes and all(p.requires_grad for p in model.parameters()):
+        yield f"with_file_checkpointer(base={settings.base!r:.60}): all weights train; leave out base="
     yield from _own_steps(settings, model)
     yield from _parameters(model)
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...artifacts.live_index import LiveIndex
+from ...artifacts.weights import Base
 from ...checkpoint.folder import CheckpointFolder
 from ...checkpoint.hdf5 import Hdf5Recorder
 from ...checkpoint.info import CheckpointInfo
@@ -36,7 +37,11 @@ class Storing:
     """The writing side of one learner."""
 
     def __init__(
-        self, settings: Settings, metrics: tuple[MetricInfo, ...], record: Callable[[], Record]
+        self,
+        settings: Settings,
+        metrics: tuple[MetricInfo, ...],
+        record: Callable[[], Record],
+        model: nn.Module,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
@@ -50,7 +55,14 @@ class Storing:
         self.keeper = self._keeper()
         self.index = self._index()
         self.store = FileCheckpointer(
-            self.layout.directory, self.keeper, self._about, self._clock, self.metrics, self.record
+            self.layout.directory,
+            self.keeper,
+            self._about,
+            self._clock,
+            self.metrics,
+            self.record,
+            None if settings.base is None else Base(settings.base, model),
+            model,
         )
         self.writers = self._writers()
         """The sinks that write in the run's directory."""
