@@ -81,6 +81,8 @@ class Walk:
     """Whether a seed comes before everything that fetching a batch draws."""
     generators: Sequence[torch.Generator] = ()
     """The loader's own random generators."""
+    first_epoch = 0
+    """What `set_epoch` gets for the first epoch: torch and Hugging Face count from 0."""
     tell: Callable[[str], None] = staticmethod(lambda text: None)
     """Where the user is told what this cannot do."""
     cuts = False
@@ -158,7 +160,7 @@ class Walk:
             part = self.loader if name is None else getattr(self.loader, name, None)
             tell = getattr(part, "set_epoch", None)
             if tell is not None:
-                tell(epoch - 1)  # torch and Hugging Face count epochs from 0
+                tell(epoch - 1 + self.first_epoch)
 
     def capture(self, inside: bool) -> Any:
         """Return the loader's own state, if it has one; `inside` an epoch, or before it."""

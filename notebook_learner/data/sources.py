@@ -269,6 +269,7 @@ class CombinedWalk(Walk):
 
     def set_epoch(self, epoch: int) -> None:
         for each in self.walks:
+            each.first_epoch = self.first_epoch
             each.set_epoch(epoch)
 
     def draw_order(self) -> None:

@@ -70,6 +70,8 @@ class Settings:
     batch_size: int | None = None
     window: int = 1
     num_epochs: int = 1
+    first_epoch: Any = 0
+    """The number that samplers get for the first epoch."""
     devices: Any = None
     here: Any = None
     """With a cluster's engines: the device of this process."""

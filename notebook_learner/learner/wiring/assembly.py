@@ -60,7 +60,7 @@ from .directory_tenancy import Tenancy
 from .fork_run import Origin
 from .lightning import LightningGuest, LightningStep, configured, invited, loader_of, with_its_metrics
 from .loaders import CANNOT_BEGIN, NO_STEP, Loaders, data_mistakes
-from .make_optimizer import make_optimizer, make_schedule, move_state
+from .make_optimizer import make_optimizer, make_schedule, move_state, told_of_unseen
 from .run_files import Storing, opening
 from .sharding_checks import optimizer_mistakes
 from .undo_build import unchanged_if_it_fails
@@ -258,6 +258,8 @@ class _Wiring:
         replica.shape.look()
         if self.settings.share is not None and self.settings.share.rank == 0:
             self._found_fleet(learner, replica, loaders)
+        for told in told_of_unseen(self.model, self.optimizer):
+            replica.emit(Notice(told, "warning"))
         for split, loader in data:
             loaders.use(learner, split, loader)
         if isinstance(self.renderer, Display):

@@ -137,9 +137,15 @@ class LearnerBuilder:
 
     # How it trains -----------------------------------------------------------------------------------
 
-    def num_epochs(self, epochs: int) -> Self:
-        """Set the number of epochs (1 by default)."""
-        self._settings.num_epochs = _whole(epochs)
+    def num_epochs(self, epochs: int, *, first: int = 0) -> Self:
+        """Set the number of epochs (1 by default).
+
+        Args:
+            epochs: how many there are.
+            first: what the `set_epoch` of a sampler, a dataset or a loader gets for the first epoch: 0, as
+                torch's own and Hugging Face's expect, or 1.
+        """
+        self._settings.num_epochs, self._settings.first_epoch = _whole(epochs), _whole(first)
         return self
 
     def with_batch_size(self, size: int) -> Self:

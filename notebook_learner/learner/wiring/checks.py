@@ -99,6 +99,8 @@ def _numbers(settings: Settings) -> Iterator[str]:
     decay = settings.ema_decay
     if decay is not None and not _is_number(decay, lambda number: 0 < number < 1):
         yield f"ema({decay!r}): the decay must lie between 0 and 1, such as 0.999"
+    if not _is_whole(settings.first_epoch, 0):
+        yield f"num_epochs(first={settings.first_epoch!r:.60}): give 0 or 1"
     if settings.seed is not None and not _is_whole(settings.seed, 0):
         yield f"seed({settings.seed!r}): give a whole number from 0"
 

@@ -90,6 +90,7 @@ class Loaders:
         seed = self.settings.seed
         loader, own = _loader(self.settings, split, given), None if seed is None else mix(seed, len(split))
         cursor = Cursor(loader, own, self._tell, self.settings.share, self._devices, self.replica.carried)
+        cursor.walk.first_epoch = self.settings.first_epoch
         if seed is None:
             cursor.walk.watch(SharedDraws(data_of(split, loader), self._warn))
         place = self.replica.unclaimed().get(f"data {split}")

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ...event import Split
 from ...metric.base import Metric
 from ...run.settings import Settings
-from ...step.optimizers import Optimizers
+from ...step.optimizers import Optimizers, parameters_of
 from ...step.schedule import Constant, Function, Schedule, Schedules, Torch, TorchScheduler, is_rate
 
 Mistakes = list[str]
@@ -99,12 +99,59 @@ def _optimizer_mistakes(
     mine = {id(p) for p in model.parameters()}
     theirs = [p for group in optimizer.param_groups for p in group["params"]]
     strange = sum(id(p) not in mine for p in theirs)
-    if strange and not settings.reshaped:  # a layer that has left may have left its parameters there
-        yield (
-            f"{strange} of {name}'s {len(theirs)} parameters are not the model's; was it made for "
-            "another model, or before the model was copied or a layer of it replaced? "
-            "make it from model.parameters()" + ("" if name == _THE_ONE else f"; {_TOGETHER}")
-        )
+    if not strange or settings.reshaped:  # a layer that has left may have left its parameters there
+        return
+    given = {id(p) for p in theirs}
+    if hidden := [path for path, found in unseen_layers(model) if any(id(p) in given for p in found)]:
+        yield f"{strange} of {name}'s {len(theirs)} parameters are not the model's: {_why_unseen(hidden[0])}"
+        return
+    yield (
+        f"{strange} of {name}'s {len(theirs)} parameters are not the model's; was it made for "
+        "another model, or before the model was copied or a layer of it replaced? "
+        "make it from model.parameters()" + ("" if name == _THE_ONE else f"; {_TOGETHER}")
+    )
+
+
+def unseen_layers(model: nn.Module) -> Iterator[tuple[str, list[nn.Parameter]]]:
+    """Layers that a module holds in a plain list or dict, where torch does not see them: the path of the
+    attribute, and their parameters.
+
+    >>> model = nn.Linear(1, 1)
+    >>> model.layers = [nn.Linear(2, 2)]
+    >>> [(path, len(found)) for path, found in unseen_layers(model)]
+    [('layers', 2)]
+    """
+    known = {id(p) for p in model.parameters()}
+    for start, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if type(value) not in (list, tuple, dict) or attribute in _OF_TORCH:
+                continue
+            inside = value.values() if isinstance(value, dict) else value
+            layers = [each for each in inside if isinstance(each, nn.Module)]
+            found = [p for layer in layers for p in layer.parameters() if id(p) not in known]
+            if found:
+                yield f"{start}.{attribute}" if start else attribute, found
+
+
+_OF_TORCH = ("_modules", "_parameters", "_buffers")
+
+
+def _why_unseen(path: str) -> str:
+    return (
+        f"model.{path} holds layers in a plain list or dict, which torch does not see; make it an "
+        "nn.ModuleList or nn.ModuleDict"
+    )
+
+
+def told_of_unseen(model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
+    """A line for each attribute with layers that train by nobody."""
+    theirs = {id(p) for p in parameters_of(optimizer)}
+    for path, found in unseen_layers(model):
+        if any(p.requires_grad and id(p) not in theirs for p in found):
+            yield (
+                f"{_why_unseen(path)}: its {len(found)} parameters are in no optimizer. If they should not "
+                "train, requires_grad_(False) says so"
+            )
 
 
 def move_state(optimizer: Optimizer, device: torch.device) -> None:
