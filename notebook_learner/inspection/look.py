@@ -8,14 +8,14 @@ from typing import Any
 from torch import nn
 
 from ..renderer.text import one_line
-from .batch import decoder, describe_batch, tensors_in
+from .batch import decoder, describe_batch, picture, tensors_in
 from .culprit import Trace
 from .inspection import Inspection
 from .layers import Weights, describe_layers
 from .memory import SavedTensors, describe_memory
 from .module_hooks import Call, plain_model
 from .optimizer import describe_optimizer
-from .samples import Samples, item_of, loss_of, sample_losses
+from .samples import Samples, field_of, item_of, loss_of, sample_losses
 
 _LONGEST_FAILURE = 2000
 
@@ -80,7 +80,9 @@ def look(
     weights.after_step()
     samples = _samples(output, loss_fn, tokenizer)
     loss = _loss(output)
-    del output  # and the graph with it, before anything is copied
+    made = field_of(item_of(output), "output")
+    pictures += tuple(one for path, each in tensors_in(made) if (one := picture(f"output{path}", each)))
+    del output, made  # and the graph with it, before anything is copied
     groups = describe_optimizer(optimizer)
     memory = describe_memory(plain, optimizer, batch, saved.bytes)
     not_applied = "" if failed or apply is None else _update(trace, weights, apply)

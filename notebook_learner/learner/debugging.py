@@ -103,7 +103,8 @@ class Debugging(LearnerCore):
             changes: `then` (fn(learner), which may reshape the training, as for `reshape`), `train_step`
                 (fn(model, batch)), `batch` (one for all steps, in place of the
                 loader's), `clip_norm`, and every option of the optimizer: lr, weight_decay, ... A rate given
-                here stays for all steps; the schedule does not change it. A list has a value for each group.
+                here stays for all steps; the schedule does not change it. A list has a value for each group,
+                a mapping has values by the optimizers' names.
         """
         from ..trial.what_if import what_if
 

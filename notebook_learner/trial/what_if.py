@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ..errors import StateError, a_kind
 from ..event import Notice
@@ -17,6 +18,7 @@ from ..run.bounds import Trained
 from ..run.compared import Compared, options_of
 from ..run.loop import Act, Loop
 from ..run.replica import Replica
+from ..step.optimizers import named_of
 from ..step.step import StepFunction
 from .changes import Changes, Comparison, require_step
 from .excursion import excursion
@@ -57,6 +59,9 @@ def what_if(replica: Replica, steps: int, changes: Mapping[str, Any]) -> Compari
     """Take some training steps as the run would, and again with changes; then undo all of them."""
     if not isinstance(steps, int) or steps < 1:
         raise ValueError(f"what_if(steps={steps!r}): try a whole number of steps, from 1")
+    said = {name: _said(value) for name, value in changes.items()}
+    optimizer = replica.loop.update.optimizer
+    changes = {name: _for_each_group(optimizer, name, value) for name, value in changes.items()}
     _check(replica.loop, changes)
     beyond = replica.timeline.beyond
     same = beyond is not None and beyond.options == options_of(replica.loop.update.optimizer)
@@ -71,8 +76,22 @@ def what_if(replica: Replica, steps: int, changes: Mapping[str, Any]) -> Compari
     if found := compared.difference(replica.carried.left_names()):
         told = "the unchanged steps are not what was measured before the rewind, unless you changed something"
         replica.emit(Notice(f"{told}: {found}", "warning"))
-    said = {name: _said(value) for name, value in changes.items()}
     return Comparison(trip.start.position, said, (baseline, other))
+
+
+def _for_each_group(optimizer: Optimizer, name: str, value: Any) -> Any:
+    """An option that is given by the optimizers' names, as a list for all groups."""
+    named = named_of(optimizer)
+    if not isinstance(value, Mapping) or name in _OTHERS or "" in named:
+        return value
+    if strange := [each for each in value if each not in named]:
+        raise ValueError(
+            f"what_if({name}=...): there is no optimizer {strange[0]!r}; there are: {', '.join(named)}"
+        )
+    groups = [(each, group) for each, single in named.items() for group in single.param_groups]
+    if any(name not in group for _, group in groups):
+        return value  # an error below says what can be changed
+    return [value.get(each, group[name]) for each, group in groups]
 
 
 def _check(loop: Loop, changes: Mapping[str, Any]) -> None:
@@ -130,6 +149,8 @@ def _said(value: Any) -> str:
         return _said(value.function)
     if callable(value):
         return str(getattr(value, "__name__", "another"))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_said(each)}" for name, each in value.items())
     if isinstance(value, (list, tuple)):
         said = ", ".join(map(_said, value))
         return f"[{said}]" if isinstance(value, list) else f"({said})"

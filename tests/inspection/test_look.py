@@ -537,3 +537,19 @@ def test_layers_become_a_frame():
     assert frame.loc["fc", "gradient_norm"] == inspection["fc"].gradient_norm
     assert frame.loc["unused", "flags"] == "no gradient"
     assert isinstance(inspection, Inspection)
+
+
+def test_pictures_that_a_step_made_are_shown_beside_those_of_its_batch():
+    model = nn.ConvTranspose2d(1, 1, 4, 2, 1)
+    batch = torch.rand(5, 1, 4, 4)
+
+    def run():
+        output = model(batch)
+        output.mean().backward()
+        return {"loss": output.mean(), "output": output}
+
+    inspection = look(batch, run, model)
+    assert [one.path for one in inspection.thumbnails] == ["", "output"]
+    assert 'title="the first 5 of output"' in inspection._repr_html_()
+    plain = look(batch, lambda: {"loss": model(batch).mean()}, model)
+    assert [one.path for one in plain.thumbnails] == [""]

@@ -301,6 +301,30 @@ def test_a_what_if_and_a_look_leave_nothing(program: Callable[[], Program], tmp_
     assert same(bits(learner.model), bits(by_hand(program)))
 
 
+def test_a_what_if_changes_an_option_of_one_optimizer(tmp_path: Path) -> None:
+    def learner_in(name: str) -> Learner:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        each = {str(layer): torch.optim.SGD(model[layer].parameters(), lr=0.01) for layer in (0, 2)}
+        data = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(8)]
+        builder = LearnerBuilder(tmp_path / name).loss(F.mse_loss).renderer("silent")
+        learner = builder.build(model, each, None, data)
+        learner.step(2)
+        return learner
+
+    learner = learner_in("named")
+    found = learner.what_if(3, lr={"2": 0.5})
+    expected = learner_in("listed").what_if(3, lr=[0.01, 0.5])
+    for one, other in zip(found.courses, expected.courses, strict=True):
+        assert one.values["loss"].tolist() == other.values["loss"].tolist()
+    assert found.courses[0].values["loss"].tolist() != found.courses[1].values["loss"].tolist()
+    assert "lr = 2: 0.5" in str(found)
+    with pytest.raises(ValueError, match="there is no optimizer 'x'; there are: 0, 2"):
+        learner.what_if(3, lr={"x": 0.5})
+    with pytest.raises(ValueError, match="it can change"):
+        learner.what_if(3, speed={"2": 0.5})
+
+
 @pytest.mark.parametrize("program", ALL)
 def test_it_is_verified_as_exact(program: Callable[[], Program], tmp_path: Path) -> None:
     learner, _ = made(program, tmp_path)
