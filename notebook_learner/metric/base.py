@@ -28,6 +28,10 @@ class StepContext(Protocol):
     """What a metric may read about the step, in addition to the output. The loop answers."""
 
     @property
+    def batch(self) -> Any:
+        """The current batch, as the loader gave it."""
+
+    @property
     def samples(self) -> int:
         """The number of samples in the current batch."""
 

@@ -23,7 +23,8 @@ from .base import (
     StepContext,
     TextMetric,
 )
-from .output_checks import Update, adapted, checked, checked_type, require_fields
+from .inputs import Inputs
+from .output_checks import Update, adapted, advises, checked, checked_type, has_fields, require_fields
 from .rows import ABSENT, Rows, accumulates, counts_of, merged
 from .step_values import Logged
 from .tensors import alike, to_host
@@ -77,7 +78,8 @@ class MetricGroup:
         self._steps = tuple(
             self._bind(index, adapted(metric)) for index, metric in enumerate(self._collected)
         )
-        self._seen: set[type] = set()
+        self._seen: dict[type, bool] = {}
+        """The types of outputs that were met, and whether metrics look for their inputs elsewhere, too."""
         # Reused at every step (0.7 us); nothing to guard if nothing is collected.
         self._no_grad: AbstractContextManager[Any] = (
             torch.no_grad() if self._collected or told else nullcontext()
@@ -153,9 +155,12 @@ class MetricGroup:
         """Take one step's output. If this raises, nothing of the step is kept here."""
         pair: Any = (0.0, 0)
         try:
-            if type(item) not in self._seen:
+            through = self._seen.get(type(item))
+            if through is None:
                 self._meet(item)
                 return
+            if through:
+                item = Inputs(item, self._batch)
             with self._no_grad:
                 for update, add_value, add_weight in self._steps:
                     pair = update(item)
@@ -168,6 +173,10 @@ class MetricGroup:
             self._take_back(error, item, pair)
             raise
         self._pending += 1
+
+    @property
+    def _batch(self) -> Any:
+        return getattr(self._context, "batch", None)
 
     def skip(self) -> None:
         """Count a step for which this rank has no sample."""
@@ -292,7 +301,11 @@ class MetricGroup:
 
     def _meet(self, item: Any) -> None:
         """Collect the first output of its type, with the checks that later outputs do not need."""
-        require_fields([*self._collected, *self._texts], item)
+        made, metrics = item, list[AnyMetric]([*self._collected, *self._texts])
+        # A cell finds its names itself, and says where it is in doubt.
+        if not (self._context is None or advises(made) or has_fields(metrics, made)):
+            item = Inputs(made, self._batch)
+        require_fields(metrics, item)
         with self._no_grad:
             updates = [adapted(metric) for metric in self._collected]
             pairs = [checked(m, update(item)) for m, update in zip(self._collected, updates, strict=True)]
@@ -307,7 +320,7 @@ class MetricGroup:
             self._values[index].append(value)
             self._weights[index].append(weight)
         self._steps = tuple(steps)
-        self._seen.add(type(item))
+        self._seen[type(made)] = item is not made
         self._pending += 1
 
     def _take_back(self, error: BaseException, item: Any, pair: Any) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import OutputError, StepError, a_kind
 from .base import AccumulatedText, AnyMetric, Counted, Metric, Scalar
+from .inputs import RULE, Inputs, made_by
 
 Update = Callable[[Any], tuple[Scalar, Scalar]]
 Watch = Callable[[Any], None]
@@ -29,7 +30,7 @@ def adapted(metric: Metric | AccumulatedText) -> Callable[[Any], Any]:
     take, update = metric.input, metric.update
 
     def through(item: Any) -> Any:
-        return update(as_fields(metric.name, metric.needs, take(item)))
+        return update(as_fields(metric.name, metric.needs, take(made_by(item))))
 
     return through
 
@@ -108,29 +109,41 @@ def _said(value: Any) -> str:
     return "None" if value is None else a_kind(value)
 
 
+def has_fields(metrics: Sequence[AnyMetric], item: Any) -> bool:
+    """Whether the output itself has each field that a metric without an input function reads."""
+    return all(hasattr(item, need) for metric in metrics if metric.input is None for need in metric.needs)
+
+
 def require_fields(metrics: Sequence[AnyMetric], item: Any) -> None:
     """Raise if the output lacks a field that a metric reads; name the field and the metric."""
     for metric in metrics:
         if metric.input is not None:
             _require_taken(metric, item)
     plain = [metric for metric in metrics if metric.input is None]
-    missing = {metric.name: [need for need in metric.needs if not hasattr(item, need)] for metric in plain}
+    made = made_by(item)
+    missing = {
+        metric.name: [need for need in metric.needs if not hasattr(made, need)]
+        for metric in plain
+        if not all(hasattr(item, need) for need in metric.needs)
+    }
     lacks = {name: needs for name, needs in missing.items() if needs}
     if not lacks:
         return
     wishes = "; ".join(f"{name} needs {_listed(needs)}" for name, needs in lacks.items())
-    raise OutputError(f"{wishes}; but the step returned {_described(item)}. {_advice(lacks, item)}")
+    said = f"{wishes}; but the step returned {_described(made)}. {_advice(lacks, made)}"
+    asks_for_these = any({"output", "targets"} & {*needs} for needs in lacks.values())
+    raise OutputError(f"{said}. {RULE}" if type(item) is Inputs and asks_for_these else said)
 
 
 def _require_taken(metric: AnyMetric, item: Any) -> None:
     """Raise if a metric's input function does not find a field, or returns too few."""
     assert metric.input is not None
     try:
-        taken = metric.input(item)
+        taken = metric.input(made_by(item))
     except (AttributeError, LookupError, TypeError) as error:
         raise OutputError(
             f"the input function of {metric.name} raised {type(error).__name__}: {error}; the step returned "
-            f"{_described(item)}: take one of these, or leave the metric out"
+            f"{_described(made_by(item))}: take one of these, or leave the metric out"
         ) from error
     given = as_fields(metric.name, metric.needs, taken)
     if lacking := [need for need in metric.needs if not hasattr(given, need)]:
@@ -141,8 +154,8 @@ def _require_taken(metric: AnyMetric, item: Any) -> None:
 
 
 def _advice(lacks: Mapping[str, Sequence[str]], item: Any) -> str:
-    if told := getattr(type(item), "_advice", None):  # the type says itself what to write instead
-        return str(told)
+    if advises(item):
+        return str(type(item)._advice)
     wanted = {need for needs in lacks.values() for need in needs}
     if having := [name for name, fields_of in OUTPUTS.items() if wanted <= fields_of]:
         theirs = _listed([field for field in _ORDER if field in wanted | {"loss", "output", "targets"}])
@@ -155,6 +168,11 @@ def _advice(lacks: Mapping[str, Sequence[str]], item: Any) -> str:
         keys = " (keys of a dict without 'loss' are no fields: types.SimpleNamespace(**it) has them)"
     found = ", or name others with the metric's input=lambda item: ..." if _fields(item) else ""
     return f"{where} with these fields{keys}{found}, or leave the metric out"
+
+
+def advises(item: Any) -> bool:
+    """Whether the type says itself what to write instead."""
+    return hasattr(type(item), "_advice")
 
 
 _ORDER = ("loss", "output", "targets", "logits", "predictions", "ignore_index", "weight")

@@ -453,6 +453,10 @@ class LoopContext:
         self._loop = loop
 
     @property
+    def batch(self) -> Any:
+        return self._loop.batch
+
+    @property
     def samples(self) -> int:
         return count_samples(self._loop.batch)
 

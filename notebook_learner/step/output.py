@@ -94,7 +94,7 @@ class LossOutput:
 
 def as_item(output: Any) -> Any:
     """The output in which metrics find `.loss`: a bare tensor is wrapped, the keys of a dict with a `loss`
-    become attributes, and a pair may be `(loss, output)`.
+    become attributes, and a tuple may be `(loss, output)` or `(loss, output, targets)`.
 
     >>> as_item({"loss": 1.0, "output": 2.0}).loss
     1.0
@@ -103,8 +103,8 @@ def as_item(output: Any) -> Any:
         return LossOutput(output)
     if type(output) is dict and "loss" in output:
         return SimpleNamespace(**{str(key): value for key, value in output.items()})
-    if type(output) is tuple and len(output) == 2 and getattr(output[0], "ndim", 1) == 0:
-        return SimpleNamespace(loss=output[0], output=output[1])
+    if type(output) is tuple and len(output) in (2, 3) and getattr(output[0], "ndim", 1) == 0:
+        return SimpleNamespace(**dict(zip(("loss", "output", "targets"), output, strict=False)))
     return output
 
 

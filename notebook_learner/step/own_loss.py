@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import StepError, a_kind
 from ..event import Split
-
-TARGETS = ("labels", "label", "targets", "target", "y")
-"""The names under which a model or a batch has the targets."""
+from ..metric.inputs import TARGETS
 
 
 def takes_targets(model: Any) -> bool:
@@ -85,6 +83,12 @@ def names_after_output(loss: Callable[..., Any]) -> list[str]:
     ['target']
     """
     return list(_parameters(loss.forward if isinstance(loss, nn.Module) else loss))[1:]
+
+
+def may_take_keys(loss: Any) -> bool:
+    """Whether it may be meant for batches that are dicts, of which it takes several keys."""
+    names = names_after_output(loss)
+    return not isinstance(loss, nn.Module) and len(names) > 1 and names[0] in TARGETS
 
 
 def with_named_targets(model: nn.Module, loss: Callable[..., Any], batch: Mapping[str, Any]) -> Any:

@@ -28,7 +28,7 @@ from ...run.saving import seconds_of
 from ...run.settings import PRECISIONS, EarlyStoppingRule, Registered, Settings
 from ...state.checkpoint_files import Checkpointer
 from ...step.graph_step import RECORDERS
-from ...step.own_loss import TARGETS, names_after_output
+from ...step.own_loss import may_take_keys
 from ...store import check_metric_name, same_file
 from .sharding_checks import dividing_mistakes
 
@@ -449,7 +449,7 @@ def step_mistakes(settings: Settings) -> Iterator[str]:
         yield f"loss({loss!r}): give a function of output and targets, such as F.cross_entropy"
     elif (
         loss is not None
-        and not _may_take_keys(loss)
+        and not may_take_keys(loss)
         and (why := wrong_arguments(loss, "the model's output", "the targets"))
     ):
         yield (
@@ -466,12 +466,6 @@ def step_mistakes(settings: Settings) -> Iterator[str]:
         yield f"loss(output={_called(kind)}): {why}; give one such as ClassificationOutput"
     if loss is not None and settings.train_step is not None:
         yield "both loss(...) and train_step(...) say how to train; keep one of them"
-
-
-def _may_take_keys(loss: Any) -> bool:
-    """Whether it may be meant for batches that are dicts, of which it takes several keys."""
-    names = names_after_output(loss)
-    return not isinstance(loss, nn.Module) and len(names) > 1 and names[0] in TARGETS
 
 
 def _called(function: Any) -> str:
