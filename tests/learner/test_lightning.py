@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -533,6 +533,34 @@ def test_a_breakpoint_stops_before_the_first_write_of_a_manual_step(base: Base, 
 
 
 @both
+def test_a_metric_object_is_looked_for_once(base: Base, tmp_path: Path) -> None:
+    walks: list[int] = []
+
+    def named_modules(self: Any, *given: Any, **named: Any) -> Any:
+        walks.append(1)
+        return nn.Module.named_modules(self, *given, **named)
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Tensor:
+        output = self.net(batch[0])
+        self.accuracy(output, batch[1])
+        walks.clear()
+        self.log("train_acc", self.accuracy)
+        walked.append(len(walks))
+        return F.cross_entropy(output, batch[1])
+
+    walked: list[int] = []
+    learner = learner_of(classifier(base, training_step=step, named_modules=named_modules), tmp_path)
+    learner.step(4)
+    assert walked == [1, 0, 0, 0]
+
+
+@both
+def test_a_recorded_step_is_refused_in_words(base: Base, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="records one step, with its batch_idx"):
+        LearnerBuilder(tmp_path).graph().build(classifier(base))
+
+
+@both
 def test_a_step_that_is_replaced_counts(base: Base, tmp_path: Path) -> None:
     model = classifier(base)
     learner = learner_of(model, tmp_path)
@@ -567,12 +595,8 @@ def test_a_value_that_would_be_lost_is_refused(tmp_path: Path) -> None:
 
 def epoch_values(learner: Any) -> dict[tuple[str, str], list[float]]:
     """The value of each finished epoch, as the summary has them."""
-    return dict(_values(learner))
-
-
-def _values(learner: Any) -> Iterator[tuple[tuple[str, str], list[float]]]:
-    record = learner.history.snapshot()
-    keys = {(past.split, name) for past in record for name in past.finals or {}}
-    for split, name in keys:
-        found = [past.finals for past in record if past.split == split and past.finals]
-        yield (split, name), [finals[name] for finals in found if name in finals]
+    values: dict[tuple[str, str], list[float]] = {}
+    for past in learner.history.snapshot():
+        for name, value in (past.finals or {}).items():
+            values.setdefault((past.split, name), []).append(value)
+    return values

@@ -30,6 +30,7 @@ from ...state.checkpoint_files import Checkpointer
 from ...step.graph_step import RECORDERS
 from ...step.own_loss import may_take_keys
 from ...store import check_metric_name, same_file
+from .lightning import trains_by_its_steps
 from .sharding_checks import dividing_mistakes
 
 
@@ -508,6 +509,8 @@ def _graph(settings: Settings, model: Any) -> Iterator[str]:
         kind = _kind_of_device(settings, model)
         if kind is not None and kind not in RECORDERS:
             yield f"graph() records CUDA graphs, and this training is on {kind}; leave it out there"
+    if trains_by_its_steps(settings, model):
+        yield "graph() records one step, with its batch_idx, and a training_step may use that; leave it out"
     if _is_whole(settings.window, 2):
         yield (
             f"graph() records a step with its update, and grads_accumulation({settings.window}) makes one "
