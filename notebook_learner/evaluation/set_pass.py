@@ -4,7 +4,7 @@ off at any step. `evaluate` measures metrics on the way; `predict` uses the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..metric.base import AnyMetric, own_copy
 from ..metric.rows import Rows
 from ..run.control import Control
 from ..run.failure import release_device_memory
-from ..run.loop import BlockPace
+from ..run.loop import BlockPace, Loop, Visit
 from ..run.modes import ambient_kept_on_error
 from ..run.rank_protocol import Alone, Others
 from ..run.replica import Replica
@@ -56,14 +56,30 @@ def beside(replica: Replica, cursor: Cursor, what: str) -> Iterator[None]:
     generators = cursor.walk.generators
     drawn = capture_generators(generators)
     try:
-        with replica.rng.lent(), loop.modes.kept(), aside(loop, replica.parts, but=_TRAINING_ALONE):
+        with ExitStack() as stack:
+            for each in (
+                replica.rng.lent(),
+                loop.modes.kept(),
+                *(one.metrics.objects_aside() for one in loop.passes.values()),
+                aside(loop, replica.parts, but=_TRAINING_ALONE),
+            ):
+                stack.enter_context(each)
+            stack.callback(_begin_anew, loop)
             loop.modes.enter("valid")
+            loop.visit = Visit(loop.modes.validated)
             yield
     finally:
+        loop.visit = None
         cursor.close()
         restore_generators(generators, drawn)
         for part, place in places:
             part.restore(place)
+
+
+def _begin_anew(loop: Loop) -> None:
+    """Empty the metric objects that the set's steps have updated."""
+    if loop.visit is not None and loop.visit.metrics is not None:
+        loop.visit.metrics.reset()
 
 
 def _sharing(replica: Replica, cursor: Cursor, what: str) -> list[CursorPart]:
@@ -252,14 +268,20 @@ class Measuring:
         step: the step of the validation.
         metrics: they stay unchanged; copies of them measure.
         pace: the pace of the tour.
+        visit: the visit of the set, if a Learner pays it: values that its steps log are measured, too.
     """
 
-    def __init__(self, step: ValidationStep, metrics: Iterable[AnyMetric], pace: BlockPace) -> None:
+    def __init__(
+        self, step: ValidationStep, metrics: Iterable[AnyMetric], pace: BlockPace, visit: Visit | None = None
+    ) -> None:
         self.group = MetricGroup([own_copy(metric) for metric in metrics])
         self._step = step
         self._context = _SetContext(pace)
         self.group.attach(self._context)
         self.group.reset()
+        if visit is not None:
+            visit.metrics = self.group
+            self.group.owner = lambda: visit.model
 
     def take(self, batch: Any) -> None:
         """Measure one batch."""
@@ -278,7 +300,12 @@ class Measuring:
 
 
 def evaluate_set(
-    name: str, tour: Tour, step: ValidationStep, metrics: Iterable[AnyMetric], at: Position
+    name: str,
+    tour: Tour,
+    step: ValidationStep,
+    metrics: Iterable[AnyMetric],
+    at: Position,
+    loop: Loop | None = None,
 ) -> Evaluated:
     """Measure a set: the values of each batch, and those of the whole set.
 
@@ -288,9 +315,10 @@ def evaluate_set(
         step: the step of the validation.
         metrics: they stay unchanged; copies of them measure.
         at: the position of the training.
+        loop: the loop that stands there, if a Learner evaluates.
     """
     __tracebackhide__ = True
-    measuring = Measuring(step, metrics, tour.pace)
+    measuring = Measuring(step, metrics, tour.pace, None if loop is None else loop.visit)
     group = measuring.group
     blocks: list[MetricBlock] = []
 
@@ -300,6 +328,8 @@ def evaluate_set(
         blocks.append(MetricBlock(at.epoch, "valid", first, count, at.iteration, columns, texts, seconds))
 
     tour.go(measuring.take, read)
+    if loop is not None and loop.closing is not None:
+        loop.closing("valid")
     record = SplitRecord(at.epoch, "valid", tuple(joined(blocks)), group.finals())
     return Evaluated(name, at.epoch, at.split, at.step, record, _infos(group.metrics))
 

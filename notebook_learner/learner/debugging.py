@@ -12,6 +12,7 @@ from ..breakpoint import Breakpoints
 from ..errors import BusyError, LoggerError, StepError, names_descriptors
 from ..event import Notice, Split
 from ..event.position import Position
+from ..metric.torch_metric import object_in
 from ..run.bounds import counted
 from ..run.loop import Act
 from ..step.step import StepFunction
@@ -172,7 +173,8 @@ class Debugging(LearnerCore):
         Args:
             name: of the metric, which is made at its first value.
             value: a number, or a tensor with one element. A tensor stays on its device, and the step does not
-                wait for it.
+                wait for it. Or a metric of torchmetrics that the step has updated, `self.f1` of the model:
+                the epoch's value is that of all its batches, on several devices, too.
         """
         loop = self._replica.loop
         if not self._driver.inside:
@@ -185,13 +187,18 @@ class Debugging(LearnerCore):
                 f"log({name!r}, ...) notes a value of a step, and .on({loop.acting!r}, ...) runs between two "
                 "steps: log it in the step, or register a metric"
             )
-        if loop.quiet:
+        group = loop.measuring
+        if group is None:
             return
-        notes = loop.current.step.notes
+        notes = None if loop.visit is not None else loop.current.step.notes
         if notes is not None:
+            if object_in(value) is not None:
+                raise StepError(
+                    f"log({name!r}, ...) was given a metric object, and graph() records what tensors do; "
+                    "register it: .metrics(TorchMetric(...))"
+                )
             notes.append((name, value))
             return
-        group = loop.current.metrics
         if name not in group.logged:
             _require_file_of_its_own(name, [metric.name for metric in group.metrics])
         if group.log(name, value) and not loop.passing:  # a replayed value goes out with its step

@@ -64,7 +64,8 @@ class SetVerbs(LearnerCore):
             loader: any iterable of batches, or a dataset if the learner has a batch size; or several by name:
                 `evaluate({"clean": a, "noisy": b})`.
             name: the set's name, by default "test".
-            metrics: by default copies of the validation metrics.
+            metrics: by default copies of the validation metrics. What the step logs by `learner.log` is
+                measured in any case.
 
         Raises:
             Paused: the user interrupted it. Nothing was recorded, and the learner is unchanged.
@@ -131,7 +132,9 @@ class SetVerbs(LearnerCore):
             Task(what, loader, metrics=chosen),
             cursor,
             step,
-            lambda tour: evaluate_set(name, tour, step, chosen, self._replica.shown_position),
+            lambda tour: evaluate_set(
+                name, tour, step, chosen, self._replica.shown_position, self._replica.loop
+            ),
         )
         self._emit(found)
         return Evaluation.of(found)

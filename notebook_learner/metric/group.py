@@ -28,6 +28,7 @@ from .output_checks import Update, adapted, advises, checked, checked_type, has_
 from .rows import ABSENT, Rows, accumulates, counts_of, merged
 from .step_values import Logged
 from .tensors import alike, to_host
+from .torch_metric import LoggedObject, object_in, place_in
 
 Step = tuple[Update, Callable[[Scalar], None], Callable[[Scalar], None]]
 
@@ -51,6 +52,8 @@ class MetricGroup:
 
     def __init__(self, metrics: Sequence[AnyMetric]) -> None:
         self._context: StepContext | None = None
+        self.owner: Callable[[], Any] = _nobody
+        """The model, in which a metric object that steps log has its place."""
         self._pending = 0
         self._collected: list[Metric] = []
         self._values: list[list[Scalar]] = []
@@ -107,18 +110,40 @@ class MetricGroup:
             StepError: the name is a registered metric's, or the value is not a number.
         """
         known = self._logged.get(name)
-        if known is not None:
+        if known is not None and getattr(known, "metric", None) is object_in(value):
             known.put(value)
             return False
-        if any(metric.name == name for metric in self.metrics):
+        if known is None and any(metric.name == name for metric in self.metrics):
             raise StepError(
                 f"log({name!r}, ...): there is a metric {name!r} already, which the learner measures; log by "
                 "another name, or leave that metric out of the builder"
             )
-        logged = Logged(name)
+        logged = Logged(name) if object_in(value) is None else self._placed(name, value)
         logged.put(value)
-        self._hold([*self._logged, name], {name: logged})
-        return True
+        self._exchange([*(each for each in self.metrics if each is not known), logged])
+        return known is None
+
+    def _placed(self, name: str, metric: Any) -> LoggedObject:
+        owner = self.owner()
+        place = None if owner is None else place_in(owner, metric)
+        if place is None:
+            raise StepError(
+                f"log({name!r}, ...) was given {a_kind(metric)} that is no attribute of the model, so a new "
+                "process would not find it; set it there (self.accuracy = ...), or log its value"
+            )
+        return LoggedObject(name, place, owner)
+
+    @contextmanager
+    def objects_aside(self) -> Iterator[None]:
+        """Inside, the metric objects that steps log begin anew."""
+        states = [(each, each.state_dict()) for each in self.objects.values()]
+        for each, _ in states:
+            each.reset()
+        try:
+            yield
+        finally:
+            for each, state in states:
+                each.load_state_dict(state)
 
     @property
     def stateful(self) -> set[str]:
@@ -130,10 +155,30 @@ class MetricGroup:
         """The names of the values that steps logged."""
         return self._logged.keys()
 
-    def _hold(self, names: Sequence[str], fresh: Mapping[str, Logged]) -> None:
+    @property
+    def objects(self) -> dict[str, LoggedObject]:
+        """Those of them that are metric objects."""
+        return {name: each for name, each in self._logged.items() if isinstance(each, LoggedObject)}
+
+    def _hold(self, names: Sequence[str], places: Mapping[str, str]) -> None:
         """Keep exactly these logged metrics, in addition to the registered ones."""
-        logged = [self._logged.get(name) or fresh.get(name) or Logged(name) for name in names]
+        logged = [self._held(name, places.get(name)) for name in names]
         self._exchange([*(metric for metric in self.metrics if not isinstance(metric, Logged)), *logged])
+
+    def _held(self, name: str, place: str | None) -> Logged:
+        known, owner = self._logged.get(name), self.owner()
+        if place is None:
+            return Logged(name) if known is None or isinstance(known, LoggedObject) else known
+        try:
+            there = object_in(owner.get_submodule(place))
+        except AttributeError:
+            there = None
+        if there is None:
+            raise StateError(
+                f"this state has values of {place!r}, a metric object that the model does not have now"
+            )
+        same = isinstance(known, LoggedObject) and known.metric is there
+        return known if known is not None and same else LoggedObject(name, place, owner)
 
     @contextmanager
     def beside(self, metric: Metric) -> Iterator[None]:
@@ -243,7 +288,7 @@ class MetricGroup:
         self._pending = min(self._pending, steps)
         self._cut()
         for metric in self._logged.values():
-            metric.reset()  # the failed step had logged its value already
+            metric.drop()  # the failed step had logged its value already
 
     def reset(self) -> None:
         """Begin a split: forget sums, unread steps and what the metrics accumulated."""
@@ -257,14 +302,19 @@ class MetricGroup:
         self._require_read("the state")
         states = {metric.name: _told(metric, metric.state_dict()) for metric in self._stateful}
         sums = {name: list(pair) for name, pair in self._sums.items()}
-        return {"sums": sums, "metrics": states, "logged": list(self.logged)}
+        return {"sums": sums, "metrics": states, "logged": list(self.logged), **self._told_places()}
+
+    def _told_places(self) -> dict[str, Any]:
+        places = {name: each.place for name, each in self.objects.items()}
+        return {"objects": places} if places else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`. The state can be used again."""
         self._require_read("to load a state")
         sums, states = state["sums"], state["metrics"]
-        if state["logged"] != list(self.logged):
-            self._hold(state["logged"], {})
+        places = state.get("objects", {})
+        if state["logged"] != list(self.logged) or places or self.objects:
+            self._hold(state["logged"], places)
         _match("sums", sums, self._sums)
         _match("metrics", states, [metric.name for metric in self._stateful])
         self._sums = {name: (float(total), float(weight)) for name, (total, weight) in sums.items()}
@@ -372,6 +422,10 @@ class MetricGroup:
                     metric.weights(raws[index]) if raws[index].shape[1] else np.zeros(len(raws[index]))
                 )
         return raws, behind
+
+
+def _nobody() -> None:
+    pass
 
 
 def _detach(scalar: Scalar) -> Scalar:

@@ -150,9 +150,13 @@ class Logged(Metric):
         """Return what was logged of the whole epoch, after its last step."""
         return self._value
 
-    def reset(self) -> None:
+    def drop(self) -> None:
         """Forget a value that a step logged and that was never counted."""
         self._value = None
+
+    def reset(self) -> None:
+        """Begin an epoch."""
+        self.drop()
 
     def update(self, item: Any) -> tuple[Scalar, Scalar]:
         """Return the step's value and its samples, or no value."""

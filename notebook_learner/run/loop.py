@@ -85,6 +85,16 @@ class Watcher(Protocol):
         """A block was measured."""
 
 
+@dataclass
+class Visit:
+    """A set that is gone through while the loop stands still."""
+
+    model: Any
+    """The model that it is given to."""
+    metrics: MetricGroup | None = None
+    """What measures it, if anything does; values that its steps log go there."""
+
+
 class BlockPace:
     """Finds how many steps take a tenth of a second. It is a count, so no step reads a clock. It may at
     most double, so a sudden slow-down makes only one block late."""
@@ -192,6 +202,8 @@ class Loop:
         """True while steps are tried with another schedule, step or data, which are not the run's."""
         self.quiet = False
         """True while a step is only inspected: it does not count."""
+        self.visit: Visit | None = None
+        """The set that is gone through now, beside the training."""
         self._open = False
         self._read = 0
         """Steps of this split whose values were sent."""
@@ -201,6 +213,13 @@ class Loop:
     @property
     def current(self) -> Pass:
         return self.passes[self.split]
+
+    @property
+    def measuring(self) -> MetricGroup | None:
+        """The metrics that measure the step that runs now, or None: the step does not count."""
+        if self.visit is not None:
+            return self.visit.metrics
+        return None if self.quiet else self.current.metrics
 
     @property
     def position(self) -> Position:

@@ -123,6 +123,11 @@ def _check_logged(saved: Any) -> None:
     for name in logged:
         _require(check_metric_name(name) is None, "a metric whose log would leave the directory")
         _require(name in saved["sums"] and name in saved["metrics"], "a logged metric without its sums")
+    places = saved.get("objects", {})
+    _require(
+        isinstance(places, dict) and all(isinstance(each, str) for each in places.values()),
+        "the places of its metric objects are not texts by name",
+    )
 
 
 def _generators(saved: Any, live: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -27,7 +27,12 @@ def takes_targets(model: Any) -> bool:
     return isinstance(model, nn.Module) and any(name in _parameters_of(model) for name in names)
 
 
-LIGHTNING_STEPS: Mapping[Split, str] = {"train": "training_step", "valid": "validation_step"}
+StepKind = Split | Literal["predict"]
+LIGHTNING_STEPS: Mapping[StepKind, str] = {
+    "train": "training_step",
+    "valid": "validation_step",
+    "predict": "predict_step",
+}
 
 
 def lightning_method(model: Any, name: str) -> Any:

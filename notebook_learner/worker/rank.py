@@ -345,14 +345,15 @@ class Follower:
         task, split = unpack(packed, self._meant)
         loader = task.loader if split is None else supplies.given()[split]
         cursor: Any = Fed(self.channel) if start is None else supplies.cursor_for(loader, task.what, "share")
+        self._trying.close()
+        self._trying.enter_context(beside(self._replica, cursor, task.what))
         work: Measuring | Asking
         if task.metrics is None:
             forward, function = self._own(task.forward), self._own(task.function)
             work = Asking(supplies.prediction_step(forward), function)
         else:
-            work = Measuring(supplies.validation_step(task.what), task.metrics, BlockPace())
-        self._trying.close()
-        self._trying.enter_context(beside(self._replica, cursor, task.what))
+            visit = self._replica.loop.visit
+            work = Measuring(supplies.validation_step(task.what), task.metrics, BlockPace(), visit)
         if start is not None:
             cursor.begin_as(epoch, start)
         self._on_tour = cursor.fetch if start is None else cursor.fetch_share, work

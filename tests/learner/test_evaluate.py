@@ -331,7 +331,7 @@ def test_the_end_of_a_run_is_a_place_too(tmp_path: Path) -> None:
     assert learner.status == "finished"
 
 
-def test_values_that_the_step_logs_by_name_are_not_the_trainings(tmp_path: Path) -> None:
+def test_values_that_the_step_logs_by_name_are_the_sets_and_not_the_trainings(tmp_path: Path) -> None:
     def telling(model: nn.Module, batch: Any) -> Any:
         learner.log("largest", batch[0].max())
         return SimpleNamespace(loss=F.cross_entropy(model(batch[0]), batch[1]))
@@ -339,11 +339,19 @@ def test_values_that_the_step_logs_by_name_are_not_the_trainings(tmp_path: Path)
     model = nn.Linear(6, 3)
     builder = LearnerBuilder(tmp_path).loss(F.cross_entropy).valid_step(telling).renderer("silent")
     learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, TEST, TEST)
-    assert list(learner.evaluate(TEST)) == ["Loss"]
+    found = learner.evaluate(TEST)
+    assert list(found) == ["Loss", "largest"]
+    largest = [float(x.max()) for x, _ in TEST]
+    assert learner.history["test/test", "largest"].tolist() == largest
+    samples = [len(y) for _, y in TEST]
+    mean = sum(value * count for value, count in zip(largest, samples, strict=True)) / sum(samples)
+    assert found["largest"] == pytest.approx(mean, rel=1e-12)
     assert learner.history.metrics("valid") == ("Loss",)
     learner.fit()
-    assert list(learner.evaluate(TEST)) == ["Loss"]
+    values = learner.history["valid", "largest"].tolist()
+    assert list(learner.evaluate(TEST[:1], metrics=[Loss()])) == ["Loss", "largest"]
     assert learner.history.metrics("valid") == ("Loss", "largest")
+    assert learner.history["valid", "largest"].tolist() == values
 
 
 # Broken off ------------------------------------------------------------------------------------------

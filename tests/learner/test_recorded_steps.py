@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torchmetrics
 from builder_support import batches
 from exactness import differences, everything, logs
 from recording_support import Again
@@ -231,6 +232,28 @@ def test_values_that_a_step_logs_are_logged_at_each_play(tmp_path: Path, recorde
     history = learner.history
     assert [2 * loss for loss in history["train", "Loss"]] == pytest.approx(list(history["train", "twice"]))
     assert set(history["train", "one"]) == {1.0} and len(history["train", "one"]) == 62
+
+
+def test_a_step_that_logs_a_metric_object_is_not_recorded_and_says_why(
+    tmp_path: Path, recorders: list[Again]
+) -> None:
+    box, told = SimpleNamespace(), Warnings()
+
+    def step(model: Any, batch: Any) -> Any:
+        x, y = batch
+        output = model(x)
+        loss = F.cross_entropy(output, y)
+        model[0].mean(loss.detach())
+        box.learner.log("mean", model[0].mean)
+        return ClassificationOutput(loss, output, y)
+
+    learner = box.learner = graphed(tmp_path, recorders, step=step, renderer=(told,))
+    learner.model[0].mean = torchmetrics.MeanMetric()
+    learner.fit()
+    assert [text for text in told.texts if "log('mean', ...)" in text and "TorchMetric(" in text]
+    assert recorders[0].played == 0
+    means = list(learner.history["train", "mean"])
+    assert len(means) == 62 and means == list(learner.history["train", "Loss"])
 
 
 def test_a_metric_that_keeps_outputs_has_those_of_each_step(tmp_path: Path, recorders: list[Again]) -> None:

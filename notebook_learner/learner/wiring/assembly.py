@@ -49,7 +49,13 @@ from ...step.clipping import Clip, ClipByNorm, ClipByValue
 from ...step.graph_step import RECORDERS, Log, RecordedStep
 from ...step.moving_average import MovingAverage
 from ...step.optimizers import each_of, named_of
-from ...step.own_loss import LIGHTNING_STEPS, lightning_method, takes_targets, with_its_own_loss
+from ...step.own_loss import (
+    LIGHTNING_STEPS,
+    StepKind,
+    lightning_method,
+    takes_targets,
+    with_its_own_loss,
+)
 from ...step.schedule import Schedule, schedulers_of
 from ...step.step import TrainingStep, ValidationStep, supervised
 from ...step.update import Update
@@ -332,8 +338,9 @@ class _Wiring:
         self.guest = invited(settings, loop, self.model)
         loop.before = TrainedBefore(self.model, str(settings.directory))
         loop.counts_waits = any(isinstance(r.metric, DataWait) for r in self.registered)
-        for group in groups.values():
+        for split, group in groups.items():
             group.attach(LoopContext(loop))
+            group.owner = partial(_model_of, loop, split)
         rng = RngPart()
         if settings.seed is not None:
             rng.begin_with(seeded_rng(settings.seed))
@@ -377,7 +384,7 @@ class _Wiring:
                 for split, cursor in _cursors(loop)
                 for name, part in parts_of(split, cursor.source)
             ],
-            {**self.settings.carried, **(self.guest.carried if self.guest else {})},
+            self.settings.carried,
         )
         silent = off or (share is not None and share.rank > 0)  # rank 0 tells it
         return CarriedPart(
@@ -406,7 +413,7 @@ class _Wiring:
             parts["early_stopping"] = self.watch
         return parts
 
-    def _step(self, update: Update, log: Log, split: Split) -> TrainingStep | ValidationStep:
+    def _step(self, update: Update, log: Log, split: StepKind) -> TrainingStep | ValidationStep:
         if split == "train":
             function = self._function(split, self.model)
             if self.settings.graph:
@@ -415,10 +422,9 @@ class _Wiring:
             return TrainingStep(function, self.device, self.precision, update)
         return ValidationStep(self._function(split, self.validated), self.device, self.precision)
 
-    def _function(self, split: Split, model: nn.Module) -> Callable[[Any], Any]:
+    def _function(self, split: StepKind, model: nn.Module) -> Callable[[Any], Any]:
         """What is called for a batch."""
-        name = LIGHTNING_STEPS[split]
-        if self.guest is not None and lightning_method(model, name):
+        if self.guest is not None and lightning_method(model, LIGHTNING_STEPS[split]):
             return LightningStep(self.guest, model, split)
         return _step_function(self.settings, split, model)
 
@@ -446,6 +452,11 @@ def _nothing() -> None:
 
 def _nothing_told(text: str) -> None:
     pass
+
+
+def _model_of(loop: Loop, split: Split) -> nn.Module:
+    """The model that the steps of a split are given."""
+    return loop.modes.model if split == "train" else loop.modes.validated
 
 
 def _cursors(loop: Loop) -> Iterator[tuple[str, Cursor]]:
@@ -510,7 +521,7 @@ def _clips(settings: Settings) -> list[Clip]:
     return clips
 
 
-def _step_function(settings: Settings, split: Split, model: nn.Module) -> Callable[[Any], Any]:
+def _step_function(settings: Settings, split: StepKind, model: nn.Module) -> Callable[[Any], Any]:
     own = settings.train_step if split == "train" else settings.valid_step
     if own is not None:
         return partial(own, model)

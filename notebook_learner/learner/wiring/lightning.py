@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +22,7 @@ from ...metric.step_values import LossIfAny
 from ...run.loop import Act, After, Loop
 from ...run.settings import Registered, Settings
 from ...step.optimizers import named_of
-from ...step.own_loss import LIGHTNING_STEPS, lightning_method
+from ...step.own_loss import LIGHTNING_STEPS, StepKind, lightning_method
 from ...store import same_file
 
 _ELSEWHERE = (
@@ -32,7 +31,7 @@ _ELSEWHERE = (
     *("on_before_batch_transfer", "on_before_optimizer_step", "on_before_zero_grad", "on_fit_end"),
     *("on_fit_start", "on_load_checkpoint", "on_save_checkpoint", "on_train_end", "on_train_start"),
     *("on_validation_batch_end", "on_validation_batch_start", "on_validation_end", "on_validation_start"),
-    *("optimizer_step", "optimizer_zero_grad", "transfer_batch_to_device"),
+    *("optimizer_step", "optimizer_zero_grad", "test_step", "transfer_batch_to_device"),
 )
 """Methods that Lightning calls and this package does not. The user is told which of them a model has."""
 _MANUAL = "lr_scheduler_"
@@ -124,7 +123,8 @@ def with_its_metrics(settings: Settings, model: Any) -> Settings:
     """With the loss as a metric of each step that returns one, if the user named no metric."""
     if settings.metrics_given or not trains_by_its_steps(settings, model):
         return settings
-    methods = [(split, lightning_method(model, name)) for split, name in LIGHTNING_STEPS.items()]
+    splits: tuple[Split, ...] = ("train", "valid")
+    methods = [(split, lightning_method(model, LIGHTNING_STEPS[split])) for split in splits]
     measured = [Registered(LossIfAny(), split, True) for split, method in methods if _returns(method)]
     return replace(settings, metrics=measured, metrics_given=True)
 
@@ -261,24 +261,18 @@ class LightningGuest:
         self._trainer = _Trainer(settings, None, loop)
         self._schedulers = [each for name, each in settings.carried.items() if name.startswith(_MANUAL)]
         self._flags: dict[Any, bool] = {}
-        self._measured: dict[str, tuple[str, bool]] = {}
-        """The metrics that the steps of this split have logged: by name, where they are in the model, and
-        whether the epoch's value is wanted."""
-        self._places: dict[str, tuple[Callable[[], Any], str]] = {}
-        """By name: each metric object that was logged, and where it is in the model."""
         self._told: set[str] = set()
         self.last: Any = None
         """What the step returned, for `on_train_batch_end`."""
 
-    @property
-    def done(self) -> int:
-        """The number of the batch in its split, from 0."""
-        return self._loop.done
-
-    @property
-    def carried(self) -> dict[str, Any]:
-        """What this keeps from step to step, to be carried: how it is read, and how it is put back."""
-        return {"metrics of self.log": (self._capture, self._restore)}
+    def number_of(self, step: LightningStep) -> int:
+        """The number of the batch in its split, or in the set that is gone through beside the training."""
+        if self._loop.visit is None:
+            return self._loop.done
+        if step.visit is not self._loop.visit:
+            step.visit, step.visited = self._loop.visit, 0
+        step.visited += 1
+        return step.visited - 1
 
     def functions(self) -> Iterator[tuple[str, Any]]:
         """What the user wrote and this calls."""
@@ -331,25 +325,7 @@ class LightningGuest:
             )
         if reduce_fx not in ("mean", torch.mean):
             self._tell(f"self.log({name!r}, reduce_fx={reduce_fx!r}): the epoch's value is the mean")
-        training = self._loop.split == "train"
-        if hasattr(value, "compute") and hasattr(value, "update"):
-            self._measured[name] = self._path(name, value), (not training) if on_epoch is None else on_epoch
-            if not (training if on_step is None else on_step):
-                return
-            value = value._forward_cache
         self.learner().log(self._free(name), value)
-
-    def _path(self, name: str, metric: Any) -> str:
-        """Where a metric is in the model. It is looked for once: that takes 0.4 us a module."""
-        known = self._places.get(name)
-        if known is None or known[0]() is not metric:
-            found = next((path for path, each in self._model.named_modules() if each is metric), None)
-            if found is None:
-                raise StepError(
-                    f"self.log({name!r}, ...) was given a metric that is no attribute of the model"
-                )
-            known = self._places[name] = weakref.ref(metric), found
-        return known[1]
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
         """Note several values."""
@@ -359,7 +335,9 @@ class LightningGuest:
     def _free(self, name: str) -> str:
         """The name as one of a log file, which is not that of a registered metric."""
         name = _as_file(name)
-        group = self._loop.current.metrics
+        group = self._loop.measuring
+        if group is None:
+            return name
         taken = [each.name for each in group.metrics if each.name not in group.logged]
         return f"{name} logged" if any(same_file(name, each) for each in taken) else name
 
@@ -423,29 +401,11 @@ class LightningGuest:
         self.call(self._model, "on_train_epoch_end")
 
     def close(self, split: Split) -> None:
-        """Before a split's values are read: log those of metric objects, and let the model log its own."""
+        """Before a split's values are read: let the model log its own."""
         __tracebackhide__ = True
-        model = self._model if split == "train" else self._loop.modes.validated
-        told: list[tuple[str, Any, bool]] = [
-            (name, model.get_submodule(path), wanted) for name, (path, wanted) in self._measured.items()
-        ]
-        with torch.no_grad():
-            for name, metric, wanted in told:
-                if wanted:
-                    self.learner().log(self._free(name), metric.compute())
-            if split == "valid" and lightning_method(model, "on_validation_epoch_end"):
-                self.call(model, "on_validation_epoch_end")
-        for _, metric, _ in told:
-            metric.reset()
-        self._measured.clear()
-
-    def _capture(self) -> dict[str, Any]:
-        """What the steps of this split have logged, as plain data."""
-        return {name: list(told) for name, told in self._measured.items()}
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `_capture` gave."""
-        self._measured = {name: (path, wanted) for name, (path, wanted) in state.items()}
+        if split == "valid":
+            with torch.no_grad():
+                self.call(self._loop.modes.validated, "on_validation_epoch_end")
 
 
 def _nobody() -> Any:
@@ -457,7 +417,8 @@ def invited(settings: Settings, loop: Loop, model: Any) -> LightningGuest | None
     if not trains_by_its_steps(settings, model):
         return None
     guest = LightningGuest(settings, loop, model)
-    loop.closing = guest.close
+    if lightning_method(model, "on_validation_epoch_end"):
+        loop.closing = guest.close
     acts: dict[After, Callable[[Any], None]] = {"epoch": guest.end_epoch}
     if settings.window == 1:
         acts["update"] = guest.end_update
@@ -520,20 +481,23 @@ def _lent(model: Any, gifts: Mapping[str, Any]) -> Iterator[None]:
 
 
 class LightningStep:
-    """`fn(batch) -> output` of a model's `training_step` or `validation_step`."""
+    """`fn(batch) -> output` of a model's `training_step`, `validation_step` or `predict_step`."""
 
-    def __init__(self, guest: LightningGuest, model: Any, split: Split) -> None:
+    def __init__(self, guest: LightningGuest, model: Any, split: StepKind) -> None:
         self._guest, self._model, self._split = guest, model, split
         self._name = LIGHTNING_STEPS[split]
         method = getattr(model, self._name)
         self.written = getattr(method, "__func__", method)
         self._takes = _takes(method)
         self._keeps = split == "train" and bool(lightning_method(model, "on_train_batch_end"))
-        self._hooks = [name for name in _STARTS[split] if lightning_method(model, name)]
+        self._hooks = [name for name in _STARTS.get(split, ()) if lightning_method(model, name)]
+        self.visit: Any = None
+        self.visited = 0
+        """The set that this step goes through beside the training, and how many of its batches came."""
 
     def __call__(self, batch: Any) -> Any:
         __tracebackhide__ = True
-        guest, model, at = self._guest, self._model, self._guest.done
+        guest, model, at = self._guest, self._model, self._guest.number_of(self)
         for name in self._hooks:
             if name.endswith("batch_start"):
                 guest.call(model, name, batch, at)

@@ -27,14 +27,16 @@ from ...run.settings import Registered, Settings
 from ...state.parts import CursorPart, MetricsPart
 from ...state.state import State
 from ...step.optimizers import parameters_of
+from ...step.own_loss import StepKind, lightning_method
 from ...step.schedule import Schedule
 from ...step.step import StepFunction, TrainingStep, ValidationStep
 from ...step.update import Update
 from ..core import OfOneLearner
 from .checks import cells_may_come, listed, metric_mistakes
+from .lightning import trains_by_its_steps
 from .make_optimizer import make_optimizer, make_schedule
 
-MakeStep = Callable[[Split], TrainingStep | ValidationStep]
+MakeStep = Callable[[StepKind], TrainingStep | ValidationStep]
 Way = Literal["alone", "whole", "share"]
 
 
@@ -216,6 +218,8 @@ class Loaders:
         """A step that gives the output of the validated model."""
         if forward is not None:
             return self._like_validation(partial(forward, self.validated))
+        if trains_by_its_steps(self.settings, self.model) and lightning_method(self.model, "predict_step"):
+            return self._like_validation(self.make_step("predict").function)
         asked = self.settings.valid_step is not None or hasattr(self.model, "valid_step")
         validate = self.make_step("valid").function if asked else None
         return self._like_validation(partial(output_of, self.validated, validate))
