@@ -164,7 +164,7 @@ class Cursor:
         return batch[0] if type(batch) is Several else batch
 
     def fetch_share(self) -> Any:
-        """Return this rank's part of the next batch: EMPTY if it has no sample; or END."""
+        """Return this rank's part of the next batch: Idle if it has no sample; or END."""
         batch = self.fetch()
         return END if batch is END else self.walk.mine(batch)
 

@@ -23,7 +23,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..store import hdf5_library
-from .rank_share import Share
+from .rank_share import Idle, Share
 from .rng import SharedDraws, mix
 from .sampling import SeededDataset, SkippingSampler
 from .stop_iteration import Once, collate_makes_no_end, next_of
@@ -148,7 +148,7 @@ class Walk:
         """Give only one rank's part of each batch, if that is possible."""
 
     def mine(self, batch: Any) -> Any:
-        """Return this rank's part of what was fetched, or EMPTY."""
+        """Return this rank's part of what was fetched; Idle if it has none."""
         return batch
 
     def draw_order(self) -> None:
@@ -296,8 +296,7 @@ class _LoaderWalk(Walk):
 
     def mine(self, batch: Any) -> Any:
         absent = self._sampler.absent
-        share = self._sampler.share
-        return share.none(batch) if share is not None and absent.popleft() else batch
+        return Idle(batch) if self._sampler.share is not None and absent.popleft() else batch
 
     @property
     def kept_bytes(self) -> int:

@@ -47,17 +47,14 @@ def _longer(loader: DataLoader[Any], sampler: BatchSampler, times: int) -> DataL
     return longer
 
 
-EMPTY = object()
-"""In place of a batch, for a rank that has no sample of the batch."""
-
-
 class CannotBeCut(DataError):
     """The learner does not know how to cut a batch into a part for each device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Another rank's sample, for a rank that has none and has to take part in what all ranks do together."""
+    """In place of a batch, for a rank that has no sample of it: a sample of another rank, with which it takes
+    part in what all ranks do together."""
 
     batch: Any
 
@@ -76,8 +73,6 @@ class Share:
 
     rank: int
     world: int
-    idles: bool = False
-    """Whether a rank without a sample takes a step anyway."""
 
     def bounds(self, samples: int) -> tuple[int, int]:
         """The index of the first sample, and the index after the last one."""
@@ -89,7 +84,7 @@ class Share:
         return samples[first:end]
 
     def of_batch(self, batch: Any) -> Any:
-        """This rank's part of a whole batch; EMPTY, or Idle, if it has none.
+        """This rank's part of a whole batch; Idle if it has none.
 
         Everything that is as long as the batch is cut, containers keep their type, and every rank gets the
         rest.
@@ -98,16 +93,12 @@ class Share:
             CannotBeCut: it is not known how to cut the batch.
         """
         if type(batch) is Several:
-            return batch[self.rank] if self.rank < len(batch) else self.none(batch[0])
+            return batch[self.rank] if self.rank < len(batch) else Idle(batch[0])
         samples = count_samples(batch)
         if not _may_be_cut(batch):
             raise CannotBeCut(_why_not(batch))
         first, end = self.bounds(samples)
-        return _cut(batch, samples, first, end) if first < end else self.none(_cut(batch, samples, 0, 1))
-
-    def none(self, one: Any) -> Any:
-        """What stands for no sample."""
-        return Idle(one) if self.idles else EMPTY
+        return _cut(batch, samples, first, end) if first < end else Idle(_cut(batch, samples, 0, 1))
 
 
 def first_of(value: Any, samples: int, count: int) -> Any:

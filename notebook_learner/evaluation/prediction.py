@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import count_samples, mapped
-from ..data.rank_share import EMPTY, first_of
+from ..data.rank_share import Idle, first_of
 from ..data.rng import capture_rng, restore_rng
 from ..errors import ConfigurationError, StepError, a_kind, wrong_arguments
 from ..run.rank_protocol import Alone
@@ -87,7 +87,7 @@ class Asking:
     def take(self, batch: Any) -> None:
         """Take this rank's part of a batch, if it has one."""
         __tracebackhide__ = True
-        if batch is EMPTY:
+        if isinstance(batch, Idle):
             self.gathered.add(None)
             return
         output = self._output(batch)

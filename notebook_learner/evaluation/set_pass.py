@@ -4,7 +4,7 @@ off at any step. `evaluate` measures metrics on the way; `predict` uses the same
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..data.batch import count_samples
 from ..data.cursor import Cursor
-from ..data.rank_share import EMPTY
+from ..data.rank_share import Idle
 from ..data.rng import capture_generators, restore_generators
 from ..data.sampling import END
 from ..errors import DataError, Paused, StateError, a_kind
@@ -23,6 +23,7 @@ from ..event.record import joined
 from ..metric import MetricGroup, TextMetric
 from ..metric.base import AnyMetric, own_copy
 from ..metric.rows import Rows
+from ..metric.torch_metric import objects_kept
 from ..run.control import Control
 from ..run.failure import release_device_memory
 from ..run.loop import BlockPace, Loop, Visit
@@ -56,15 +57,12 @@ def beside(replica: Replica, cursor: Cursor, what: str) -> Iterator[None]:
     generators = cursor.walk.generators
     drawn = capture_generators(generators)
     try:
-        with ExitStack() as stack:
-            for each in (
-                replica.rng.lent(),
-                loop.modes.kept(),
-                *(one.metrics.objects_aside() for one in loop.passes.values()),
-                aside(loop, replica.parts, but=_TRAINING_ALONE),
-            ):
-                stack.enter_context(each)
-            stack.callback(_begin_anew, loop)
+        with (
+            replica.rng.lent(),
+            loop.modes.kept(),
+            objects_kept(loop.modes.validated, anew=True),
+            aside(loop, replica.parts, but=_TRAINING_ALONE),
+        ):
             loop.modes.enter("valid")
             loop.visit = Visit(loop.modes.validated)
             yield
@@ -74,12 +72,6 @@ def beside(replica: Replica, cursor: Cursor, what: str) -> Iterator[None]:
         restore_generators(generators, drawn)
         for part, place in places:
             part.restore(place)
-
-
-def _begin_anew(loop: Loop) -> None:
-    """Empty the metric objects that the set's steps have updated."""
-    if loop.visit is not None and loop.visit.metrics is not None:
-        loop.visit.metrics.reset()
 
 
 def _sharing(replica: Replica, cursor: Cursor, what: str) -> list[CursorPart]:
@@ -286,7 +278,7 @@ class Measuring:
     def take(self, batch: Any) -> None:
         """Measure one batch."""
         __tracebackhide__ = True
-        if batch is EMPTY:
+        if isinstance(batch, Idle):
             self.group.skip()
             return
         context = self._context

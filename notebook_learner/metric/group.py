@@ -133,18 +133,6 @@ class MetricGroup:
             )
         return LoggedObject(name, place, owner)
 
-    @contextmanager
-    def objects_aside(self) -> Iterator[None]:
-        """Inside, the metric objects that steps log begin anew."""
-        states = [(each, each.state_dict()) for each in self.objects.values()]
-        for each, _ in states:
-            each.reset()
-        try:
-            yield
-        finally:
-            for each, state in states:
-                each.load_state_dict(state)
-
     @property
     def stateful(self) -> set[str]:
         """The names of the metrics that have an entry in `state_dict`."""
@@ -225,6 +213,8 @@ class MetricGroup:
 
     def skip(self) -> None:
         """Count a step for which this rank has no sample."""
+        for logged in self._logged.values():
+            logged.drop()
         for metric, values, weights in zip(self._collected, self._values, self._weights, strict=True):
             values.append(cast(Scalar, ABSENT) if isinstance(metric, Counted) else float("nan"))
             weights.append(0)

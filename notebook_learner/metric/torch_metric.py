@@ -6,6 +6,7 @@ import copy
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -266,6 +267,20 @@ class LoggedObject(Logged):
     def merge(self, state: Mapping[str, Any]) -> None:
         """Add what the same object has accumulated on another rank."""
         self._inner.merge(state)
+
+
+@contextmanager
+def objects_kept(model: Any, *, anew: bool = False) -> Iterator[None]:
+    """Afterwards, the metric objects in a model are as they were; `anew` empties them before."""
+    found = [TorchMetric(each) for each in model.modules() if object_in(each) is not None]
+    states = [(each, each.state_dict()) for each in found]
+    for each in found if anew else ():
+        each.reset()
+    try:
+        yield
+    finally:
+        for each, state in states:
+            each.load_state_dict(state)
 
 
 def object_in(value: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from ..carried.heap import said_of
 from ..cluster import Attached
 from ..data.cursor import Cursor
-from ..data.rank_share import EMPTY, CannotBeCut, Share
+from ..data.rank_share import CannotBeCut, Share
 from ..data.sampling import END
 from ..errors import RankDied, StateError
 from ..event import Notice
@@ -292,7 +292,7 @@ class Fleet:
 
     def _feeding(self, cursor: Cursor) -> Callable[[], Any]:
         """A function that fetches a batch for all ranks."""
-        shares = [Share(rank, self.world, self.in_parts) for rank in range(self.world)]
+        shares = [Share(rank, self.world) for rank in range(self.world)]
         members = self._members()
 
         def fetch() -> Any:
@@ -302,8 +302,7 @@ class Fleet:
                     member.send("over")
                 return END
             for member, share in zip(members, shares[1:], strict=True):
-                part = share.of_batch(batch)
-                member.send("empty") if part is EMPTY else member.hand(part)
+                member.hand(share.of_batch(batch))
             return shares[0].of_batch(batch)
 
         return fetch

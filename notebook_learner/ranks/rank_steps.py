@@ -8,14 +8,17 @@ from typing import Any
 
 from torch import nn
 
-from ..data.rank_share import EMPTY, Idle
+from ..data.rank_share import Idle
 from ..metric import MetricGroup
+from ..metric.torch_metric import objects_kept
 from ..run.control import Control
 from ..run.rank_protocol import Hands
 from ..step.step import TrainingStep, ValidationStep
 from .reduction import Reducer
 from .weight_parts import InParts
 
+EMPTY = object()
+"""In place of an output, for a step of which this rank has no sample."""
 STEADY = Control()
 """A control that gets no requests: inside a block no rank stops alone."""
 
@@ -64,24 +67,25 @@ def ranked(
         if train is not None and buffers:
             reducer.share(buffers)  # like torch's DistributedDataParallel: rank 0's are used
         if divided is not None:
-            return in_parts(divided, batch, last)
-        if batch is not EMPTY:
-            return step(batch, last)
-        if train is not None:
-            train.without_samples(last)
-        return EMPTY
+            with divided.step():
+                output = idle(batch.batch, last) if isinstance(batch, Idle) else step(batch, last)
+                if train is None:
+                    divided.rest()
+                return output
+        return idle(batch.batch, last) if isinstance(batch, Idle) else step(batch, last)
 
-    def in_parts(divided: InParts, batch: Any, last: bool) -> Any:
+    def idle(batch: Any, last: bool) -> Any:
+        """Take part without a sample of the batch, with one of another rank."""
         __tracebackhide__ = True
-        idle = isinstance(batch, Idle)
-        with divided.step():
-            if train is not None and idle:
-                train.in_step(batch.batch, last)
-                return EMPTY
-            output = step(batch.batch if idle else batch, last)
-            if train is None:
-                divided.rest()
-            return EMPTY if idle else output
+        if train is None:
+            if divided is not None:
+                step(batch, last)
+        elif divided is None and train.is_the_loops:
+            train.without_samples(last)
+        else:
+            with objects_kept(model):
+                train.in_step(batch, last)
+        return EMPTY
 
     def collect(output: Any) -> None:
         if output is EMPTY:

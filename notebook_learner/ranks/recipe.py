@@ -160,7 +160,7 @@ class RecipeSource:
             raise Alone(f"it cannot be sent to the other devices' processes: {refused}") from refused
 
     def _names(self) -> Names:
-        return names_of(self.replica.loop.update.model, learner=self.learner())[0]
+        return names_of(self.replica.loop.update, self.learner())[0]
 
     def _send_functions(self, crew: Crew, moved: Moved) -> None:
         """Send the steps by value, at each run: so they see the notebook's current values."""
@@ -192,7 +192,7 @@ class RecipeSource:
             remote_control=False,
             devices=[_as_seen(member.device)],
             cluster=None,
-            share=Share(member.rank, world, self.settings.in_parts),
+            share=Share(member.rank, world),
             checkpointer=None,
             files_asked=False,
             strategy=None,

@@ -10,6 +10,7 @@ while the backward pass goes on.
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from time import perf_counter, sleep
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NotebookLearnerError, StepError
+from .driven_steps import SPARSE, DrivenSteps
 
 dist: Any = import_module("torch.distributed")  # torch has no types for most of it
 
@@ -46,6 +48,8 @@ class Reducer:
         """Seconds in which this rank waited for others; on CUDA the device waits, and not the host."""
         self._buckets: list[_Bucket | _Alone] = []
         self._known: list[nn.Parameter] = []
+        world = 1 if group is None else group.size()
+        self.driven: DrivenSteps | None = DrivenSteps(self._sum, world)
         self._last = _GradientSum()
         """The last sum that does not belong to a bucket."""
         self._next = 0
@@ -66,6 +70,8 @@ class Reducer:
         """Leave the group: ranks that wait for this rank notice that their connection ends."""
         for bucket in self._buckets:
             bucket.forget()
+        if self.driven is not None:
+            self.driven.forget()
         self._last.work = None
         self._buckets, self._known, self.group = [], [], None
 
@@ -128,18 +134,26 @@ class Reducer:
             by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)
         for alike in by_kind.values():
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in alike])
-            began = perf_counter()
-            try:
-                sent = flat.view(torch.uint8) if _odd(flat) else flat
-                self._last.begin(self.group.broadcast([sent], options), sent)
-                self._last.wait()
-            except RuntimeError as error:
-                raise Severed(f"another rank does not answer: {error}") from error
-            finally:
-                self.waited += perf_counter() - began
+            sent = flat.view(torch.uint8) if _odd(flat) else flat
+            self._do(partial(self.group.broadcast, [sent], options), sent)
             with torch.no_grad():
                 for tensor, part in zip(alike, torch.split(flat, [t.numel() for t in alike]), strict=True):
                     tensor.copy_(part.view(tensor.shape))
+
+    def _sum(self, tensor: Tensor) -> None:
+        self._do(lambda: self.group.allreduce([tensor]), tensor)
+
+    def _do(self, begin: Any, tensor: Tensor) -> None:
+        began = perf_counter()
+        try:
+            if self.group is None:
+                raise Severed("this rank has left its group")
+            self._last.begin(begin(), tensor)
+            self._last.wait()
+        except RuntimeError as error:
+            raise Severed(f"another rank does not answer: {error}") from error
+        finally:
+            self.waited += perf_counter() - began
 
     # Buckets -----------------------------------------------------------------------------------------
 
@@ -350,10 +364,7 @@ class _Bucket(_Together):
 
 def _dense(grad: Tensor | None) -> Tensor | None:
     if grad is not None and grad.layout is not torch.strided:
-        raise StepError(
-            "a sparse gradient cannot be summed over several devices; build the embedding with "
-            "sparse=False, or train on one device"
-        )
+        raise StepError(SPARSE)
     return grad
 
 

@@ -1,7 +1,7 @@
 """Sends a user's objects to another process, including classes and functions from notebook cells.
 
-An object that both sides have is sent by name: the model in training, its layers and parameters, and the
-learner. A step function that refers to one of them then uses the one of its own process.
+An object that both sides have is sent by name: the model in training, its layers and parameters, the
+optimizers, and the learner. A step function that refers to one of them then uses the one of its own process.
 """
 
 from __future__ import annotations
@@ -21,16 +21,23 @@ from torch.utils.data import DataLoader
 
 from ..carried.classify import HIDDEN_OF_OPTIMIZERS
 from ..carried.iterators import itertools_copied
+from ..step.optimizer_calls import with_wrapped
+from ..step.optimizers import named_of
+from ..step.update import Update
 
 Names = Mapping[int, str]
 """The name of an object on both sides, by its id."""
 
 
-def names_of(model: nn.Module, **others: Any) -> tuple[Names, dict[str, Any]]:
+def names_of(update: Update, learner: Any) -> tuple[Names, dict[str, Any]]:
     """The names of the objects that both sides have, and the objects for these names here."""
+    model = update.model
     meant: dict[str, Any] = {f"module {name}": module for name, module in model.named_modules()}
     meant |= {f"parameter {name}": parameter for name, parameter in model.named_parameters()}
-    meant |= {f"the {name}": each for name, each in others.items()}
+    for name, optimizer in named_of(update.optimizer).items():
+        inner = enumerate(with_wrapped(optimizer))
+        meant |= {f"optimizer {number} of {name}": each for number, each in inner}
+    meant["the learner"] = learner
     return {id(each): name for name, each in meant.items()}, meant
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import nan
-from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +22,7 @@ from ..errors import NotebookLearnerError, StateError, StepError
 from ..event import Notice
 from ..run.replica import Replica
 from ..state.state import ModelPart
-from .reduction import Reducer, Severed, dist
+from .reduction import Reducer, dist
 from .sharding import Wrapped
 from .shipping import on_host
 from .state_transfer import fingerprint
@@ -161,6 +160,7 @@ class InParts(Reducer):
 
     def __init__(self, group: Any, reference: float) -> None:
         super().__init__(group, reference)
+        self.driven = None
         self.parts: Parts | None = None
         self._stepping = False
         """Whether all ranks are in a step: only a step may use a weight."""
@@ -259,21 +259,6 @@ class InParts(Reducer):
     @property
     def _on_host(self) -> bool:
         return self.parts is None or self.parts.device.type == "cpu"
-
-    def _sum(self, tensor: Tensor) -> None:
-        self._do(lambda: self.group.allreduce([tensor]), tensor)
-
-    def _do(self, begin: Any, tensor: Tensor) -> None:
-        began = perf_counter()
-        try:
-            if self.group is None:
-                raise Severed("this rank has left its group")
-            self._last.begin(begin(), tensor)
-            self._last.wait()
-        except RuntimeError as error:
-            raise Severed(f"another rank does not answer: {error}") from error
-        finally:
-            self.waited += perf_counter() - began
 
 
 class Parts:

@@ -211,6 +211,8 @@ def _of_layer(frames: list[FrameType]) -> str:
 def _of_linear(layer: nn.Linear, given: Tensor) -> str:
     size, dtype = layer.in_features, layer.weight.dtype
     here = f"Linear(in_features={size}, ...) was given shape {tuple(given.shape)}"
+    if given.ndim == 0:
+        return f"{here}: one number without a dimension; give it a row, x.reshape(1, -1)"
     if given.shape[-1:] != (size,):
         if given.ndim > 2 and given[0].numel() == size:
             return f"{here}, which has {size} numbers a sample: put nn.Flatten() before it"

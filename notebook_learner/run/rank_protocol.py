@@ -76,7 +76,7 @@ class Others(Protocol):
         """Rank 0 stands before the first batch."""
 
     def fetch(self) -> Any:
-        """Rank 0's part of the next batch; EMPTY if it has no part; or END."""
+        """Rank 0's part of the next batch; Idle if it has no part; or END."""
 
     def begin(self, count: int) -> None:
         """Start this many batches on the other ranks, as this rank does now."""

@@ -69,8 +69,8 @@ _LABELLED = _labelled() or object()
 class StepListener(Protocol):
     """Hears of steps that the loop did not ask for."""
 
-    def stepping(self, name: str) -> None:
-        """The optimizer of this name is about to step."""
+    def stepping(self, name: str, closure: Any) -> Any:
+        """The optimizer of this name is about to step; return another closure for it, or None."""
 
 
 class _Heard:
@@ -81,15 +81,21 @@ class _Heard:
         self.names: WeakKeyDictionary[StepListener, str] = WeakKeyDictionary()
         """By listener: the name that it has for the optimizer."""
 
-    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for listener, name in tuple(self.names.items()):
-            listener.stepping(name)
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        others = [listener.stepping(name, closure) for listener, name in tuple(self.names.items())]
+        other = next((each for each in others if each is not None), None)
+        return None if other is None else ((args[0], other, *args[2:]), _without_closure(kwargs))
+
+
+def _without_closure(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name != "closure"}
 
 
 def tell_of_steps(optimizer: Optimizer, listener: StepListener, name: str) -> None:
     """Tell a listener before each step of this optimizer, and of those that it wraps, whoever steps them. The
     listener is not kept alive."""
-    for single in _with_wrapped(optimizer):
+    for single in with_wrapped(optimizer):
         hooks: Mapping[Any, Any] = single._optimizer_step_pre_hooks
         heard = next((hook for hook in hooks.values() if type(hook) is _Heard), None)
         if heard is None:
@@ -98,7 +104,7 @@ def tell_of_steps(optimizer: Optimizer, listener: StepListener, name: str) -> No
         heard.names[listener] = name
 
 
-def _with_wrapped(optimizer: Optimizer) -> list[Optimizer]:
+def with_wrapped(optimizer: Optimizer) -> list[Optimizer]:
     """It, and the optimizers among its attributes, such as the one that SAM or Lookahead steps."""
     found: list[Optimizer] = []
     waiting = [optimizer]

@@ -226,7 +226,8 @@ class TrainingStep(_Runner):
         left = None if known else update.gradients_now()
         if update.together is not None:
             update.closes = last or update.count + 1 == update.window
-        look = self.look
+            update.attend(batch, known)
+        look = None if update.idle else self.look
         if look is not None:
             look.before_step(batch)
         output = self._forward(batch)
@@ -234,6 +235,8 @@ class TrainingStep(_Runner):
             self._find_who_steps(output, left)
         if update.drives:
             return self._driven(batch, output)
+        if update.together is not None and update.together.driven is not None:
+            update.together.driven.rest(own=True)
         self.stage = "backward"
         if type(output) is TrainOutput:
             gradients, output = output.grads, output.item
@@ -285,7 +288,7 @@ class TrainingStep(_Runner):
     def _driven(self, batch: Any, output: Any) -> Any:
         """What is left to do if the user's step calls `optimizer.step()` itself."""
         __tracebackhide__ = True
-        update, look = self.update, self.look
+        update, look = self.update, None if self.update.idle else self.look
         update.entered = False
         self.stage = "update"
         if type(output) is TrainOutput:
@@ -303,18 +306,16 @@ class TrainingStep(_Runner):
         """Take a step for which this rank has no sample, in time with the other ranks. It counts for
         nothing."""
         __tracebackhide__ = True
-        update = self.update
-        self.stage = "forward"
-        update.begin()
-        update.closes = last or update.count + 1 == update.window
-        output = self._forward(batch)
-        self.stage = "backward"
-        if type(output) is TrainOutput:
-            update.adopt(output.grads, output.item, batch)
-        else:
-            update.backward(loss_of(output), output, batch, counts=False)
-        self.stage = "update"
-        update.finish(last)
+        self.update.idle = True
+        try:
+            self(batch, last)
+        finally:
+            self.update.idle = False
+
+    @property
+    def is_the_loops(self) -> bool:
+        """Whether it is known that the loop runs backward and the optimizer, and not the function."""
+        return self.function is self._known and not self.update.drives
 
     def without_samples(self, last: bool) -> None:
         """Take a step for which this rank has no sample: its part of the sum is zero."""
@@ -338,7 +339,7 @@ class TrainingStep(_Runner):
         known = self.function is self._known or self._is_known_to_drive()
         update.begin()
         update.closes = False
-        update.keeps_graph = True
+        update.keeps_graph = update.alone = True
         left = None if known else update.gradients_now()
         try:
             output = self._forward(batch)
@@ -355,7 +356,7 @@ class TrainingStep(_Runner):
             else:
                 update.backward(loss_of(output), output, batch)
         finally:
-            update.keeps_graph = False
+            update.keeps_graph = update.alone = False
         update.as_before_clipping(last)
         return output
 

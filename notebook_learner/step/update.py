@@ -9,7 +9,7 @@ once at the end. So equal batches are only ever multiplied by 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,59 +17,14 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, Optimizer
 from torch.optim.swa_utils import AveragedModel
 
-from ..errors import StepError, a_kind
+from ..data.batch import count_samples
+from ..errors import StepError
 from .clipping import Clip
 from .optimizer_calls import clear, step, tell_of_steps
 from .optimizers import named_of, parameters_of
-from .output import Gradients, weight_of
+from .other_ranks import Driven, Together
+from .output import Gradients, assign, weight_of
 from .schedule import Schedule
-
-_NONE_THERE = (
-    "TrainOutput(grads=None) says that the gradients are in `.grad`, but no parameter has one; call "
-    "item.loss.backward() before, or return the item and let the learner do it"
-)
-
-
-def assign(gradients: Any, model: nn.Module) -> None:
-    """Put gradients where the optimizer reads them; None means that they are there already."""
-    if gradients is None:
-        if all(parameter.grad is None for parameter in model.parameters()):
-            raise StepError(_NONE_THERE)
-        return
-    for name, parameter, grad in _matched(gradients, model):
-        try:
-            parameter.grad = grad
-        except (RuntimeError, TypeError) as refused:
-            raise StepError(f"TrainOutput.grads does not fit the parameter {name!r}: {refused}") from None
-
-
-def _matched(gradients: Any, model: nn.Module) -> Iterable[tuple[str, nn.Parameter, Any]]:
-    if isinstance(gradients, Mapping):
-        return [(*_find(key, model), grad) for key, grad in gradients.items()]
-    if isinstance(gradients, Tensor) or not isinstance(gradients, Iterable):
-        raise StepError(
-            f"TrainOutput.grads is of type {type(gradients).__name__}; give None where `backward()` left "
-            "them in `.grad`, a mapping by name or parameter, or one gradient for each parameter"
-        )
-    named, grads = list(model.named_parameters()), list(gradients)
-    if len(grads) != len(named):
-        raise StepError(
-            f"TrainOutput.grads holds {len(grads)} gradients, but the model has {len(named)} parameters; "
-            "give one each, in the order of model.parameters(), or a mapping by name"
-        )
-    return [(name, parameter, grad) for (name, parameter), grad in zip(named, grads, strict=True)]
-
-
-def _find(key: Any, model: nn.Module) -> tuple[str, nn.Parameter]:
-    names = dict(model.named_parameters(remove_duplicate=False))  # a tied one has either name
-    for name, parameter in names.items():
-        if parameter is key or name == key:
-            return name, parameter
-    shown = repr(key) if isinstance(key, str) else a_kind(key)
-    raise StepError(
-        f"TrainOutput.grads names {shown}, which is no parameter of the model; there are: {', '.join(names)}"
-    )
-
 
 _BACKWARD_TWICE = (
     "train_step ran backward() itself and then returned a plain output, so that the learner runs it again; "
@@ -78,40 +33,19 @@ _BACKWARD_TWICE = (
 )
 
 
+_NOT_ALL = (
+    "an optimizer steps by the gradients of one device's samples alone: while backward still runs, or in a "
+    "step that left it to the learner before; on several devices, call optimizer.step() after backward(), in "
+    "each step"
+)
+_IN_PARTS = (
+    'train_step calls optimizer.step() itself, which strategy("fsdp") cannot do with parts of the weights; '
+    'use strategy("ddp"), or leave backward() and optimizer.step() to the learner and return the loss'
+)
 _NO_CLOSURE = (
     "LBFGS evaluates a batch several times per step: call optimizer.step(closure) in train_step, where the "
     "closure clears the gradients, runs backward and returns the loss"
 )
-
-
-class Together(Protocol):
-    """The other ranks, which have parts of the same batches."""
-
-    reference: float
-    """The weight that all ranks divide theirs by: a power of two, so that it changes no bit."""
-
-    def coming(self, parameters: list[nn.Parameter], total: Tensor | float) -> None:
-        """Announce that the next backward pass closes a window of this weight. Gradients may be sent while it
-        runs."""
-
-    def add_up(self, parameters: list[nn.Parameter], total: Tensor | float, mean: bool) -> Tensor:
-        """Make each gradient the sum of all ranks', or their mean, and return the sum of the weights."""
-
-    def made(self) -> None:
-        """Report that a backward pass is over."""
-
-    def moved(self) -> None:
-        """Report that the optimizer has changed the weights."""
-
-    def norm(self, norm: Tensor) -> Tensor:
-        """Return the norm of all gradients, given the norm of the gradients here."""
-
-    def adopt(self) -> None:
-        """Accept gradients that a step has computed itself.
-
-        Raises:
-            StepError: they cannot be summed with the weights that they need.
-        """
 
 
 class Update:
@@ -154,6 +88,12 @@ class Update:
         """The names of the optimizers that the user's step has stepped, in this step."""
         self.entered = False
         """Whether the user's step runs now."""
+        self.idle = False
+        """Whether this rank has no sample of the batch, and takes the step only because the others do."""
+        self.alone = False
+        """Whether a step is only looked at, on this rank alone."""
+        self._calls = 0
+        """A number for the user's calls of optimizers in this step, in their order."""
         self.rates: list[Any] = []
         self.use(optimizer, schedule)
         self._first: Tensor | float = 1.0
@@ -201,7 +141,7 @@ class Update:
         can still look at them at a boundary."""
         self.entered = True
         if self.stepped:
-            self.stepped = []
+            self.stepped, self._calls = [], 0
         if self.count == 0:
             if self.watch_rates:
                 self.note_rates()
@@ -212,12 +152,11 @@ class Update:
         elif self._hidden is not None:
             self._unhide()
 
-    def backward(self, loss: Tensor, item: Any, batch: Any, *, counts: bool = True) -> None:
-        """Differentiate the loss of one micro-batch. With `counts=False` it counts for nothing: other ranks
-        need it."""
+    def backward(self, loss: Tensor, item: Any, batch: Any) -> None:
+        """Differentiate the loss of one micro-batch."""
         if self.weighs:
             self._forbid_mixing(self._folded is not None)
-            share = self._share(weight_of(item, batch) if counts else 0.0)
+            share = self._share(0.0 if self.idle else weight_of(item, batch))
             loss = loss if type(share) is float and share == 1.0 else loss * share
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
@@ -245,21 +184,43 @@ class Update:
         assign(gradients, self.model)
         if self.weighs:
             self._forbid_mixing(self.count > self._skipped and self._folded is None)
-            self._fold(self._share(weight_of(item, batch)))
+            self._fold(self._share(0.0 if self.idle else weight_of(item, batch)))
         self.count += 1
 
     # A step that drives itself -----------------------------------------------------------------------
 
-    def stepping(self, name: str) -> None:
-        """An optimizer is about to step. The loop's own steps come after the user's code has ended."""
+    def attend(self, batch: Any, known: bool) -> None:
+        """Have backward passes of the user's step give the gradients of all ranks, if it may drive itself."""
+        driven = None if self.together is None else self.together.driven
+        if driven is not None:
+            driven.rest()
+            if self.drives or not known:
+                samples = 0 if self.idle else count_samples(batch)
+                driven.attend(self.parameters, float(samples), keeps=not known)
+
+    def stepping(self, name: str, closure: Any) -> Any:
+        """An optimizer is about to step. The loop's own steps come after the user's code has ended. Return
+        the closure to call in place of this one, or None."""
         if not self.entered:
-            return
+            return None
+        driven = self._require_all_gradients()
+        self._calls = (31 * self._calls + 1 + [*named_of(self.optimizer)].index(name)) % (1 << 31)
         if not self.stepped and self.look is not None:
             self.look()
         if self.watch_norm:
             self._measure([name])
         if name not in self.stepped:
             self.stepped.append(name)
+        return closure and driven and (lambda: driven.mean(closure()))
+
+    def _require_all_gradients(self) -> Driven | None:
+        """Raise a StepError if an optimizer would step by the gradients of this rank alone."""
+        if self.together is None or self.alone:
+            return None
+        driven = self.together.driven
+        if driven is None or not driven.attends or driven.runs:
+            raise StepError(_NOT_ALL if driven is not None else _IN_PARTS)
+        return driven
 
     def gradients_now(self) -> list[tuple[Tensor | None, int]]:
         """The gradients, with torch's counts of their changes."""
@@ -291,6 +252,9 @@ class Update:
         if not self.drives:
             self._require_free()  # before anyone relies on it
         self.count = 0
+        if self.together is not None and self.together.driven is not None:
+            self.together.driven.agree(self._calls)
+            self.together.driven.rest()
         if self.watch_norm:
             self.norms = {name: self.norms[name] for name in self.stepped}
             self.norm = nn.utils.get_total_norm([*self.norms.values()]) if self.norms else None
@@ -308,7 +272,7 @@ class Update:
             "clip_gradients()": bool(self.clips),
             "grads_accumulation()": self.window > 1,
             'precision("fp16")': self.scaler is not None,
-            "several devices": self.together is not None,
+            'strategy("fsdp")': self.together is not None and self.together.driven is None,
         }
         if names := [name for name, there in asked.items() if there]:
             raise StepError(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..data.batch import move
-from ..data.rank_share import EMPTY
+from ..data.rank_share import Idle
 from ..data.sampling import END
 from ..errors import DataError, StateError
 from ..inspection import Inspection, look
@@ -44,7 +44,7 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
         times: dict[str, float] = {}
         if (isinstance(batch, str) and batch == "next") or (batch is None and loop.batch is None):
             batch = _next(replica, times)
-        if batch is EMPTY or (batch is None and loop.batch is EMPTY):
+        if isinstance(loop.batch if batch is None else batch, Idle):
             raise StateError("this rank has no sample of that batch, which is smaller than there are ranks")
         there = move(loop.batch if batch is None else batch, step.device)
         with aside(loop, replica.parts) as put_back:

@@ -121,7 +121,7 @@ class Follower:
                     return self._end()
                 if verb == "break":  # rank 0 gave up a block that is over here already
                     self._trying.close()
-                elif verb not in ("batch", "empty", "over"):  # leftovers of a block that failed here
+                elif verb not in ("batch", "over"):  # leftovers of a block that failed here
                     self.channel.send_bytes(self._answer(verb, arguments))
         except Gone:
             self._vanish()
@@ -190,7 +190,7 @@ class Follower:
         self._parts = None
         if made.settings.in_parts and share is not None:
             self._parts = Parts(self._replica, share.rank, share.world)
-        self._meant = names_of(self.learner.model, learner=Here(self))[1]
+        self._meant = names_of(self._replica.loop.update, Here(self))[1]
         loop = self._replica.loop
         loop.control = Control()
         self._fed = {}
@@ -417,10 +417,6 @@ class Fed:
         verb, arguments = self._channel.receive()
         if verb == "break":
             raise BrokenOff("rank 0 has given the block up")
-        if verb == "empty":
-            from ..data.rank_share import EMPTY
-
-            return EMPTY
         return END if verb == "over" else arguments[0]
 
     def begin(self, epoch: int) -> None:

@@ -138,6 +138,9 @@ class _Deaf:
     def allreduce(self, tensors: list[Tensor]) -> Any:
         return threading.Event()
 
+    def size(self) -> int:
+        return 2
+
 
 SCATTERED = dist.ReduceScatterOptions()
 SUMS: dict[str, Callable[[Any, Tensor, Tensor], Any]] = {

@@ -70,6 +70,25 @@ def test_more_numbers_a_sample_than_the_first_layer_takes(builder):
     assert "The learner stands before this step, at epoch 1, train, step 0 of 1" in said
 
 
+class Summed(nn.Module):
+    """It gives a layer one number."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x.sum())
+
+
+def test_one_number_without_a_dimension(builder):
+    model = Summed()
+    with pytest.raises(RuntimeError) as raised:
+        builder.build(model, sgd(model)).fit([(X, Y)])
+    said = told_of(raised)
+    assert "was given shape (): one number without a dimension; give it a row, x.reshape(1, -1)" in said
+
+
 def test_pictures_that_were_not_flattened(builder):
     said = error_of(builder, [(torch.randn(8, 2, 3), Y)], kind=RuntimeError)
     assert "which has 6 numbers a sample: put nn.Flatten() before it" in said

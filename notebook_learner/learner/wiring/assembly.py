@@ -93,7 +93,7 @@ def assemble(
     settings = with_its_metrics(settings, model)
     _note_engines(wrong, settings)
     if settings.share is None and isinstance(settings.devices, (list, tuple)) and len(settings.devices) > 1:
-        settings.share = Share(0, len(settings.devices), settings.in_parts)
+        settings.share = Share(0, len(settings.devices))
     given: Data = (("train", train), ("valid", valid))
     data: Data = tuple((split, loader) for split, loader in given if loader is not None)
     with unchanged_if_it_fails((model, *each_of(optimizer), settings.loss)):
