@@ -223,7 +223,7 @@ class TrainingStep(_Runner):
         self.stage = "forward"
         known = self.function is self._known or self._is_known_to_drive()
         update.begin()
-        left = None if known else update.gradients_now()
+        left = None if known else update.before()
         if update.together is not None:
             update.closes = last or update.count + 1 == update.window
             update.attend(batch, known)
@@ -263,21 +263,23 @@ class TrainingStep(_Runner):
 
     def _find_who_steps(self, output: Any, left: Any) -> None:
         """Decide whether the function drives the step, or the loop does. It drives if it has stepped an
-        optimizer; or if it may step one later, and has run backward, or has returned no loss to run it on.
+        optimizer; or has run backward and moved the weights by hand; or if it may step an optimizer later,
+        and has run backward, or has returned no loss to run it on.
 
         Args:
             output: what the function returned.
-            left: the gradients before it ran; None if it is known already.
+            left: what was there before it ran; None if it is known already.
         """
         update, function = self.update, _written(self.function)
-        if update.stepped:
+        ran = left is not None and type(output) is not TrainOutput and update.ran_backward(left)
+        trains = _is_trainable(output)
+        if update.stepped or (ran and not trains and update.has_moved(left)):
             update.take_over()
             self._known = self.function
             if all(function is not each for each in self._driving):
                 self._driving = [*self._driving[-3:], function]
             return
-        ran = update.has_moved(left)
-        if type(output) is not TrainOutput and (ran or not _is_trainable(output)) and _may_step(function):
+        if type(output) is not TrainOutput and (ran or not trains) and _may_step(function):
             update.take_over()  # and ask again at the next step
             return
         self._known = self.function
@@ -340,7 +342,7 @@ class TrainingStep(_Runner):
         update.begin()
         update.closes = False
         update.keeps_graph = update.alone = True
-        left = None if known else update.gradients_now()
+        left = None if known else update.before()
         try:
             output = self._forward(batch)
             if between is not None:

@@ -8,8 +8,8 @@ once at the end. So equal batches are only ever multiplied by 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from .schedule import Schedule
 _BACKWARD_TWICE = (
     "train_step ran backward() itself and then returned a plain output, so that the learner runs it again; "
     "leave the backward() out, or return TrainOutput(model, None, item), or call optimizer.step() in the "
-    "step as well"
+    "step as well; a step that moves the weights by hand returns loss.detach()"
 )
 
 
@@ -46,6 +46,13 @@ _NO_CLOSURE = (
     "LBFGS evaluates a batch several times per step: call optimizer.step(closure) in train_step, where the "
     "closure clears the gradients, runs backward and returns the loss"
 )
+
+
+class Before(NamedTuple):
+    """What an update finds before a step."""
+
+    gradients: list[tuple[Tensor | None, int]]
+    lengths: list[Tensor]
 
 
 class Update:
@@ -222,15 +229,30 @@ class Update:
             raise StepError(_NOT_ALL if driven is not None else _IN_PARTS)
         return driven
 
-    def gradients_now(self) -> list[tuple[Tensor | None, int]]:
-        """The gradients, with torch's counts of their changes."""
-        grads = [parameter.grad for parameter in self.parameters]
-        return [(grad, 0 if grad is None else grad._version) for grad in grads]
+    def before(self) -> Before:
+        """What is there before a step of which it is not known yet who runs backward and the optimizers."""
+        return Before([*self._gradients()], self._lengths())
 
-    def has_moved(self, before: list[tuple[Tensor | None, int]]) -> bool:
+    def _gradients(self) -> Iterator[tuple[Tensor | None, int]]:
+        """The gradients, with torch's counts of their changes."""
+        grads = (parameter.grad for parameter in self.parameters)
+        return ((grad, 0 if grad is None else grad._version) for grad in grads)
+
+    def _lengths(self) -> list[Tensor]:
+        """The length of each weight: one that was written to by `.data` has the same count of changes."""
+        kept = [p.detach() for p in self.parameters if p.is_floating_point() or p.is_complex()]
+        together = self.together is not None and self.together.driven is None
+        return [] if together or not kept else [*torch._foreach_norm(kept)]
+
+    def ran_backward(self, before: Before) -> bool:
         """Whether a gradient is another one than it was, or has changed."""
-        pairs = zip(before, self.gradients_now(), strict=True)
+        pairs = zip(before.gradients, self._gradients(), strict=True)
         return any(old is not new or then != now for (old, then), (new, now) in pairs)
+
+    def has_moved(self, before: Before) -> bool:
+        """Whether a weight has changed."""
+        pairs = zip(before.lengths, self._lengths(), strict=True)
+        return any(not torch.equal(*torch.nan_to_num(torch.stack(pair))) for pair in pairs)
 
     def clear(self) -> None:
         """Let no parameter have a gradient."""

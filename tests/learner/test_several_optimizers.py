@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LinearLR, StepLR
 
 from notebook_learner import Learner, LearnerBuilder
 from notebook_learner.breakpoint import LossSpike, NonFinite, UpdateRatio
-from notebook_learner.errors import ConfigurationError, Paused, StateError, StepError
+from notebook_learner.errors import ConfigurationError, LossError, Paused, StateError, StepError
 from notebook_learner.metric import GradNorm, LearningRate
 
 BATCHES = [(torch.randn(8, 4, generator=torch.Generator().manual_seed(n)),) for n in range(7)]
@@ -216,7 +216,23 @@ def in_the_backward() -> Program:
     return Program(model, list(each.values()), step, PAIRS)
 
 
-DRIVEN = [gan, critic_first, lbfgs, sam, collecting, collecting_first, warming_up]
+def weights_by_hand() -> Program:
+    """No optimizer takes part: the step moves the weights itself."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.2), nn.Linear(6, 1))
+
+    def step(model: Any, batch: Any) -> Any:
+        x, y = batch
+        model.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.data.add_(parameter.grad, alpha=-0.1)
+        return loss.detach()
+
+    return Program(model, SGD(model.parameters(), lr=1.0), step, PAIRS)
+
+
+DRIVEN = [gan, critic_first, lbfgs, sam, collecting, collecting_first, warming_up, weights_by_hand]
 ALL = [*DRIVEN, in_the_backward]
 
 
@@ -433,6 +449,21 @@ def test_lbfgs_without_a_closure_is_refused_with_the_way_to_write_it(tmp_path: P
     learner = builder.build(model, LBFGS(model.parameters()), None, PAIRS)
     with pytest.raises(StepError, match="closure"):
         learner.step()
+
+
+def test_a_step_that_runs_backward_and_moves_nothing_is_an_error(tmp_path: Path) -> None:
+    def step(model: Any, batch: Any) -> Any:
+        loss = F.mse_loss(model(batch[0]), batch[1])
+        loss.backward()
+        return loss.detach()
+
+    model = nn.Linear(4, 1)
+    builder = LearnerBuilder(tmp_path).renderer("silent").metrics().train_step(step)
+    learner = builder.build(model, SGD(model.parameters(), lr=0.1), None, PAIRS)
+    before = bits(model)
+    with pytest.raises(LossError, match="does not require a gradient"):
+        learner.step()
+    assert same(bits(model), before)
 
 
 @pytest.mark.parametrize(
