@@ -90,7 +90,8 @@ class Learner(Assigning, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         Args:
             train: the training loader, any iterable of batches; or a function without arguments that gives an
                 epoch's batches, such as a generator function; or several loaders by name, which give a dict
-                of batches, and of which the shorter ones begin again. By default the one in use.
+                of batches, and of which the shorter ones begin again; or a data module that was written for
+                Lightning, with the validation's. By default the one in use.
             valid: the validation loader, likewise.
             epochs: train this number of epochs from here, including the running one, instead of up to
                 `num_epochs`.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lightning_support import (
+    EPOCHS,
     Base,
     bits,
     both,
@@ -469,3 +470,58 @@ def epoch_values(learner: Any) -> dict[tuple[str, str], list[float]]:
         for name, value in (past.finals or {}).items():
             values.setdefault((past.split, name), []).append(value)
     return values
+
+
+class Data(lightning.LightningDataModule):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def prepare_data(self) -> None:
+        self.calls.append("prepare")
+
+    def setup(self, stage: str) -> None:
+        self.calls.append(stage)
+        self.train, self.valid = data()
+
+    def train_dataloader(self) -> Any:
+        return self.train
+
+    def val_dataloader(self) -> Any:
+        return self.valid
+
+
+class Others:
+    """Data by the same names, from elsewhere, without a validation."""
+
+    def train_dataloader(self) -> Any:
+        return data()[0]
+
+
+@both
+@pytest.mark.parametrize("when", ["build", "fit"])
+def test_a_data_module_gives_the_loaders(base: Base, when: str, tmp_path: Path) -> None:
+    theirs = classifier(lightning.LightningModule)
+    by_lightning(theirs)
+    module = Data()
+    builder, model = LearnerBuilder(tmp_path).num_epochs(EPOCHS).renderer("silent"), classifier(base)
+    torch.manual_seed(5)
+    learner = builder.build(model, **({"train": module} if when == "build" else {}))
+    if when == "fit":
+        with pytest.raises(ConfigurationError, match="nothing to train on"):
+            learner.step()
+        learner.start(module)
+        learner.pause()
+    else:
+        learner.step(4)
+    learner.fit(module)
+    assert same(bits(learner.model), bits(theirs))
+    assert module.calls == ["prepare", "fit"], "the same module again changes nothing"
+
+
+def test_a_data_module_may_have_the_training_data_alone(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    builder = LearnerBuilder(tmp_path).num_epochs(1).renderer("silent").loss(F.cross_entropy)
+    learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    learner.fit(Others(), data()[1])
+    assert learner.history.metrics("train") == learner.history.metrics("valid") == ("Loss",)

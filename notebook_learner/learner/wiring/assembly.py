@@ -64,7 +64,16 @@ from ..learner import Learner
 from .checks import mistakes_in
 from .directory_tenancy import Tenancy
 from .fork_run import Origin
-from .lightning import LightningGuest, LightningStep, configured, invited, loader_of, with_its_metrics
+from .lightning import (
+    LightningGuest,
+    LightningStep,
+    configured,
+    invited,
+    is_data_module,
+    loader_of,
+    loaders_in,
+    with_its_metrics,
+)
 from .loaders import CANNOT_BEGIN, NO_STEP, Loaders, data_mistakes
 from .make_optimizer import make_optimizer, make_schedule, move_state, told_of_unseen
 from .run_files import Storing, opening
@@ -86,6 +95,10 @@ def assemble(
     unchanged."""
     settings = settings.of_one_learner()
     wrong: list[str] = []
+    module = train if is_data_module(train) else None
+    if module is not None:
+        made_of = loaders_in(module)
+        train, valid = made_of.get("train"), made_of.get("valid") if valid is None else valid
     if optimizer is None and callable(getattr(model, "configure_optimizers", None)):
         train, valid = train or loader_of(model, "train"), valid or loader_of(model, "val")
         optimizer, own, settings = configured(model, settings, train)
@@ -107,7 +120,7 @@ def assemble(
         made, schedule = _made(found, settings, model, optimizer, scheduler)
         if found or made is None or schedule is None:
             raise ConfigurationError(found)
-        learner = _Wiring(settings, model, made, schedule, renderer).learner(data)
+        learner = _Wiring(settings, model, made, schedule, renderer).learner(data, module)
         if state is not None:
             learner.restore(state)
         elif settings.checkpoint is not None:
@@ -228,8 +241,8 @@ class _Wiring:
         self.watch = self._watch()
         self.guest: LightningGuest | None = None
 
-    def learner(self, data: Data) -> Learner:
-        """Join all parts, and put the data in."""
+    def learner(self, data: Data, module: Any) -> Learner:
+        """Join all parts, and put in the data, and the data module that they are of."""
         update = self._update()
         groups = self._groups()
         opened = opening(
@@ -268,6 +281,7 @@ class _Wiring:
             replica.emit(Notice(told, "warning"))
         for split, loader in data:
             loaders.use(learner, split, loader)
+        loaders.module = module
         if isinstance(self.renderer, Display):
             learner._shown_on(self.renderer)
         return learner

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -160,6 +160,20 @@ def loader_of(model: Any, name: str) -> Any:
     """What the model's `train_dataloader` or `val_dataloader` gives, or None."""
     make = lightning_method(model, f"{name}_dataloader")
     return make() if make else None
+
+
+def is_data_module(given: Any) -> bool:
+    """Whether it is data that were written for Lightning: an object that makes loaders."""
+    return callable(getattr(given, "train_dataloader", None)) and not isinstance(given, (type, Iterable))
+
+
+def loaders_in(module: Any) -> dict[Split, Any]:
+    """The loaders that a data module makes for a training, by split."""
+    for name, args in (("prepare_data", ()), ("setup", ("fit",))):
+        if lightning_method(module, name):
+            getattr(module, name)(*args)
+    made: dict[Split, Any] = {"train": loader_of(module, "train"), "valid": loader_of(module, "val")}
+    return {split: loader for split, loader in made.items() if loader is not None}
 
 
 # What the model finds in its methods -------------------------------------------------------------------

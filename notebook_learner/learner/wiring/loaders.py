@@ -33,7 +33,7 @@ from ...step.step import StepFunction, TrainingStep, ValidationStep
 from ...step.update import Update
 from ..core import OfOneLearner
 from .checks import cells_may_come, listed, metric_mistakes
-from .lightning import trains_by_its_steps
+from .lightning import is_data_module, loaders_in, trains_by_its_steps
 from .make_optimizer import make_optimizer, make_schedule
 
 MakeStep = Callable[[StepKind], TrainingStep | ValidationStep]
@@ -74,6 +74,8 @@ class Loaders:
         self.replica = replica
         self.groups = groups
         self.make_step = make_step
+        self.module: Any = None
+        """What made the loaders in use, if it was written for Lightning."""
         self.rules = rules
         """What depends on an epoch's value, by name: early stopping, ReduceLROnPlateau."""
         self.origin = origin
@@ -85,7 +87,12 @@ class Loaders:
 
     def use(self, learner: Any, split: Split, given: Any) -> None:
         """Train on (or validate with) this data from here on. The same object again changes nothing."""
-        if self._given.get(split) is given:
+        if self._given.get(split) is given or (given is not None and self.module is given):
+            return
+        if split == "train" and is_data_module(given):
+            for part, loader in loaders_in(given).items():
+                self.use(learner, part, loader)
+            self.module = given
             return
         if wrong := list(data_mistakes(self.settings, self.model, split, given)):
             raise ConfigurationError(wrong, "this data cannot be used")
