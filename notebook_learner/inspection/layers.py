@@ -80,7 +80,8 @@ def _plain(values: Tensor) -> Tensor:
 
 
 class Weights:
-    """The parameters of a model in one step: `after_step()`, then `before_update()` and `after_update()`.
+    """The parameters of a model in one step: `after_step()`, then `before_update()` and `after_update()`. If
+    the step moves the weights itself: `before_update()`, `after_step()` and `after_update()`.
 
     The copy from before the update lies in the host's memory, because the device may be full.
     """
@@ -97,11 +98,15 @@ class Weights:
     def after_step(self) -> None:
         """Measure weights and gradients."""
         # Not before the step: only the step gives a lazy parameter its shape.
-        named = self._model.named_parameters()
-        self._parameters = {name: parameter for name, parameter in named if not is_lazy(parameter)}
+        self._find()
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        self._weights = norms(self._parameters)
         self._gradients = {name: norm / self._scale for name, norm in norms(gradients).items()}
+
+    def _find(self) -> None:
+        if not self._parameters:
+            named = self._model.named_parameters()
+            self._parameters = {name: parameter for name, parameter in named if not is_lazy(parameter)}
+            self._weights = norms(self._parameters)
 
     def _moving(self) -> dict[str, Tensor]:
         moving = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
@@ -109,6 +114,7 @@ class Weights:
 
     def before_update(self) -> None:
         """Copy the parameters that the optimizer may change."""
+        self._find()
         in_matrices([*self._moving().values()], lambda _, now: self._copies.append(now.to("cpu", copy=True)))
 
     def after_update(self) -> None:

@@ -27,6 +27,7 @@ def look(
     optimizer: Any = None,
     *,
     apply: Callable[[], Any] | None = None,
+    drives: bool = False,
     loss_fn: Callable[..., Any] | None = None,
     tokenizer: Any = None,
     place: str = "",
@@ -45,6 +46,7 @@ def look(
         model: the module whose layers are described.
         optimizer: the optimizer whose groups and state are described.
         apply: one update of the optimizer, to measure how far it moves the weights.
+        drives: whether `run` moves the weights itself.
         loss_fn: the loss the model is trained on; it is called for the losses of single samples.
         tokenizer: an object with a `decode`, or a function from token numbers to text.
         place: the position of the training, for the report's title.
@@ -71,6 +73,9 @@ def look(
     tensors = (tensor for _, tensor in tensors_in(batch))
     saved = SavedTensors([*plain.parameters(), *plain.buffers(), *tensors])
     output, failed = None, None
+    groups = describe_optimizer(optimizer)
+    if drives:
+        weights.before_update()
     with trace.watch.watching(), saved.watching():
         try:
             output = run()
@@ -83,9 +88,13 @@ def look(
     made = field_of(item_of(output), "output")
     pictures += tuple(one for path, each in tensors_in(made) if (one := picture(f"output{path}", each)))
     del output, made  # and the graph with it, before anything is copied
-    groups = describe_optimizer(optimizer)
     memory = describe_memory(plain, optimizer, batch, saved.bytes)
-    not_applied = "" if failed or apply is None else _update(trace, weights, apply)
+    not_applied = ""
+    if drives and not failed:
+        weights.after_update()
+        trace.after_update()
+    elif apply is not None and not failed:
+        not_applied = _update(trace, weights, apply)
     parameters = weights.rows()
     layers = describe_layers(plain, trace.watch, parameters, scale=scale, failed=failed is not None)
     return Inspection(

@@ -83,7 +83,7 @@ def sample_losses(
     item = item_of(output)
     scores, targets = _scores(item), field_of(item, "targets")
     if not isinstance(scores, Tensor) or not isinstance(targets, Tensor):
-        return Samples(None, _why_no_fields(item))
+        return Samples(None, _why_no_fields(item, scores, targets))
     scores, targets = scores.detach(), targets.detach()
     kind = _kind(item, scores, targets)
     with torch.no_grad():
@@ -224,9 +224,12 @@ def _example(row: Tensor, decode: Decode | None) -> Example:
     return f"[{', '.join(str(size) for size in row.shape)}]"
 
 
-def _why_no_fields(item: Any) -> str:
+def _why_no_fields(item: Any, scores: Any, targets: Any) -> str:
+    parts = {"`.output`": scores, "`.targets`": targets}
+    missing = [name for name, each in parts.items() if not isinstance(each, Tensor)]
+    kind = "tensors" if len(missing) > 1 else "a tensor"
     return (
-        f"the step's output is {a_kind(item)} without tensors `.output` and `.targets`; return "
+        f"the step's output is {a_kind(item)} without {kind} {' and '.join(missing)}; return "
         "ClassificationOutput(loss, output, targets), or another of the outputs, to see the samples"
     )
 

@@ -61,6 +61,7 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
                 update.model,
                 update.optimizer,
                 apply=None if update.drives else update.optimizer.step,
+                drives=update.drives,
                 loss_fn=loss,
                 tokenizer=tokenizer,
                 place=str(replica.shown_position),

@@ -83,7 +83,9 @@ def test_why_there_are_no_samples_is_said():
         loss.backward()
         return loss
 
-    assert "  the step's output is a Tensor without tensors `.output`" in repr(look(x, run, model))
+    assert "  the step's output is a Tensor without tensors `.output` and `.targets`" in repr(
+        look(x, run, model)
+    )
 
 
 def test_of_very_many_layers_those_with_a_flag_are_shown():
