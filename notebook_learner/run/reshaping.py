@@ -9,7 +9,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..errors import StateError
-from ..event import Marked
+from ..event import Marked, Notice
 from ..event.position import Position
 from ..state.composition import InUse
 from ..state.parts import RngPart
@@ -122,6 +122,10 @@ class Reshaping:
             self._timeline.wanted = True
             at = loop.position
             loop.emit(Marked("edited", at.epoch, at.split, at.step, text))
+
+    def tell(self, text: str) -> None:
+        """Warn the user."""
+        self._loop.emit(Notice(text, "warning"))
 
     @contextmanager
     def in_the_run(self) -> Iterator[None]:

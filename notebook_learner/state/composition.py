@@ -5,17 +5,21 @@ It is kept by reference, so going back over a change brings back the very same o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from hashlib import blake2b
 from operator import attrgetter, is_, itemgetter
+from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..errors import a_kind
 from ..event.position import Position
 from ..step.optimizers import named_of
+from ..step.own_loss import MODEL_STEPS
 from .state import ModelPart
 
 _MODULE, _SHAPE = itemgetter(1), attrgetter("shape")
@@ -41,6 +45,9 @@ class Changeable(Protocol):
 
     def changed(self, text: str, /) -> None:
         """Follow a change. `text` tells the user what changed; it is empty if the training only went back."""
+
+    def tell(self, text: str, /) -> None:
+        """Warn the user."""
 
     @property
     def borrows(self) -> bool:
@@ -122,9 +129,64 @@ class Composition:
         }
 
     @cached_property
+    def functions(self) -> list[list[str]]:
+        """What the user gave as steps and loss, for a file: the role, the name, and a digest of the code."""
+        given = zip(ROLES, self.parts.functions, strict=False)
+        return [[role, *described(each)] for role, each in given if each is not None]
+
+    @cached_property
     def digest(self) -> str:
         """Equal for two processes where all has the same names, shapes and groups."""
         return blake2b(repr(self.names).encode(), digest_size=8).hexdigest()
+
+
+ROLES = ("train_step", "valid_step", "loss", *(f"the model's {name}" for name in MODEL_STEPS))
+"""What the functions in use are, in their order."""
+
+
+def described(function: Any) -> tuple[str, str]:
+    """A function's name, and a digest of its code that ignores where it stands; it is empty where the code
+    cannot be known. Of a layer, as losses are, it is one of its settings.
+
+    >>> one, other = (lambda x: x + 1), (lambda x: x + 2)
+    >>> described(one)[1] == described(eval("lambda x: x + 1"))[1], described(one)[1] == described(other)[1]
+    (True, False)
+    >>> described(nn.CrossEntropyLoss())[1] == described(nn.CrossEntropyLoss(label_smoothing=0.1))[1]
+    False
+    """
+    while isinstance(function, partial):
+        if function.args or function.keywords:
+            name, digest = described(function.func)
+            return name, _digest([digest, *map(_said, function.args), *map(_said, function.keywords.items())])
+        function = function.func
+    name = getattr(function, "__name__", None) or type(function).__name__
+    if isinstance(function, nn.Module):
+        plain = {key: value for key, value in vars(function).items() if key[0] != "_" and key != "training"}
+        return name, _digest([repr(function), *map(_said, plain.items())])
+    code = getattr(function, "__code__", None)
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"  # bytecode is another one in another Python
+    return name, "" if code is None else f"{version}:{_digest(_parts_of(code))}"
+
+
+def _parts_of(code: CodeType) -> Iterator[str]:
+    yield code.co_code.hex()
+    yield repr(code.co_names)
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _parts_of(each)
+        else:
+            yield _said(each)
+
+
+def _said(value: Any) -> str:
+    """A plain value as text; of another one its kind alone, since its text may have an address."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_said, value))})"
+    return repr(value) if isinstance(value, (int, float, complex, str, bytes, type(None))) else a_kind(value)
+
+
+def _digest(parts: Iterable[str]) -> str:
+    return blake2b("\n".join(parts).encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _are(one: Sequence[Any], other: Sequence[Any]) -> bool:

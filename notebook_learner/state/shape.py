@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import StateError
 from ..event.position import Position
+from ..step.own_loss import CELL
 from .composition import Changeable, Composition
 from .state import Held, ModelPart
 
@@ -70,13 +71,18 @@ class Shape(Held):
             **names,
             "frozen": [name for name, trains in pairs if not trains],
             "digest": self.composition.digest,
+            "functions": self.composition.functions,
             "log": [list(each) for each in self.log],
             "coming": [list(each) for each in self.coming],
         }
 
     def __eq__(self, other: object) -> bool:
-        """Whether both say the same of two programs that are alike."""
-        return isinstance(other, Shape) and self.plain() == other.plain()
+        """Whether both say the same of two programs that are alike. Their code may differ: what it does shows
+        in the other parts."""
+        return isinstance(other, Shape) and {**self.plain(), "functions": []} == {
+            **other.plain(),
+            "functions": [],
+        }
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -91,6 +97,9 @@ class NamesAlone(Composition):
         self.owner = None
         self.names = {name: plain[name] for name in ("modules", "parameters", "optimizers")}
         self.digest = plain["digest"]
+        self.functions = [[*each] for each in plain.get("functions", ())]
+        if not all([*map(type, each)] == [str, str, str] for each in self.functions):
+            raise ValueError("a function that is not described by three texts")
 
 
 def _of_another_process(plain: Mapping[str, Any]) -> Shape:
@@ -133,6 +142,7 @@ class ShapePart:
         self._known: list[Shape] = []
         """The compositions that were seen last, with the changes that had led to them."""
         self._now: Shape | None = None
+        self._told: list[str] = []
 
     # Looking -----------------------------------------------------------------------------------------
 
@@ -291,14 +301,26 @@ class ShapePart:
         log, digest = there.log, there.composition.digest
         known = [each for each in self._known if log[: len(each.log)] == each.log]
         same = [each for each in known if each.log == log and each.composition.digest == digest]
+        functions = there.composition.functions
+        same = [each for each in same if each.composition.functions == functions] or same
         nearest = same[-1] if same else max(known, key=lambda each: len(each.log), default=self._now)
         if nearest is not None and not self.fixed:
             self._stand(nearest.composition, nearest.trains)
             if not same:
                 self._follow(log, len(nearest.log))
         mine = self._here.composition
+        self._tell_of_functions(mine.functions, functions)
         if list(mine.names["parameters"]) == list(there.composition.names["parameters"]):
             self._set(mine, there.trains)
+
+    def _tell_of_functions(self, mine: list[list[str]], theirs: list[list[str]]) -> None:
+        """Tell the user once of a step or a loss that is another one than in a file."""
+        now = {role: (name, digest) for role, name, digest in mine}
+        for role, name, digest in theirs:
+            told = _another(role, now.get(role), name, digest)
+            if told and told not in self._told:
+                self._told.append(told)
+                self._owner.tell(told)
 
     def _follow(self, log: tuple[Change, ...], made: int) -> None:
         """Make changes that another process made, unless the program begins with them."""
@@ -328,6 +350,20 @@ class ShapePart:
         for parameter, flag in zip(composition.parameters, trains, strict=True):
             if parameter.requires_grad is not flag:
                 parameter.requires_grad_(flag)
+
+
+def _another(role: str, mine: tuple[str, str] | None, name: str, digest: str) -> str:
+    """How a function of now differs from that of a file; empty if it does not, or if that is not known."""
+    if name == CELL:
+        return ""
+    if mine is None:
+        return f"the checkpoint was trained with {role} = {name}, and this learner has none"
+    versions = {each.partition(":")[0] for each in (mine[1], digest) if ":" in each}
+    if mine[0] != name:
+        return f"{role}: the checkpoint was trained with {name}, this learner has {mine[0]}: kept {mine[0]}"
+    if mine[1] == digest or not (mine[1] and digest) or len(versions) > 1:
+        return ""
+    return f"{role}: {name} is not the code that the checkpoint was trained with: kept the code of now"
 
 
 def _changes(told: Sequence[Any]) -> tuple[Change, ...]:

@@ -35,6 +35,12 @@ LIGHTNING_STEPS: Mapping[StepKind, str] = {
 }
 
 
+CELL = "a cell"
+"""The name of a step that a notebook's cell is: it comes after the learner was built."""
+MODEL_STEPS = ("train_step", "valid_step", "training_step", "validation_step")
+"""The steps that a model may define."""
+
+
 def lightning_method(model: Any, name: str) -> Any:
     """The model's method of this name, unless it is one that Lightning's own class brings.
 

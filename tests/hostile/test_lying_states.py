@@ -133,6 +133,13 @@ STATES: dict[str, tuple[str, Change]] = {
     "an object with a number for a name": _part("carried", lambda part: part["objects"][1].__setitem__(0, 7)),
     "an object of no kind": _part("carried", lambda part: part["objects"][0].__setitem__(2, ["list"])),
     "an object with nothing to say": _part("carried", lambda part: part["objects"][0].__setitem__(1, None)),
+    "a function with a number for a name": _part(
+        "shape", lambda shape: shape.update(functions=[["loss", 7, ""]])
+    ),
+    "a function without a name": _part("shape", lambda shape: shape.update(functions=[["loss"]])),
+    "functions that are a number": _part("shape", lambda shape: shape.update(functions=7)),
+    "places that are numbers": _part("metrics train", lambda group: group.update(objects={"Loss": 7})),
+    "places that are a list": _part("metrics train", lambda group: group.update(objects=["Loss"])),
     "a model without tensors": ("model", lambda state: state.update(tensors=[])),
     "a model of lists": ("model", lambda state: state["tensors"].update({"0.bias": [0.0] * 8})),
     "extra state for who takes none": ("model", lambda state: state["extra"].update({"0": 1})),

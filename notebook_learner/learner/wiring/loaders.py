@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from torch import nn
@@ -27,7 +28,7 @@ from ...run.settings import Registered, Settings
 from ...state.parts import CursorPart, MetricsPart
 from ...state.state import State
 from ...step.optimizers import parameters_of
-from ...step.own_loss import StepKind, lightning_method
+from ...step.own_loss import CELL, MODEL_STEPS, StepKind, lightning_method
 from ...step.schedule import Schedule
 from ...step.step import StepFunction, TrainingStep, ValidationStep
 from ...step.update import Update
@@ -147,7 +148,7 @@ class Loaders:
         settings, steps = self.settings, ("train_step", "valid_step")
         given = [_unless_a_cell(getattr(settings, name)) for name in steps]
         model, kind = self.model.__dict__, type(self.model)  # a module takes 3 us to say that it lacks a name
-        return *given, settings.loss, *(model.get(name, getattr(kind, name, None)) for name in steps)
+        return *given, settings.loss, *(model.get(name, getattr(kind, name, None)) for name in MODEL_STEPS)
 
     def use_functions(self, functions: tuple[Any, ...]) -> None:
         """Use these again. A cell that was run stays in use."""
@@ -321,7 +322,7 @@ class Loaders:
             )
 
 
-_CELL = object()
+_CELL = SimpleNamespace(__name__=CELL)
 """Stands for a cell's step. The cell on the page counts, also after a rewind."""
 
 
