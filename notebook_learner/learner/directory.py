@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 from ..artifacts import Checkpoints
 from ..errors import names_descriptors
+from ..event import Notice
 from ..run.control import Request
 from ..run.step_reports import HandedOver, RunTakenBack
+from ..step.options import Options, options_of, other_options
 from .core import Batches, LearnerCore
 
 T = TypeVar("T")
@@ -42,13 +44,28 @@ class DirectoryVerbs(LearnerCore):
         """End this run, whose files were moved: a newer run has its directory."""
         self._opened = replace(self._opened, directory=os.fspath(directory))
 
-    def _restore_checkpoint(self, which: int | str) -> None:
+    def _restore_checkpoint(self, which: int | str, *, given: bool = False) -> None:
+        """Go to a checkpoint. If another process saved it, tell which options differ from those that the
+        optimizer was built with; `given` takes those."""
+        before, first = options_of(self._replica.loop.update.optimizer), not self._replica.history.snapshot()
         try:
             self._premises.look_in()
             self._replica.restore_checkpoint(which, self._go_on)
             self._settle()
         finally:
             self._premises.look_away()
+        if first:
+            self._tell_of_options(before, given)
+
+    def _tell_of_options(self, before: Options, given: bool) -> None:
+        update = self._replica.loop.update
+        others = list(other_options(before, update.optimizer, update.schedule))
+        taken = [each.take() if given else str(each) for each in others]
+        for text in taken:
+            self._emit(Notice(text, "warning"))
+        if given and any(not each.moved for each in others):
+            update.note_rates()
+            self._edited(f"the cell's settings: {', '.join(each.label for each in others if not each.moved)}")
 
     def _go_on(self) -> None:
         self._enter(goes_on=True)

@@ -88,6 +88,8 @@ class Settings:
     checkpointer: Checkpointer | None = None
     checkpoint: Which | None = None
     resume: bool = False
+    takes_given: bool = False
+    """Whether the options that the optimizer was built with count, and not those of the checkpoint."""
     takes_back: bool = False
     """Whether a process that continues the run is asked to stop first."""
     overwrite: bool = False

@@ -124,7 +124,7 @@ def assemble(
         if state is not None:
             learner.restore(state)
         elif settings.checkpoint is not None:
-            _go_on(learner, settings.checkpoint, f"checkpoint({settings.checkpoint!r})")
+            _go_on(learner, settings, settings.checkpoint, f"checkpoint({settings.checkpoint!r})")
         elif settings.resume and (settings.files_asked or settings.takes_back):
             _resume(learner, settings)
         return learner
@@ -146,13 +146,13 @@ def _resume(learner: Learner, settings: Settings) -> None:
     if settings.takes_back:  # only when nothing else prevents going on here
         end_detached(settings.directory)
     if found := learner._look_for_checkpoints():
-        _go_on(learner, "latest" if settings.files_asked else found[-1].label, "resume()")
+        _go_on(learner, settings, "latest" if settings.files_asked else found[-1].label, "resume()")
 
 
-def _go_on(learner: Learner, which: Which, said: str) -> None:
+def _go_on(learner: Learner, settings: Settings, which: Which, said: str) -> None:
     """Go on from a checkpoint in the run's own folder."""
     try:
-        learner.restore(which)
+        learner._drive(partial(learner._restore_checkpoint, which, given=settings.takes_given))
     except (StateError, StoreError) as refused:
         none = which == "latest" and not learner.checkpoints
         more = "; use resume() instead, which then starts from the beginning" if none else ""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     import logging
 
     from ipyparallel import Client, Cluster, DirectView  # type: ignore[import-untyped]
+
+Whose = Literal["checkpoint", "given"]
+"""Whose settings count where a run goes on: the checkpoint's, or those that the builder is given."""
 
 
 class LearnerBuilder:
@@ -438,12 +441,18 @@ class LearnerBuilder:
         self._settings.checkpointer = checkpointer
         return self
 
-    def checkpoint(self, which: Which) -> Self:
-        """Go on from a checkpoint: an epoch's number, a label such as "3-117", "latest" or "best"."""
+    def checkpoint(self, which: Which, *, settings: Whose = "checkpoint") -> Self:
+        """Go on from a checkpoint: an epoch's number, a label such as "3-117", "latest" or "best".
+
+        Args:
+            which: the checkpoint.
+            settings: as for `resume`.
+        """
         self._settings.checkpoint = _whole(which)
+        self._take_settings(settings)
         return self
 
-    def resume(self, *, take_back: bool = False) -> Self:
+    def resume(self, *, take_back: bool = False, settings: Whose = "checkpoint") -> Self:
         """Go on from the newest checkpoint in the directory, or start from the beginning if there is no
         checkpoint.
 
@@ -453,9 +462,17 @@ class LearnerBuilder:
             take_back: for a run that was handed to a process of its own (`learner.detach()`) that still
                 trains. With True, `build` makes the process save exactly where it stands, and end; the
                 learner goes on from there. With False, the process goes on, and an error names it.
+            settings: which options of the optimizer count where the cell's and the checkpoint's differ (rate,
+                betas, weight decay): the "checkpoint"'s, or those "given" in the cell. A line names each.
         """
         self._settings.resume, self._settings.takes_back = True, take_back
+        self._take_settings(settings)
         return self
+
+    def _take_settings(self, whose: Whose) -> None:
+        if whose not in get_args(Whose):
+            raise ValueError(f"settings={whose!r}: give 'checkpoint' or 'given'")
+        self._settings.takes_given = whose == "given"
 
     def overwrite(self) -> Self:
         """Delete the run in the directory when the new run first writes; other files stay.
