@@ -34,6 +34,8 @@ class Lit(nn.Module):
         output = self.net(x)
         self.accuracy(output.detach(), y)
         self.log("train_acc", self.accuracy)
+        self.log("ranks", float(self.trainer.world_size))
+        self.log("firsts", float(self.trainer.is_global_zero and self.trainer.global_rank == 0))
         return F.cross_entropy(output, y)
 
     def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
@@ -90,4 +92,8 @@ def evaluated(learner: Any) -> None:
 def test_the_values_are_those_of_one_device(act: Any, alone: dict[str, float], tmp_path: Path) -> None:
     together = measured(tmp_path, TWO, act)
     assert {"valid val_auroc 2", "set val_auroc", "train train_acc 1"} <= set(together)
-    assert together == pytest.approx(alone, rel=2e-6)
+    facts = {name: together.pop(name) for name in list(together) if name.split()[1] in ("ranks", "firsts")}
+    assert {name: alone[name] for name in facts} == dict.fromkeys(facts, 1.0)
+    assert facts["train ranks 1"] == facts["train ranks 2"] == 2.0
+    assert 0.4 < facts["train firsts 1"] < 0.6, "about half of the samples are rank 0's"
+    assert together == pytest.approx({name: alone[name] for name in alone if name not in facts}, rel=2e-6)

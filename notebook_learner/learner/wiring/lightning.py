@@ -182,14 +182,15 @@ def loaders_in(module: Any) -> dict[Split, Any]:
 class _Trainer:
     """What `self.trainer` is: where the training stands."""
 
-    world_size = 1
-    is_global_zero = True
-    global_rank = local_rank = 0
     sanity_checking = False
     logger = progress_bar_callback = None
 
     def __init__(self, settings: Settings, batches: int | None, loop: Loop | None = None) -> None:
         self.accumulate_grad_batches = settings.window
+        share = settings.share
+        self.world_size = 1 if share is None else share.world
+        self.global_rank = self.local_rank = 0 if share is None else share.rank
+        self.is_global_zero = self.global_rank == 0
         self._settings, self._batches, self._loop = settings, batches, loop
 
     @property
