@@ -27,7 +27,8 @@ from ..run.control import Control
 from ..run.driver import Driver
 from ..run.modes import Modes, switch
 from ..run.settings import PRECISIONS, Registered, Settings
-from ..step.step import ValidationStep, supervised
+from ..step.own_loss import LIGHTNING_STEPS, lightning_method
+from ..step.step import ValidationStep
 from ..store.layout import RunLayout
 from .wiring.checks import listed, metric_mistakes, step_mistakes
 from .wiring.loaders import not_a_loader
@@ -123,11 +124,11 @@ class Evaluator:
         """
         __tracebackhide__ = True
         require_functions(function, step)
-        own = self._settings.valid_step is not None or hasattr(self.model, "valid_step")
         if step is not None:
             runner = self._step(partial(step, self.model))
         else:
-            runner = self._step(partial(output_of, self.model, self._validate() if own else None))
+            own = self._validate() if self._settings.predicts_by_its_step(self.model) else None
+            runner = self._step(partial(output_of, self.model, own))
         tour = self._tour(as_batches(loader), "predict", runner)
         return self._beside(tour, lambda: predict(tour, runner, function))
 
@@ -173,12 +174,8 @@ class Evaluator:
         return Position(info.epoch, split, steps, info.iteration)
 
     def _validate(self) -> Callable[[Any], Any]:
-        settings = self._settings
-        if settings.valid_step is not None:
-            return partial(settings.valid_step, self.model)
-        if settings.loss is not None:
-            return partial(supervised, self.model, settings.loss, None)
-        step: Callable[[Any], Any] = self.model.valid_step  # type: ignore[assignment]
+        step = self._settings.step_for("valid", self.model)
+        assert step is not None, "known since it was made"
         return step
 
     def _step(self, function: Callable[[Any], Any]) -> ValidationStep:
@@ -214,6 +211,11 @@ def _require_sound(settings: Settings, metrics: list[AnyMetric], model: Any) -> 
     wrong = [*_metric_mistakes(metrics), *step_mistakes(settings)]
     if not isinstance(model, nn.Module):
         wrong.append(f"the model is of type {type(model).__name__}; give a torch.nn.Module")
+    elif settings.step_for("valid", model) is None and lightning_method(model, LIGHTNING_STEPS["valid"]):
+        wrong.append(
+            f"{type(model).__name__} measures by validation_step, which asks its learner for values by name: "
+            "use LearnerBuilder(run).resume().build(model).evaluate(loader); or give loss= or valid_step="
+        )
     elif not settings.says_how_to_validate(model):
         wrong.append(
             "nothing says how to measure it: give loss=F.cross_entropy for (x, y) batches, or "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,9 +18,9 @@ from ..metric.base import AnyMetric, Metric, TextMetric
 from ..metric.step_values import Loss, LossIfAny
 from ..state.checkpoint_files import Checkpointer, Which
 from ..state.shape import Change
-from ..step.own_loss import LIGHTNING_STEPS, lightning_method, takes_targets
+from ..step.own_loss import LIGHTNING_STEPS, StepKind, lightning_method, takes_targets, with_its_own_loss
 from ..step.schedule import When
-from ..step.step import StepFunction
+from ..step.step import StepFunction, supervised
 from .early_stopping import EarlyStopping
 
 
@@ -161,6 +162,24 @@ class Settings:
         if given or hasattr(model, "valid_step") or self.train_step is not None:
             return given or hasattr(model, "valid_step")
         return bool(lightning_method(model, LIGHTNING_STEPS["valid"]) or takes_targets(model))
+
+    def step_for(self, split: StepKind, model: Any) -> Callable[[Any], Any] | None:
+        """What is called with a batch of this split, or None if nothing says it; not for Lightning's steps,
+        which ask their learner."""
+        own = self.train_step if split == "train" else self.valid_step
+        if own is not None:
+            return partial(own, model)
+        if self.loss is not None:
+            return partial(supervised, model, self.loss, self.loss_output)
+        step: Callable[[Any], Any] | None = getattr(model, f"{split}_step", None)
+        if step is None and takes_targets(model):
+            return partial(with_its_own_loss, model)
+        return step
+
+    def predicts_by_its_step(self, model: Any) -> bool:
+        """Whether the output of the validation step is that of the model, also where a batch is no (x, y)."""
+        own = self.valid_step is not None or hasattr(model, "valid_step")
+        return own or (self.loss is None and self.train_step is None and takes_targets(model))
 
     @property
     def in_parts(self) -> bool:

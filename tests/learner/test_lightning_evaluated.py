@@ -22,7 +22,7 @@ from lightning_support import (
 )
 from torch.utils.data import DataLoader
 
-from notebook_learner import LearnerBuilder
+from notebook_learner import ConfigurationError, Evaluator, LearnerBuilder
 
 OTHER = DataLoader(rows(), batch_size=10)
 
@@ -124,3 +124,11 @@ def test_a_test_step_is_told_by_name(base: Base, tmp_path: Path, capsys: Any) ->
     model = classifier(base, test_step=lambda self, batch, batch_idx: None)
     LearnerBuilder(tmp_path).renderer("plain").build(model, train=data()[0])
     assert "test_step of Classifier is not called" in capsys.readouterr().out
+
+
+def test_an_evaluator_without_a_learner_says_what_to_do(tmp_path: Path) -> None:
+    learner = learner_of(classifier(lightning.LightningModule), tmp_path)
+    learner.step(3)
+    learner.save()
+    with pytest.raises(ConfigurationError, match=r"asks its learner.*resume\(\)\.build\(model\)\.evaluate"):
+        Evaluator(tmp_path, classifier(lightning.LightningModule), checkpoint="latest", renderer="silent")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from notebook_learner import LearnerBuilder
+from notebook_learner import Evaluator, LearnerBuilder
 from notebook_learner.errors import ConfigurationError, StepError
 from notebook_learner.metric import Accuracy, Loss
 
@@ -84,6 +84,24 @@ def test_a_model_with_its_own_loss_trains_as_it_is(form: str, kind: str, tmp_pat
     assert same(model, by_hand())
     expected = (model.layer(X).argmax(1) == Y).float().mean() * 100
     assert learner.history.final("Accuracy", "valid") == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("form", ["attributes", "a tuple", "a dict"])
+def test_it_is_evaluated_and_predicts_on_dicts_also_without_a_learner(form: str, tmp_path: Path) -> None:
+    model = Classifier()
+    model.form = form
+    builder = LearnerBuilder(tmp_path).renderer("silent").metrics(Loss(), Accuracy()).with_file_checkpointer()
+    learner = builder.build(model, SGD(model.parameters(), lr=0.1), None, dicts(), dicts())
+    learner.fit()
+    other = Classifier()
+    other.form = form
+    evaluator = Evaluator(
+        tmp_path, other, metrics=[Loss(), Accuracy()], checkpoint="latest", renderer="silent"
+    )
+    expected = model.layer(X).detach()
+    for each in (learner, evaluator):
+        assert each.evaluate(dicts())["Loss"] == pytest.approx(float(F.cross_entropy(expected, Y)), rel=1e-6)
+        assert torch.equal(each.predict(dicts()), torch.cat([model.layer(x) for x, _ in PARTS]))
 
 
 @pytest.mark.parametrize("loss", ["its names", "the usual names"])

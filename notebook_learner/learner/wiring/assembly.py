@@ -53,11 +53,9 @@ from ...step.own_loss import (
     LIGHTNING_STEPS,
     StepKind,
     lightning_method,
-    takes_targets,
-    with_its_own_loss,
 )
 from ...step.schedule import Schedule, schedulers_of
-from ...step.step import TrainingStep, ValidationStep, supervised
+from ...step.step import TrainingStep, ValidationStep
 from ...step.update import Update
 from ..core import Batches
 from ..learner import Learner
@@ -440,7 +438,7 @@ class _Wiring:
         """What is called for a batch."""
         if self.guest is not None and lightning_method(model, LIGHTNING_STEPS[split]):
             return LightningStep(self.guest, model, split)
-        return _step_function(self.settings, split, model)
+        return self.settings.step_for(split, model) or _not_yet_known
 
 
 def _remote(settings: Settings, replica: Replica) -> RemoteControl | None:
@@ -533,18 +531,6 @@ def _clips(settings: Settings) -> list[Clip]:
     if settings.clip_value is not None:
         clips.append(ClipByValue(settings.clip_value))
     return clips
-
-
-def _step_function(settings: Settings, split: StepKind, model: nn.Module) -> Callable[[Any], Any]:
-    own = settings.train_step if split == "train" else settings.valid_step
-    if own is not None:
-        return partial(own, model)
-    if settings.loss is not None:
-        return partial(supervised, model, settings.loss, settings.loss_output)
-    step: Callable[[Any], Any] | None = getattr(model, f"{split}_step", None)
-    if step is not None:
-        return step
-    return partial(with_its_own_loss, model) if takes_targets(model) else _not_yet_known
 
 
 def _not_yet_known(batch: Any) -> Any:

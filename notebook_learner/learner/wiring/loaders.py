@@ -228,7 +228,7 @@ class Loaders:
             return self._like_validation(partial(forward, self.validated))
         if trains_by_its_steps(self.settings, self.model) and lightning_method(self.model, "predict_step"):
             return self._like_validation(self.make_step("predict").function)
-        asked = self.settings.valid_step is not None or hasattr(self.model, "valid_step")
+        asked = self.settings.predicts_by_its_step(self.model)
         validate = self.make_step("valid").function if asked else None
         return self._like_validation(partial(output_of, self.validated, validate))
 
