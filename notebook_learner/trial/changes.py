@@ -158,6 +158,8 @@ class Comparison:
     changes: Mapping[str, str]
     """What was changed, in words."""
     courses: tuple[Course, Course]
+    weights: tuple[str, str] = ("", "")
+    """A digest of the weights at each end; empty where each device had only a part of them."""
 
     @property
     def baseline(self) -> Mapping[str, Floats]:
@@ -171,7 +173,7 @@ class Comparison:
 
     @property
     def first_difference(self) -> tuple[int, int] | None:
-        """The (epoch, step) of the first step with different values; None if all bits are the same."""
+        """The (epoch, step) of the first step with different values; None if no value differs."""
         one, other = self.courses
         steps = min(len(one.places), len(other.places))
         for at in range(steps):
@@ -223,8 +225,28 @@ class Comparison:
         one, other = self.courses
         return [name for name in one.values if name in other.values]
 
+    @property
+    def _measured(self) -> list[str]:
+        """The names to show: a step that drives itself need not return a loss."""
+        one, other = self.courses
+        both = {name: np.concatenate([one.values[name], other.values[name]]) for name in self._names()}
+        names = [name for name, values in both.items() if not np.isnan(values).all()]
+        return [name for name in names if name != "Loss" or "loss" not in names]
+
+    @property
+    def _differs(self) -> str:
+        where, steps = self.first_difference, len(self._longer)
+        if where is not None:
+            return f"first difference at epoch {where[0]}, step {where[1]}"
+        if self.weights[0] == self.weights[1]:
+            return "every bit is the same"
+        after = f"after {steps} step{'s' * (steps > 1)}"
+        if self._measured:
+            return f"the weights differ {after}, and no value does"
+        return f"the weights differ {after}; the steps return no loss and log no value"
+
     def _shown(self) -> Table:
-        names = [name for name in self._names() if name != "Loss" or "loss" not in self._names()]
+        names = self._measured
         headings = ["epoch", "step", *(part for name in names for part in (name, "changed"))]
         rows = [
             [str(row["epoch"]), str(row["step"])]
@@ -233,15 +255,8 @@ class Comparison:
         ]
         if len(rows) > _MOST_ROWS:
             rows = [*rows[: _MOST_ROWS - 1], ["…"] * len(headings), rows[-1]]
-        where = self.first_difference
-        differs = (
-            "every bit is the same"
-            if where is None
-            else f"first difference at epoch {where[0]}, step {where[1]}"
-        )
-        return Table(
-            f"what if {self._said}, from {self.start}: {differs}", headings, rows, [True] * len(headings)
-        )
+        title = f"what if {self._said}, from {self.start}: {self._differs}"
+        return Table(title, headings, rows, [True] * len(headings))
 
     def __repr__(self) -> str:
         return self._shown().text()

@@ -20,6 +20,7 @@ from ..run.loop import Act, Loop
 from ..run.replica import Replica
 from ..step.optimizers import named_of
 from ..step.step import StepFunction
+from ..store.tensors import digest_of_tensor
 from .changes import Changes, Comparison, require_step
 from .excursion import excursion
 
@@ -69,14 +70,23 @@ def what_if(replica: Replica, steps: int, changes: Mapping[str, Any]) -> Compari
     with excursion(replica, what="what_if()") as trip:
         until = Trained(trip.start.position.iteration + steps)
         baseline = trip.walk(until, compared=compared)
+        first = _weights(replica)
         trip.back()
         if (then := changes.get("then")) is not None:
             replica.shape.try_out("", then)
         other = trip.walk(until, changes=Changes({k: v for k, v in changes.items() if k != "then"}))
+        second = _weights(replica)
     if found := compared.difference(replica.carried.left_names()):
         told = "the unchanged steps are not what was measured before the rewind, unless you changed something"
         replica.emit(Notice(f"{told}: {found}", "warning"))
-    return Comparison(trip.start.position, said, (baseline, other))
+    return Comparison(trip.start.position, said, (baseline, other), (first, second))
+
+
+def _weights(replica: Replica) -> str:
+    """A digest of the weights, if this rank has all of them."""
+    if replica.ranks is not None and replica.ranks.in_parts:
+        return ""
+    return " ".join(map(digest_of_tensor, replica.loop.update.model.parameters()))
 
 
 def _for_each_group(optimizer: Optimizer, name: str, value: Any) -> Any:

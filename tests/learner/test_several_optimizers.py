@@ -384,3 +384,25 @@ def test_a_plain_step_may_take_the_place_of_one_that_drives_itself(tmp_path: Pat
     for batch in PAIRS:
         by_itself(hand, batch)
     assert same(bits(model), bits(hand))
+
+
+def without_a_loss() -> Program:
+    mine = gan()
+
+    def step(model: Any, batch: Any) -> None:
+        mine.step(model, batch)
+
+    return replace(mine, step=step)
+
+
+def test_a_what_if_of_steps_without_a_loss_compares_the_weights(tmp_path: Path) -> None:
+    learner, _ = made(without_a_loss, tmp_path)
+    learner.step(2)
+    changed = learner.what_if(3, lr={"g": 0.5})
+    said = "the weights differ after 3 steps; the steps return no loss and log no value"
+    assert said in repr(changed) and "NaN" not in repr(changed)
+    assert changed.first_difference is None
+    unchanged = learner.what_if(3, lr={"g": 0.01})  # as it is
+    assert "every bit is the same" in repr(unchanged)
+    learner.fit()
+    assert same(bits(learner.model), bits(by_hand(without_a_loss)))
