@@ -58,15 +58,13 @@ class Assigning(LearnerCore):
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 3).requires_grad_(False), torch.nn.Linear(3, 2))
         >>> optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
         >>> batches = [(torch.ones(4, 3), torch.zeros(4, 2))] * 5
-        >>> builder = LearnerBuilder("shaped").loss(F.mse_loss).metrics().renderer("silent")
+        >>> builder = LearnerBuilder("shaped").loss(F.mse_loss).renderer("silent")
         >>> learner = builder.reshapes(unfreeze).build(model, optimizer, None, batches)
-        >>> learner.step(2)
-        2 steps taken, now at epoch 1, train, step 2 of 5
+        >>> report = learner.step(2)
         >>> learner.reshape(unfreeze)
         >>> [len(group["params"]) for group in optimizer.param_groups]
         [2, 2]
-        >>> learner.step()
-        1 step taken, now at epoch 1, train, step 3 of 5
+        >>> report = learner.step()
         >>> learner.rewind(2)
         rewound to epoch 1, train, step 1 of 5 (1 step replayed, exact)
         >>> [len(group["params"]) for group in optimizer.param_groups]

@@ -55,17 +55,16 @@ class Learner(Assigning, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
     ...     .loss(F.cross_entropy)
     ...     .num_epochs(2)
     ...     .renderer("silent")
-    ...     .metrics()
     ...     .metric_logger(InMemoryMetricLogger())  # no log files for an example
     ...     .with_application_logger(False)
     ...     .build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, batches, batches[:1])
     ... )
-    >>> learner.step(3)
-    3 steps taken, now at epoch 1, train, step 3 of 4
+    >>> learner.step(3)  # doctest: +ELLIPSIS
+    3 steps taken, now at epoch 1, train, step 3 of 4; train: Loss ... (last step)
     >>> learner.rewind(2)
     rewound to epoch 1, train, step 1 of 4 (1 step replayed, exact)
-    >>> learner.run_until((1, "valid", 0))
-    3 steps taken, now at epoch 1, valid, step 0 of 1
+    >>> learner.run_until((1, "valid", 0))  # doctest: +ELLIPSIS
+    3 steps taken, now at epoch 1, valid, step 0 of 1; train: Loss ...
     >>> learner.fit() is model
     True
     >>> learner

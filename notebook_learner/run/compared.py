@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..event import Event, MetricBlock, Record, drift, rows
 from ..event.position import Position
 
@@ -36,6 +38,8 @@ class Compared:
         self._known = {(part.epoch, part.split): part.blocks for part in known}
         self.gap = 0.0
         """The largest difference so far."""
+        self.values = 0
+        """How many values were compared."""
         self.differs_at: Position | None = None
         """The step after which the first different value was measured."""
         self._what = ""
@@ -47,6 +51,7 @@ class Compared:
             if first <= last:
                 mine = rows(block, first - block.first, last - block.first + 1)
                 theirs = rows(old, first - old.first, last - old.first + 1)
+                self.values += _values_in(mine, theirs)
                 gap, row, name = drift(mine, theirs)
                 self.gap = max(self.gap, gap)
                 if row is not None and self.differs_at is None:
@@ -66,6 +71,12 @@ class Compared:
         else:
             cause += ", or an operation is not deterministic; learner.verify() looks for it"
         return Difference(str(self.differs_at), self._what, cause)
+
+
+def _values_in(mine: MetricBlock, theirs: MetricBlock) -> int:
+    """How many values both have; a step without one has no weight."""
+    weights = [column.weights for name, column in mine.columns.items() if name in theirs.columns]
+    return sum(int(np.count_nonzero(each)) for each in weights if each is not None)
 
 
 class Beyond(NamedTuple):

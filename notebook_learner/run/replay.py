@@ -174,7 +174,9 @@ class Replay:
     def report(self, start: Position, reached: Position, left: Sequence[str]) -> RewindReport:
         """The report about a way back from `start`, the same way."""
         found = self.compared
-        return RewindReport(start, reached, self.steps, found.gap, found.differs_at, found.difference(left))
+        gap, compared = found.gap, found.values > 0 or not self.steps
+        differs = found.difference(left)
+        return RewindReport(start, reached, self.steps, gap, found.differs_at, differs, compared)
 
     def beyond(self, record: Record, position: Position) -> list[MetricBlock]:
         """The replayed steps of this position's pass that the record does not hold yet."""

@@ -66,6 +66,8 @@ class RewindReport:
     drift: float
     differs_at: Position | None = None
     differs: Difference | None = None
+    compared: bool = True
+    """Whether the replayed steps have measured values, or there were none."""
 
     @property
     def exact(self) -> bool:
@@ -75,6 +77,8 @@ class RewindReport:
     def __str__(self) -> str:
         first = "" if self.differs is None else f": {self.differs}"
         how = "exact" if self.exact else f"but the replay drifted by {self.drift:.3g}{first}"
+        if not self.compared:
+            how = "in which no value was measured to compare by"
         return f"rewound to {self.position} ({_steps(self.replayed)} replayed, {how})"
 
     __repr__ = __str__

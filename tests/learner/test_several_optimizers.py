@@ -30,7 +30,7 @@ from torch.optim.lr_scheduler import LinearLR
 from notebook_learner import Learner, LearnerBuilder
 from notebook_learner.breakpoint import LossSpike, NonFinite, UpdateRatio
 from notebook_learner.errors import ConfigurationError, LossError, Paused, StateError, StepError
-from notebook_learner.metric import GradNorm, LearningRate
+from notebook_learner.metric import GradNorm, LearningRate, Loss
 
 
 def bits(model: nn.Module) -> list[Tensor]:
@@ -406,3 +406,16 @@ def test_a_what_if_of_steps_without_a_loss_compares_the_weights(tmp_path: Path) 
     assert "every bit is the same" in repr(unchanged)
     learner.fit()
     assert same(bits(learner.model), bits(by_hand(without_a_loss)))
+
+
+def test_a_rewind_of_steps_without_a_value_does_not_say_that_it_was_exact(tmp_path: Path) -> None:
+    learner, _ = made(without_a_loss, tmp_path)
+    learner.step(5)
+    learner.save()
+    replayed = learner.rewind(3)
+    assert str(replayed).endswith("no value was measured to compare by)") and not replayed.compared
+    learner.fit()
+    assert same(bits(learner.model), bits(by_hand(without_a_loss)))
+    measured, _ = made(gan, tmp_path / "measured", metrics=(Loss(),))
+    measured.step(5)
+    assert str(measured.rewind(3)).endswith("replayed, exact)")
