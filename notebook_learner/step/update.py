@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -211,7 +212,8 @@ class Update:
         if not self.entered:
             return None
         driven = self._require_all_gradients()
-        self._calls = (31 * self._calls + 1 + [*named_of(self.optimizer)].index(name)) % (1 << 31)
+        if driven is not None:
+            self._calls = crc32(f"{name}.".encode(), self._calls + 1) >> 1
         if not self.stepped and self.look is not None:
             self.look()
         if self.watch_norm:

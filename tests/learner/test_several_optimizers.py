@@ -419,3 +419,13 @@ def test_a_rewind_of_steps_without_a_value_does_not_say_that_it_was_exact(tmp_pa
     measured, _ = made(gan, tmp_path / "measured", metrics=(Loss(),))
     measured.step(5)
     assert str(measured.rewind(3)).endswith("replayed, exact)")
+
+
+def test_a_step_may_go_on_with_an_optimizer_that_is_no_longer_the_learners(tmp_path: Path) -> None:
+    learner, mine = made(gan, tmp_path)
+    learner.step(2)
+    learner.optimizer = Adam(mine.model.parameters(), lr=0.5)
+    learner.step(2)
+    theirs = made(gan, tmp_path / "other")[0]
+    theirs.step(4)
+    assert same(bits(learner.model), bits(theirs.model)), "its own optimizers have stepped"
