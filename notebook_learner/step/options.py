@@ -46,7 +46,11 @@ class OtherOption:
         """Take what the program gave, and tell it."""
         if self.moved:
             return str(self)
-        self.group[self.name] = self.given
+        live = self.group[self.name]
+        if isinstance(live, Tensor):  # it must stay the same tensor, as in CUDA graphs
+            live.copy_(self.given)
+        else:
+            self.group[self.name] = self.given
         return (
             f"{self.label}: the checkpoint says {_said(self.kept)}, the cell {_said(self.given)}: "
             f"took {_said(self.given)}"
@@ -61,7 +65,7 @@ def options_of(optimizer: Optimizer) -> Options:
     0.1
     """
     return {
-        label: {key: group[key] for key in (*keys, "initial_lr") if key in group}
+        label: {key: _kept(group[key]) for key in (*keys, "initial_lr") if key in group}
         for _, label, group, keys in _groups(optimizer)
     }
 
@@ -87,7 +91,7 @@ def other_options(given: Options, optimizer: Optimizer, schedule: Schedule) -> I
                 continue  # where a schedule stands is no setting
             if first in mine and first in group and not _same(mine[first], group[first]):
                 told = f"{key} of {label}" if label else key
-                yield OtherOption(group, key, told, mine[first], group[first], moved)
+                yield OtherOption(group, key, told, mine[first], _kept(group[first]), moved)
 
 
 def _groups(optimizer: Optimizer) -> Iterator[tuple[str, str, dict[str, Any], list[str]]]:
@@ -98,6 +102,11 @@ def _groups(optimizer: Optimizer) -> Iterator[tuple[str, str, dict[str, Any], li
             place = f"group {number}" if len(each.param_groups) > 1 else ""
             keys = [key for key in group if key in taken and key not in _HOW]
             yield name, " ".join(filter(None, (name, place))), group, keys
+
+
+def _kept(value: Any) -> Any:
+    """A value as it is now: a checkpoint is put into a tensor in place."""
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -155,6 +155,18 @@ def test_the_first_rate_of_a_schedule_is_told_and_stays(tmp_path: Path) -> None:
     assert learner.optimizer.param_groups[0]["lr"] == 0.01
 
 
+def test_a_rate_in_a_tensor_is_told_and_taken_in_place(tmp_path: Path) -> None:
+    saved(tmp_path, adam(lr=torch.tensor(0.01)))
+    _, shown = learner_in(tmp_path, adam(lr=torch.tensor(0.1)), configure=resume)
+    assert [text.partition(". ")[0] for text in shown.warnings] == [
+        "lr: the cell says 0.1, the checkpoint 0.01: kept 0.01"
+    ]
+    rate = torch.tensor(0.1)
+    learner, told = learner_in(tmp_path, adam(lr=rate), configure=take_given)
+    assert told.warnings == ["lr: the checkpoint says 0.01, the cell 0.1: took 0.1"]
+    assert learner.optimizer.param_groups[0]["lr"] is rate and float(rate) == pytest.approx(0.1)
+
+
 def test_groups_and_optimizers_are_told_apart(tmp_path: Path) -> None:
     def make(rate: float) -> Make:
         return lambda model: {
