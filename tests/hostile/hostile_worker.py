@@ -60,6 +60,8 @@ _FORBIDDEN = (
     "import",
     "marshal.loads",
 )
+_OF_TORCH = ("ctypes.dlopen", ("libnvidia-ml.so.1",))
+"""What a torch that was built for CUDA loads wherever it counts devices, also where there are none."""
 _PATHS = ("open", "os.listdir", "os.scandir", "os.remove", "os.rename", "os.truncate", "os.mkdir", "os.rmdir")
 
 _SOCKETS = os.path.join(tempfile.gettempdir(), f"notebook_learner-{os.geteuid()}")
@@ -81,7 +83,7 @@ class Watch:
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.on:
             return
-        if event in _FORBIDDEN:
+        if event in _FORBIDDEN and (event, args) != _OF_TORCH:
             self.seen.append(f"{event} {str(args)[:200]}")
         elif event in _PATHS and isinstance(args[0], (str, bytes, os.PathLike)):
             path = os.fsdecode(args[0])
