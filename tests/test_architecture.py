@@ -41,6 +41,7 @@ ROOMS = (
     "data",
     "step",
     "state",
+    "recipe",
     "carried",
     "run",
     "trial",

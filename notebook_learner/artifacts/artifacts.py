@@ -110,7 +110,9 @@ class Artifacts(RecordedRun):
         history = self.history
         record = history.snapshot()
         sets = tuple(history.evaluated.values())
-        return encode_index(run, record, self._clock(), self.timeline, checkpoints, evaluated=sets)
+        return encode_index(
+            run, record, self._clock(), self.timeline, checkpoints, evaluated=sets, recipe=self._recipe_text
+        )
 
     def _rebuild(self) -> None:
         known = [info for info in self._folder.list() if not info.damage]
@@ -121,5 +123,7 @@ class Artifacts(RecordedRun):
         marks.sort(key=lambda mark: mark.when)
         history = self.history
         sets = tuple(history.evaluated.values())
-        data = encode_index(run, history.snapshot(), self._clock(), marks, known, evaluated=sets)
+        data = encode_index(
+            run, history.snapshot(), self._clock(), marks, known, evaluated=sets, recipe=self._recipe_text
+        )
         durable.replace(self.directory / FILE, [data], len(data))

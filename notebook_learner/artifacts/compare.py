@@ -13,6 +13,7 @@ from ..errors import StoreError
 from ..event.values import Split
 from ..store.layout import TEST
 from .tables import Table
+from .varied import varied
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,6 +33,19 @@ class Fork(NamedTuple):
     iteration: int
 
 
+_IN_A_RECIPE = (
+    "model",
+    "parameters",
+    "optimizer",
+    "learning rate",
+    "precision",
+    "accumulation",
+    "clipping",
+    "average",
+    "early stopping",
+    "seed",
+)
+"""Settings that a recipe tells in more detail."""
 _SPLITS: tuple[Split, ...] = ("train", "valid")
 
 
@@ -39,7 +53,8 @@ class RunComparison:
     """The results of several runs, and the settings in which they differ. Prints as a table.
 
     `table` has one row (a dict) for each run: run, epochs, "valid Loss best", "valid Loss last", ...,
-    "test/clean Loss" for an evaluated set, and every setting that is not the same in all runs.
+    "test/clean Loss" for an evaluated set, and everything that is not the same in all runs: settings, values
+    of `.config(...)`, options of optimizers and loss, data, source text, versions.
     """
 
     def __init__(self, runs: Sequence[RecordedRun]) -> None:
@@ -152,7 +167,9 @@ class RunComparison:
             names.setdefault(each.name, {}).update(dict.fromkeys(each))
         return [(name, metric) for name, metrics in names.items() for metric in metrics]
 
-    def _different_settings(self) -> dict[str, list[str | None]]:
+    def _different_settings(self) -> dict[str, list[Any]]:
+        recipes = [run.recipe for run in self.runs]
+        told_there = _IN_A_RECIPE if all(recipes) else ()
         settings = []
         for run in self.runs:
             told = run.run
@@ -160,13 +177,15 @@ class RunComparison:
             if told is not None:
                 own = {"model": told.model, "parameters": str(told.parameters), **own}
             settings.append(own)
-        keys = dict.fromkeys(key for each in settings for key in each)
-        found = {key: [each.get(key) for each in settings] for key in keys}
+        keys = dict.fromkeys(key for each in settings for key in each if key not in told_there)
+        found: dict[str, list[Any]] = {key: [each.get(key) for each in settings] for key in keys}
+        if told_there:
+            found |= varied(recipes)
         taken = {"run", "epochs", "status"}
         return {
             (f"setting {key}" if key in taken else key): values
             for key, values in found.items()
-            if len(set(values)) > 1
+            if len({*map(repr, values)}) > 1
         }
 
     def _shown(self) -> Table:

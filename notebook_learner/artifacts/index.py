@@ -7,6 +7,7 @@ it at a click:
     /                       schema, written_by, default: the path of the loss
     /run                    attributes: model, parameters, device, started, ...
     /run/settings           attributes: the settings of the run; /run/versions: of torch, numpy, ...
+    /run/recipe             JSON: hyper-parameters, data, source text, versions, and what was changed by hand
     /series/train/Loss      value, weight, epoch, step, iteration, time: a row a step. A reading has no
                             weight; NaN where a step has no value, or its time is not known
     /series/train/GPU       of a text metric: text, epoch, step, iteration, time; a row a change
@@ -90,9 +91,10 @@ def encode_index(
     checkpoints: Sequence[CheckpointInfo],
     written_at: float | None = None,
     evaluated: Sequence[Evaluated] = (),
+    recipe: str = "",
 ) -> bytes:
     """Make the whole file in memory: in a training process HDF5 never writes to the disk."""
-    header = _header(run, clock, timeline, time.time() if written_at is None else written_at)
+    header = _header(run, clock, timeline, time.time() if written_at is None else written_at, recipe)
 
     def fill(root: IndexGroup) -> None:
         root.attributes(
@@ -103,7 +105,7 @@ def encode_index(
                 "default": _default(record),
             }
         )
-        _write_run(root.group("run"), run)
+        _write_run(root.group("run"), run, recipe)
         series, epochs = root.group("series", "NXentry"), root.group("epochs", "NXentry")
         _write_series(series, run, record, clock)
         _write_epochs(epochs, run, record)
@@ -158,13 +160,16 @@ def _read_text(place: Path) -> tuple[bytearray, bytes, int]:
         return file.read(_FIXED.size, length), digest, file.size - length
 
 
-def _header(run: RunInfo, clock: Clock, timeline: Sequence[TimelineMark], written_at: float) -> bytes:
+def _header(
+    run: RunInfo, clock: Clock, timeline: Sequence[TimelineMark], written_at: float, recipe: str
+) -> bytes:
     told = {
         "schema": SCHEMA,
         "run": run.to_json(),
         "clock": clock.to_json(),
         "timeline": [mark.to_json() for mark in timeline],
         "written_at": written_at,
+        "recipe": recipe,
     }
     text = to_text(told).encode()
     return _FIXED.pack(MAGIC, SCHEMA, len(text), digest_of(text).encode()) + text
@@ -173,13 +178,15 @@ def _header(run: RunInfo, clock: Clock, timeline: Sequence[TimelineMark], writte
 # Run, checkpoints, timeline --------------------------------------------------------------------------
 
 
-def _write_run(group: IndexGroup, run: RunInfo) -> None:
+def _write_run(group: IndexGroup, run: RunInfo, recipe: str) -> None:
     told = run.to_json()
     nested = {name: told.pop(name) for name in ("settings", "versions")}
     told["metrics"] = json.dumps(told["metrics"])
     group.attributes(told)
     for name, values in nested.items():
         group.group(name).attributes(values)
+    if recipe:
+        group.texts("recipe", [recipe])
 
 
 def _write_checkpoints(group: IndexGroup, checkpoints: Sequence[CheckpointInfo]) -> None:

@@ -50,7 +50,7 @@ class LiveIndex:
 
     On the training thread it only takes notes. Jobs that it gives to `submit` make the file. `submit` runs
     them one after the other in another thread, and handles their errors (an OSError if the disk is full).
-    The jobs call `record` and `checkpoints`, so these must be safe to call there.
+    The jobs call `record`, `checkpoints` and `recipe` (a JSON text), so these must be safe to call there.
 
     A process that goes on with a run reads its start, the times of its steps and its timeline from the
     earlier file. A new run in the directory starts with an empty file, as its logs do.
@@ -72,10 +72,12 @@ class LiveIndex:
         checkpoints: Callable[[], Sequence[CheckpointInfo]],
         submit: Callable[[Callable[[], None]], None],
         *,
+        recipe: Callable[[], str] = str,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.path = RunLayout(directory).directory / FILE
         self._record, self._checkpoints, self._submit, self._now = record, checkpoints, submit, now
+        self._recipe = recipe
         self._notes = threading.Lock()
         self._run: RunInfo | None = None
         self._opened = 0.0
@@ -228,7 +230,8 @@ class LiveIndex:
         # The logs come first: another process may have evaluated since.
         logged = evaluated_in(self.path.parent, run.metrics, timeline, record)
         evaluated.update({each.name: each for each in logged})
-        data = encode_index(run, record, clock, timeline, checkpoints, evaluated=tuple(evaluated.values()))
+        sets = tuple(evaluated.values())
+        data = encode_index(run, record, clock, timeline, checkpoints, evaluated=sets, recipe=self._recipe())
         if not self._directory_made:  # later on, a directory that has gone is an error
             files.make_directory(self.path.parent)
             self._directory_made = True

@@ -23,6 +23,7 @@ from .follow import News, follow
 from .index import read_header
 from .live_index import FILE
 from .read_record import evaluated_in, read_record
+from .recorded_recipe import RecordedRecipe
 from .run_info import RunInfo
 from .run_status import Standing, logs_in, require_run, standing, test_logs_in
 from .tables import Table
@@ -163,6 +164,18 @@ class RecordedRun:
             return RunInfo.from_json(about["run"]) if about else None
         except DamagedError:
             return None
+
+    @property
+    def recipe(self) -> RecordedRecipe:
+        """What made the run, as plain values: each optimizer's options, schedule, loss, loaders and a
+        fingerprint of the data, source text, versions, commit, hardware, and what was changed by hand."""
+        require_run(self.directory)
+        return RecordedRecipe.parse(self._recipe_text)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The values that the program gave to `LearnerBuilder.config`."""
+        return dict(self.recipe.get("config", {}))
 
     @property
     def timeline(self) -> list[TimelineMark]:
@@ -319,6 +332,7 @@ class RecordedRun:
                     told = commit.get("run")
                     if isinstance(told, dict) and told:
                         return {
+                            "recipe": commit.get("recipe"),
                             "run": told,
                             "clock": self._clock_of(commit),
                             "timeline": told.get("timeline", []),
@@ -333,6 +347,11 @@ class RecordedRun:
         for _, told in self._folder.earlier(commit):
             clock.update(Clock.from_json(told.get("clock", [])))
         return clock.to_json()
+
+    @property
+    def _recipe_text(self) -> str:
+        told = self._about().get("recipe")
+        return told if isinstance(told, str) else ""
 
     def _clock(self) -> Clock:
         try:

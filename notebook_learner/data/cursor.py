@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import StateError
-from .loader_walk import length_of
+from .loader_walk import Walk, length_of
 from .rank_share import Several, Share, per_device
 from .rng import (
     HostMemory,
@@ -68,6 +68,10 @@ class _Nothing:
         return None
 
 
+def _unwatched(walk: Walk) -> None:
+    pass
+
+
 class Cursor:
     """Walks one loader, epoch by epoch, and can go to any batch of an epoch.
 
@@ -98,10 +102,15 @@ class Cursor:
         self.source = loader
         self.devices, self.share = devices, share
         self.loader, self.each = per_device(loader, devices)
-        self.walk = walk_of(self.loader, seed is not None, share)
-        self.walk.tell = tell
-        self.seed = seed
         self.tell = tell
+        self.seed = seed
+        self.first_epoch = 0
+        """The number that samplers get for the first epoch."""
+        self.watch: Callable[[Walk], None] = _unwatched
+        """Has a walk watch what draws from the generators of its data, in a run without a seed."""
+        self.walk = self._walk()
+        self._coming: tuple[int | None] | None = None
+        """Another seed, from the next epoch on."""
         self.epoch = 1
         self._skip = 0
         self._start: _Start | None = None
@@ -136,11 +145,35 @@ class Cursor:
     def begin(self, epoch: int) -> None:
         """Go to the place before the first batch of an epoch."""
         self.drop()
+        if self._coming is not None:
+            (seed,), self._coming = self._coming, None
+            self.use_seed(seed)
         self.epoch = epoch
         self._skip = 0
         self._start = self._began = None
         self._stream = None
         self._follows = False
+
+    def use_seed(self, seed: int | None) -> None:
+        """Read with another seed, or without one, from the next fetch on."""
+        if seed == self.seed:
+            return
+        former, self.seed = self.seed, seed
+        self.drop()
+        if (former is None) != (seed is None):
+            self.walk.set_warm(False)
+            self.walk = self._walk()
+
+    def use_seed_later(self, seed: int | None) -> None:
+        """Read with another seed from the next epoch on: this one has its order."""
+        self._coming = (seed,)
+
+    def _walk(self) -> Walk:
+        walk = walk_of(self.loader, self.seed is not None, self.share)
+        walk.tell, walk.first_epoch = self.tell, self.first_epoch
+        if self.seed is None:
+            self.watch(walk)
+        return walk
 
     def fetch(self) -> Any:
         """Return the next batch, or END."""
@@ -237,6 +270,7 @@ class Cursor:
             "epoch": self.epoch,
             "step": step,
             "devices": self.devices,
+            "seed": self.seed,
             "start": self._start.plain if inside and self._start is not None else None,
             "stream": stream.plain() if stream is not None else None,
             "warm": self.walk.warm,
@@ -256,7 +290,9 @@ class Cursor:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a captured place."""
+        self._coming = None
         self.begin(state["epoch"])
+        self.use_seed(state.get("seed", self.seed))  # an earlier version kept none
         self._skip = state["step"]
         self._start = None if state["start"] is None else _Start.of(state["start"])
         self._stream = None if state["stream"] is None else HostRng.of(state["stream"])

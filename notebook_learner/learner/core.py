@@ -18,6 +18,7 @@ from ..event import Display, Event, Marked, MetricAdded, MetricInfo, Notice, Run
 from ..event.position import Position
 from ..logger import History
 from ..metric.base import AnyMetric
+from ..recipe.run_recipe import RunRecipe
 from ..run.bounds import Until
 from ..run.breakpoint_watch import Hit
 from ..run.driver import Driver
@@ -128,6 +129,16 @@ class Supplies(Protocol):
     @property
     def origin(self) -> Any:
         """What the learner was built from."""
+
+    @property
+    def recipe(self) -> RunRecipe:
+        """What made the run."""
+
+    def use_seed(self, seed: int | None, /) -> None:
+        """Seed the run with this from the next epoch on, or from here on at the beginning of one."""
+
+    def keep_seed(self, seed: int | None, /) -> None:
+        """The seed of the checkpoint that the run goes on from holds, also for data that comes later."""
 
     @property
     def loss(self) -> Callable[..., Any] | None:
@@ -259,6 +270,7 @@ class LearnerCore:
     def _begin(self) -> None:
         __tracebackhide__ = True
         self._enter()
+        self._tell_of_data()
         if (before := self._replica.loop.before) is not None:
             self._untold += before.told(self._replica.loop.iteration)
         try:
@@ -271,6 +283,9 @@ class LearnerCore:
         except BaseException as error:
             self._fail(error)
             raise
+
+    def _tell_of_data(self) -> None:
+        """Compare data that came after a checkpoint with what that was trained on."""
 
     def _take(self, until: Until) -> Why:
         __tracebackhide__ = True

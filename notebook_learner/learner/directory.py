@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ..artifacts import Checkpoints
@@ -11,8 +12,10 @@ from ..errors import names_descriptors
 from ..event import Notice
 from ..run.control import Request
 from ..run.step_reports import HandedOver, RunTakenBack
+from ..state.state import State
 from ..step.options import Options, options_of, other_options
 from .core import Batches, LearnerCore
+from .resumed_settings import KEPT, NOT_COMPARED, Members, OwnSchedule, differences
 
 T = TypeVar("T")
 
@@ -47,15 +50,24 @@ class DirectoryVerbs(LearnerCore):
     def _restore_checkpoint(self, which: int | str, *, given: bool = False) -> None:
         """Go to a checkpoint. If another process saved it, tell which options differ from those that the
         optimizer was built with; `given` takes those."""
-        before, first = options_of(self._replica.loop.update.optimizer), not self._replica.history.snapshot()
+        update, recipe = self._replica.loop.update, self._supplies.recipe
+        before, first = options_of(update.optimizer), not self._replica.history.snapshot()
+        own = OwnSchedule(update.optimizer, update.schedule)
+        cell = recipe.members() if first else {}
+
+        def adapt(state: State) -> None:
+            if first:
+                own.stand_for(state, cell, recipe.of_checkpoint(), given)
+
         try:
             self._premises.look_in()
-            self._replica.restore_checkpoint(which, self._go_on)
+            self._replica.restore_checkpoint(which, self._go_on, adapt)
             self._settle()
         finally:
             self._premises.look_away()
         if first:
             self._tell_of_options(before, given)
+            self._tell_of_settings(cell, own, given)
 
     def _tell_of_options(self, before: Options, given: bool) -> None:
         update = self._replica.loop.update
@@ -66,6 +78,42 @@ class DirectoryVerbs(LearnerCore):
         if given and any(not each.moved for each in others):
             update.note_rates()
             self._edited(f"the cell's settings: {', '.join(each.label for each in others if not each.moved)}")
+
+    def _tell_of_settings(self, cell: Members, own: OwnSchedule, given: bool) -> None:
+        """Tell in what else the program and the checkpoint differ, and let hold what does."""
+        checkpoint = self._supplies.recipe.of_checkpoint()
+        given_data = {f"data.{split}" for split in self._supplies.given()}
+        self._compared_with = {
+            name: each
+            for name, each in checkpoint.items()
+            if name.startswith("data.") and name not in given_data
+        }
+        if not checkpoint:
+            self._emit(Notice(NOT_COMPARED))
+        for each in differences(cell, checkpoint) if checkpoint else ():
+            if each.name == "seed":
+                (self._supplies.use_seed if given else self._supplies.keep_seed)(
+                    each.cell if given else each.checkpoint
+                )
+            took = given and (each.group != "schedule" or each.name == "schedule" or own.take(each.name))
+            self._emit(Notice(each.said(took), each.level))
+            if took and each.group in KEPT:
+                self._edited(f"the cell's settings: {each.name}")
+
+    def _tell_of_data(self) -> None:
+        """Compare data that came after the checkpoint with what that was trained on."""
+        came = {f"data.{split}" for split in self._supplies.given()} & self._compared_with.keys()
+        if came:
+            cell = self._supplies.recipe.members()
+            checkpoint = {name: self._compared_with[name] for name in came}
+            for each in differences({name: cell[name] for name in came if name in cell}, checkpoint):
+                self._emit(Notice(each.said(False), each.level))
+            self._compared_with = {
+                name: each for name, each in self._compared_with.items() if name not in came
+            }
+
+    _compared_with: Members = MappingProxyType({})
+    """The fingerprints of what a checkpoint of another process was trained on, for data that comes later."""
 
     def _go_on(self) -> None:
         self._enter(goes_on=True)

@@ -220,6 +220,8 @@ class Body:
     carried: tuple[str, ...]
     """The names that it reads before it assigns them. It is called with their values, after those that GIVEN
     names."""
+    text: str = field(repr=False)
+    """What the user wrote."""
     shape: str = field(repr=False)
     """Equal for two bodies that differ only in comments, blank lines and place."""
 
@@ -252,7 +254,8 @@ def compiled(shell: Any, source: CellSource, kind: str) -> Body:
     left = _values_left(assigned, "loss" if kind == "train" and "loss" in assigned else None)
     function = made["make"](left, builtins.locals, MISSING)
     function.__code__ = _named_as_a_cell(function.__code__)
-    return Body(function, assigned, targets_in(_outside_of_functions(tree), "batch"), given, shape)
+    text = "\n".join(source.text.rstrip().split("\n")[source.first - 1 :])
+    return Body(function, assigned, targets_in(_outside_of_functions(tree), "batch"), given, text, shape)
 
 
 def _named_as_a_cell(code: CodeType) -> CodeType:

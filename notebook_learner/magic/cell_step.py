@@ -49,6 +49,11 @@ class CellStep:
         """The body: what the user wrote of this step."""
         return self.body.function
 
+    @property
+    def cell_text(self) -> str:
+        """What the user wrote, for the record of the run."""
+        return self.body.text
+
     def __call__(self, model: Any, batch: Any) -> Any:
         __tracebackhide__ = True
         learner = self._learner()

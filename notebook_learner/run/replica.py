@@ -153,14 +153,16 @@ class Replica:
         self.put_back(state)
         self._stand_at(state, reason)
 
-    def restore_checkpoint(self, which: int | str, opening: Callable[[], None] = lambda: None) -> None:
+    def restore_checkpoint(
+        self,
+        which: int | str,
+        opening: Callable[[], None] = lambda: None,
+        adapt: Callable[[State], None] = lambda state: None,
+    ) -> None:
         """Go to where a checkpoint was saved. If its state is not valid, everything is put back as it was.
-
-        Args:
-            which: its epoch or label.
-            opening: called after the state is known to fit, before any listener gets an event.
-        """
+        `adapt` may change the state that was read; `opening` comes before any listener gets an event."""
         state, logged = self.saving.load(which)
+        adapt(state)
         before, known, way = self.capture(), self.history.snapshot(), self.saving.lineage
         try:
             self._require_sound(state, self.shaping.in_shape_of(state, before, self.capture), which)

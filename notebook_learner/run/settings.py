@@ -117,6 +117,12 @@ class Settings:
     seed: int | None = None
     keyframe_every: int | None = None
     keyframe_memory: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    """The user's own values for the record, as plain JSON."""
+    records_source: bool = True
+    """Whether the record has source text, cells and the work tree's changes."""
+    first_cell: int | None = None
+    """The notebook's cell in which the builder was made."""
     parent: str = ""
     """The origin of a forked run, in words."""
     carried: dict[str, Any] = field(default_factory=dict)
@@ -206,6 +212,7 @@ class Settings:
             loggers=list(self.loggers),
             breakpoints=list(self.breakpoints),
             carried=dict(self.carried),
+            config=dict(self.config),
             acts=list(self.acts),
             reshapes=list(self.reshapes),
         )

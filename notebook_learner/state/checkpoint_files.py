@@ -111,11 +111,16 @@ class FileCheckpointer:
         known: Callable[[], Record],
         base: Base | None = None,
         model: nn.Module | None = None,
+        recipe: Callable[[], str] = str,
     ) -> None:
         self.base = base
         """What checkpoints leave out, if the user has named where that comes from."""
         self.model = model
         """Where a checkpoint that leaves something out finds it."""
+        self.recipe = recipe
+        """Gives what made the run, as JSON; called by the writer thread."""
+        self.recipe_found: str | None = None
+        """The recipe in the checkpoint that was loaded last."""
         self.layout = RunLayout(directory)
         self.keeper = keeper
         self.about = about
@@ -191,6 +196,7 @@ class FileCheckpointer:
             trunk.synced = max(trunk.synced, ended)
             line = trunk.written(self.folder, told)
             about["earlier"] = None if line is None else line.to_json()
+            about["recipe"] = self.recipe()
 
         self.keeper.save(label, parts, about, before)
         self._stands_at = self._last = at.key
@@ -303,6 +309,7 @@ class FileCheckpointer:
         known = self._record(info.label) or (() if self._stood_by else self.known())
         self.logged = () if known else self._logs()
         self.run_id, self.loaded = commit["run_id"], Lineage.of(commit)
+        self.recipe_found = commit.get("recipe")
         self._stands_at = position.key
         record = told.record(known or self.logged)
         self._trunk = told.trunk(record, self.logged or self._trunk.ended[: self._trunk.synced])

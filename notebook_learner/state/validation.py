@@ -103,6 +103,7 @@ def _check_loader(saved: Any, live: Any, step: int | None, total: int | None) ->
     _count(saved["step"], "a loader's step", 0, _FAR if most is None else most)
     _require(step is None or saved["step"] == step, "a loader is at another step than the loop")
     _require(type(saved["warm"]) is bool, "a loader's `warm` flag is not True or False")
+    _require(type(saved.get("seed")) in (int, type(None)), "a run's seed is not an integer")
     if saved["start"] is not None:
         _check_host(saved["start"]["rng"]["host"])
         _generators(saved["start"]["generators"], live)

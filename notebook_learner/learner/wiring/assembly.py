@@ -15,6 +15,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from ...artifacts.live_index import FILE
 from ...breakpoint import Condition
 from ...carried.part import CarriedPart, Sources
 from ...cluster import ClusterError, find_engines, is_cluster
@@ -28,6 +29,7 @@ from ...event.values import Source
 from ...logger import History
 from ...metric import DataWait, GradNorm, LearningRate, MetricGroup
 from ...metric.base import AnyMetric, own_copy
+from ...recipe.run_recipe import RunRecipe
 from ...remote.detached import detached_in, end_detached
 from ...remote.server import RemoteControl
 from ...renderer import resolve
@@ -57,6 +59,7 @@ from ...step.own_loss import (
 from ...step.schedule import Schedule, schedulers_of
 from ...step.step import TrainingStep, ValidationStep
 from ...step.update import Update
+from ...store import RunLayout
 from ..core import Batches
 from ..learner import Learner
 from .checks import mistakes_in
@@ -249,7 +252,8 @@ class _Wiring:
         replica = self._replica(update, groups, opened.metrics)
         make_step = partial(self._step, update, groups["train"].log)
         origin = Origin(self.settings, self.model, replica, assemble)
-        loaders = Loaders(self.settings, self.model, replica, groups, make_step, self._rules(), origin)
+        rules, recipe = self._rules(), self.storing.recipe
+        loaders = Loaders(self.settings, self.model, replica, groups, make_step, rules, origin, recipe)
         driver = Driver(replica.loop.control)
         background.attend()
         driver.process = os.getpid()
@@ -357,7 +361,15 @@ class _Wiring:
         if settings.seed is not None:
             rng.begin_with(seeded_rng(settings.seed))
         history = History()
-        storing = self.storing = Storing(settings, metrics, history.snapshot, self.model)
+        recipe = RunRecipe(
+            settings,
+            self.model,
+            lambda: (update.optimizer, update.schedule),
+            lambda: loop.position,
+            lambda: loop.num_epochs,
+            RunLayout(os.fspath(settings.directory)).directory / FILE,
+        )
+        storing = self.storing = Storing(settings, metrics, history.snapshot, self.model, recipe)
         replica = Replica(
             loop,
             self._parts(loop, update, rng),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from datetime import timedelta
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -18,6 +19,8 @@ from ...checkpoint.strategy import Strategy
 from ...errors import names_descriptors
 from ...event import Sink, Split
 from ...metric.base import AnyMetric, TextMetric
+from ...recipe.plain_values import plain
+from ...recipe.source_text import cell_now
 from ...run.loop import After
 from ...run.settings import EarlyStoppingRule, Registered, Settings
 from ...state.checkpoint_files import Checkpointer, Which
@@ -64,7 +67,7 @@ class LearnerBuilder:
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._settings = Settings(directory)
+        self._settings = Settings(directory, first_cell=cell_now())
 
     if not TYPE_CHECKING:  # a type checker would take every misspelt verb for an attribute
 
@@ -136,6 +139,32 @@ class LearnerBuilder:
         With False, too, only one process at a time trains in the directory.
         """
         self._settings.remote_control = on
+        return self
+
+    # What is recorded --------------------------------------------------------------------------------
+
+    def config(self, values: Any) -> Self:
+        """Record your own values with the run: `Artifacts(dir).config` gives them back, and
+        `Artifacts.compare` shows those that vary. Several calls add up.
+
+        `.config({"width": 64, "augment": True})`, `.config(vars(args))`
+
+        Args:
+            values: a mapping, a dataclass or a namespace. What JSON lacks is recorded as text.
+        """
+        given = values if isinstance(values, Mapping) or is_dataclass(values) else vars(values)
+        self._settings.config |= plain(given)
+        return self
+
+    def record(self, *, source: bool = True) -> Self:
+        """Choose what is recorded of the program that trains, beside its options and versions.
+
+        Args:
+            source: whether source text is: of steps, loss, the model's classes, of the cells that were run
+                since this builder was made, and what the work tree changes since its commit. Outputs of
+                cells and environment variables are never recorded.
+        """
+        self._settings.records_source = source
         return self
 
     # How it trains -----------------------------------------------------------------------------------
@@ -462,8 +491,8 @@ class LearnerBuilder:
             take_back: for a run that was handed to a process of its own (`learner.detach()`) that still
                 trains. With True, `build` makes the process save exactly where it stands, and end; the
                 learner goes on from there. With False, the process goes on, and an error names it.
-            settings: which options of the optimizer count where the cell's and the checkpoint's differ (rate,
-                betas, weight decay): the "checkpoint"'s, or those "given" in the cell. A line names each.
+            settings: which options count where the cell's and the checkpoint's differ (rate, betas, weight
+                decay, schedule, seed): the "checkpoint"'s, or those "given" in the cell. A line names each.
         """
         self._settings.resume, self._settings.takes_back = True, take_back
         self._take_settings(settings)

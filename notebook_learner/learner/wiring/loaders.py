@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ...data.cursor import Cursor
+from ...data.loader_walk import Walk
 from ...data.rng import SharedDraws, data_of, mix
 from ...data.sources import MODES, Combined, FromFunction, is_source, is_used_up
 from ...errors import ConfigurationError, a_kind
@@ -22,6 +23,7 @@ from ...event.values import Level, Source, why_never_measured
 from ...metric import MetricGroup
 from ...metric.base import AnyMetric
 from ...metric.step_values import Logged
+from ...recipe.run_recipe import RunRecipe
 from ...run.loop import Pass
 from ...run.replica import Replica
 from ...run.settings import Registered, Settings
@@ -69,6 +71,7 @@ class Loaders:
         make_step: MakeStep,
         rules: Mapping[str, Source],
         origin: Any,
+        recipe: RunRecipe,
     ) -> None:
         self.settings = settings
         self.model = model
@@ -81,6 +84,9 @@ class Loaders:
         """What depends on an epoch's value, by name: early stopping, ReduceLROnPlateau."""
         self.origin = origin
         """What the learner was built from."""
+        self.recipe = recipe
+        """What made the run."""
+        recipe.given = self.given
         self._given: dict[Split, Any] = {}
         self._told = False
         self._waits: Cursor | None = None
@@ -100,9 +106,10 @@ class Loaders:
         seed = self.settings.seed
         loader, own = _loader(self.settings, split, given), None if seed is None else mix(seed, len(split))
         cursor = Cursor(loader, own, self._tell, self.settings.share, self._devices, self.replica.carried)
-        cursor.walk.first_epoch = self.settings.first_epoch
+        cursor.first_epoch = cursor.walk.first_epoch = self.settings.first_epoch
+        cursor.watch = partial(self._watch, split, loader)
         if seed is None:
-            cursor.walk.watch(SharedDraws(data_of(split, loader), self._warn))
+            cursor.watch(cursor.walk)
         place = self.replica.unclaimed().get(f"data {split}")
         if place is not None and split not in self.replica.loop.passes:
             cursor.require(place)
@@ -110,6 +117,26 @@ class Loaders:
         for told in _odd(self.settings, self._given, split):
             self._tell(told, "warning")
         self._put_in(split, cursor)
+        if cursor.seed != own:  # the checkpoint's, in the midst of an epoch
+            cursor.use_seed_later(own)
+
+    def use_seed(self, seed: int | None) -> None:
+        """Seed the run with this from the next epoch on, or from here on at the beginning of one."""
+        self.settings.seed = seed
+        loop = self.replica.loop
+        for split, each in loop.passes.items():
+            own = None if seed is None else mix(seed, len(split))
+            if loop.split == split and loop.done:
+                each.cursor.use_seed_later(own)
+            else:
+                each.cursor.use_seed(own)
+
+    def keep_seed(self, seed: int | None) -> None:
+        """The seed of the checkpoint that the run goes on from holds, also for data that comes later."""
+        self.settings.seed = seed
+
+    def _watch(self, split: Split, loader: Any, walk: Walk) -> None:
+        walk.watch(SharedDraws(data_of(split, loader), self._warn))
 
     @property
     def _devices(self) -> int:

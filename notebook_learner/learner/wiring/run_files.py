@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ...errors import MovedError
 from ...event import CheckpointSaved, MetricInfo, Notice, Record, RunOpened, Sink, SplitRecord
 from ...logger import ApplicationLogger, FileMetricLogger
 from ...metric.base import Metric
+from ...recipe.run_recipe import RunRecipe
 from ...run.saving import Saving, autosave_of
 from ...run.settings import PRECISIONS, Registered, Settings
 from ...state.checkpoint_files import FileCheckpointer
@@ -42,10 +44,13 @@ class Storing:
         metrics: tuple[MetricInfo, ...],
         record: Callable[[], Record],
         model: nn.Module,
+        recipe: RunRecipe,
     ) -> None:
         self.settings = settings
         self.metrics = metrics
         self.record = record
+        self.recipe = recipe
+        """What made the run."""
         self.layout = RunLayout(os.fspath(settings.directory))
         self.background = Background()
         self.emit: Callable[[Notice | CheckpointSaved], None] = lambda event: None
@@ -63,7 +68,9 @@ class Storing:
             self.record,
             None if settings.base is None else Base(settings.base, model),
             model,
+            partial(recipe.text, wait=True),
         )
+        recipe.found = lambda: self.store.recipe_found
         self.writers = self._writers()
         """The sinks that write in the run's directory."""
 
@@ -79,6 +86,7 @@ class Storing:
         found: list[Sink] = [] if elsewhere else [FileMetricLogger(self.layout.directory)]
         if self.settings.application_log is True:
             found.append(ApplicationLogger(self.layout.experiment_log))
+        found.append(self.recipe)
         return found if self.index is None else [*found, self.index]
 
     def saving(self) -> Saving:
@@ -145,7 +153,8 @@ class Storing:
         """Make the index for `artifacts.h5`, which is written if logs or checkpoints are."""
         if self.settings.loggers and not self.settings.files_asked:
             return None
-        return LiveIndex(self.layout.directory, self.record, self.keeper.open, self._submit)
+        recipe = partial(self.recipe.text, wait=True)
+        return LiveIndex(self.layout.directory, self.record, self.keeper.open, self._submit, recipe=recipe)
 
     def _submit(self, job: Job) -> None:
         self.background.submit("artifacts.h5", lambda: self._derived(job))

@@ -1,0 +1,92 @@
+"""The source text of what a run was given: steps, loss, classes of the model, cells of the notebook."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+LONGEST = 20_000
+"""Characters of one function, class or cell that are kept."""
+MOST_OF_CELLS = 100_000
+"""Characters of all cells together: the latest are kept."""
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
+
+
+def text_of(thing: Any) -> str | None:
+    """The source text of a function or class that the user wrote; None of what is installed or has none.
+
+    >>> text_of(text_of)[:11], text_of(print), text_of(nn.Linear)
+    ('def text_of', None, None)
+    """
+    while isinstance(thing, partial):
+        thing = thing.func
+    cell = getattr(thing, "cell_text", None)
+    if isinstance(cell, str):
+        return cell[:LONGEST]
+    thing = inspect.unwrap(thing) if callable(thing) else thing
+    if not (inspect.isfunction(thing) or inspect.ismethod(thing) or inspect.isclass(thing)):
+        thing = type(thing)
+    if _is_installed(thing):
+        return None
+    try:
+        return textwrap.dedent(inspect.getsource(thing))[:LONGEST]
+    except (OSError, TypeError, IndentationError, SyntaxError):  # made by exec, or its file has gone
+        return None
+
+
+def classes_of(model: nn.Module) -> dict[str, str]:
+    """The text of each class that the user wrote among the model's layers."""
+    kinds = {type(each): None for each in model.modules()}
+    found = {kind.__qualname__: text_of(kind) for kind in kinds}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _is_installed(thing: Any) -> bool:
+    code = getattr(thing, "__code__", None)
+    place = code.co_filename if code is not None else None
+    if place is None:
+        module = sys.modules.get(getattr(thing, "__module__", None) or "")
+        if module is None or module.__name__ == "builtins":
+            return module is not None
+        place = getattr(module, "__file__", None)
+    return place is not None and place.startswith(_INSTALLED)
+
+
+# Cells -----------------------------------------------------------------------------------------------
+
+
+def cell_now() -> int | None:
+    """The number of the cell that runs; None outside a notebook."""
+    shell = _shell()
+    return None if shell is None else len(shell.history_manager.input_hist_raw) - 1
+
+
+def cells_since(first: int | None) -> list[str]:
+    """The text of the cells from this one on, without what they printed."""
+    shell = _shell()
+    if shell is None or first is None:
+        return []
+    cells = [str(cell)[:LONGEST] for cell in shell.history_manager.input_hist_raw[first:]]
+    return [*_latest(cells)][::-1]
+
+
+def _latest(cells: list[str]) -> Iterator[str]:
+    room = MOST_OF_CELLS
+    for cell in reversed(cells):
+        room -= len(cell)
+        if room < 0:
+            return
+        yield cell
+
+
+def _shell() -> Any:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell if getattr(shell, "history_manager", None) is not None else None
