@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from time import monotonic
 from typing import Any, NamedTuple
 
 import zmq
@@ -196,10 +197,13 @@ _SILENT = 5000
 """Milliseconds after which rank 0 gives up a rank that does not even answer a ping."""
 _SILENT_HEAD = 60_000
 """The same for rank 0: a notebook's machine may be busy, or asleep for a moment."""
+_END = b""
+"""Says that a side leaves, and answers that. ZeroMQ now and then loses what was sent just before a close, in
+spite of a linger: one of 500 last messages on a busy machine. A message is pickled, so it is not empty."""
 _COME = 60.0
 """Seconds that a rank tries to reach rank 0."""
 _LINGER = 2000
-"""Milliseconds in which a last message can still be sent."""
+"""Milliseconds in which the other side can take the last messages."""
 _HEARD = (
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -235,6 +239,9 @@ class Link:
         self._connections: set[int] = set()
         """On rank 0: the rank's connection, and connections that have a moment to prove their key."""
         self._closing = False
+        self._until: float | None = None
+        """When this side closes at the latest, since it said that it leaves."""
+        self._other_left = False
         self._is_guest = url is not None
         self._bell, self._rung = socket.socketpair()
         self._bell.setblocking(False)
@@ -288,15 +295,14 @@ class Link:
         for each in (self._end, self._monitor, self._rung):
             poller.register(each, zmq.POLLIN)
         while not self.over:
-            ready = dict(poller.poll())
+            ready = dict(poller.poll(self._rest()))
             if self._rung.fileno() in ready:
                 self._rung.recv(4096)
                 self._send_all()
             self._take_all()
             if self._monitor in ready:
                 self._hear_of_the_other_end()
-            if self._closing:
-                self._send_all()
+            if self._closing and not self._leaves():
                 break
         self._take_all()
         with self._news:
@@ -304,13 +310,25 @@ class Link:
             self._news.notify_all()
         self._end.disable_monitor()
         self._monitor.close()
-        self._end.close(linger=_LINGER if self._closing else 0)
+        self._end.close(linger=_LINGER)
         if self._is_guest:
             self._end.context.term()  # this end has its own context, with nothing else in it
         self._bell.close()
         self._rung.close()
         if self._tell_lost is not None and self.up and not self._closing:
             self._tell_lost()
+
+    def _leaves(self) -> bool:
+        """At the end of this side: whether the other one may still have to take what was sent."""
+        if self._until is None:
+            self._until = monotonic() + _LINGER / 1000
+            self._leaving.put(_END)
+            self._send_all()
+        return self.up and not self._other_left and monotonic() < self._until
+
+    def _rest(self) -> int | None:
+        """Milliseconds for which this side still waits; None if it does not leave."""
+        return None if self._until is None else max(0, int(1000 * (self._until - monotonic())) + 1)
 
     def _send_all(self) -> None:
         with suppress(queue.Empty):
@@ -325,8 +343,13 @@ class Link:
                 come.append(self._end.recv(zmq.NOBLOCK))
         if come:
             with self._news:
-                self._come.extend(come)
+                self._come.extend(message for message in come if message != _END)
                 self._news.notify_all()
+        if _END in come and not self._other_left:
+            self._other_left = self.over = True
+            if self._until is None:
+                self._leaving.put(_END)
+                self._send_all()
 
     def _hear_of_the_other_end(self) -> None:
         with suppress(zmq.Again):
