@@ -18,6 +18,7 @@ from pathlib import Path
 from ..checkpoint import passes
 from ..checkpoint.info import LABEL, PARTS
 from ..errors import StoreError
+from ..logger import branches
 from ..remote import detached
 from ..store import durable, files
 from ..store.layout import SPLITS, TEST, RunLayout, log_files, names_if_folder
@@ -161,13 +162,15 @@ def own_files(directory: Path) -> Iterator[RunPath]:
         return
     layout = RunLayout(directory)
     directory = layout.directory
-    checkpoints = list(_of_checkpoints(layout.checkpoint))
+    checkpoints = [*_of_checkpoints(layout.checkpoint), *_of_checkpoints(layout.start)]
     yield from sorted(checkpoints, key=lambda path: not path.name.lstrip(".").startswith("state-"))
     for path in (directory / name for name in files.names_in(directory)):
         if _lies_at_the_top(path.name):
             yield path
         elif path.name in (*SPLITS, TEST):
             yield from _of_passes(path, _EPOCH if path.name in SPLITS else _SET)
+        elif path.name == layout.branches.name:
+            yield from _of_branches(path)
 
 
 def _lies_at_the_top(name: str) -> bool:
@@ -179,6 +182,20 @@ def _of_checkpoints(folder: RunPath) -> Iterator[RunPath]:
         yield folder
         return
     yield from (folder / name for name in files.names_in(folder) if _CHECKPOINT.fullmatch(name))
+
+
+def _of_branches(above: RunPath) -> Iterator[RunPath]:
+    """The files of the lines that the run has left."""
+    if above.is_symlink():
+        yield above
+        return
+    for folder in (above / name for name in names_if_folder(above) if branches.NAME.fullmatch(name)):
+        if folder.is_symlink():
+            yield folder
+            continue
+        yield from (folder / name for name in names_if_folder(folder) if branches.ABOUT in name)
+        for split in SPLITS:
+            yield from _of_passes(folder / split, _EPOCH)
 
 
 def _of_passes(above: RunPath, folder_name: re.Pattern[str]) -> Iterator[RunPath]:
@@ -235,7 +252,8 @@ def _has_others_files(real: Path) -> bool:
     inside = _inside(real)
     own: set[Path] = set(own_files(inside))
     own_folders = {above for path in own for above in path.parents}
-    own_folders.add(RunLayout(real).checkpoint)  # made before its first file is
+    layout = RunLayout(real)
+    own_folders |= {layout.checkpoint, layout.start}  # made before their first files are
     return any(path not in own and path not in own_folders for path in _below(inside, own_folders))
 
 

@@ -64,6 +64,7 @@ def read_record(
     problems: list[str] | None = None,
     *,
     strict: bool = False,
+    trained: int = 0,
 ) -> Record:
     """Read the metric logs below `directory`, pass by pass, also while the run trains.
 
@@ -72,7 +73,8 @@ def read_record(
     process that is killed between two writes leaves the other logs longer. In a pass that has ended, a
     metric that was not measured to the end has no value at its last steps. A file that is not a log, cannot
     be read or leads out of the directory is skipped, and reported in `problems`. With `strict`, a log that
-    cannot be read raises its OSError: a caller that will cut the logs must not treat it as lost.
+    cannot be read raises its OSError: a caller that will cut the logs must not treat it as lost. `trained` is
+    the number of training steps before the first pass.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -88,7 +90,7 @@ def read_record(
     >>> run.cleanup()
     """
     reader = _Reader(Path(directory), infos, [] if problems is None else problems, strict)
-    return tuple(reader.passes())
+    return tuple(reader.passes(trained))
 
 
 def read_evaluations(
@@ -114,11 +116,10 @@ class _Reader:
             if check_metric_name(info.name) is None:
                 self._infos[info.split][file_name(info.name)] = info
 
-    def passes(self) -> Iterator[SplitRecord]:
+    def passes(self, trained: int = 0) -> Iterator[SplitRecord]:
         last = RunLayout(self.directory).last_epoch()
         folders = {split: self._epochs(split) for split in SPLITS}
         epochs = sorted({epoch for found in folders.values() for epoch in found if epoch <= last})
-        trained = 0
         self._report_gaps(epochs)
         for epoch in epochs:
             for split in SPLITS:

@@ -16,6 +16,7 @@ from ..errors import DamagedError, StateError, names_descriptors
 from ..event.values import Floats, MetricInfo, RunOpened, Split
 from ..logger.history import History
 from ..store.layout import RunLayout
+from .branches import Branches, branches_in
 from .claims import Claims
 from .clock import Clock, Series, series_of
 from .evaluations import Evaluation, Evaluations
@@ -27,7 +28,7 @@ from .recorded_recipe import RecordedRecipe
 from .run_info import RunInfo
 from .run_status import Standing, logs_in, require_run, standing, test_logs_in
 from .tables import Table
-from .timeline import TimelineMark, read_timeline
+from .timeline import TimelineMark, TimelineTable, read_timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,8 +179,17 @@ class RecordedRun:
         return dict(self.recipe.get("config", {}))
 
     @property
-    def timeline(self) -> list[TimelineMark]:
-        """Pauses, failures, rewinds and checkpoints, in the order they happened."""
+    def branches(self) -> Branches:
+        """The lines that the run has left by going back and on in another way, as a table and a tree."""
+        history = self.history
+        return branches_in(self.directory, self._infos(), history.snapshot())
+
+    @property
+    def timeline(self) -> TimelineTable:
+        """Pauses, failures, changes by hand, ways back and checkpoints, in the order they happened."""
+        return TimelineTable(self._marks())
+
+    def _marks(self) -> list[TimelineMark]:
         require_run(self.directory)
         marks: list[TimelineMark] = []
         try:

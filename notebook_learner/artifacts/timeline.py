@@ -19,6 +19,7 @@ from ..logger.file import evaluated_text
 from ..store import durable
 from ..store.log_lines import lines_between
 from .claims import LARGEST, Claims
+from .tables import Table
 
 KINDS = (
     "opened",
@@ -91,6 +92,30 @@ class TimelineMark:
             told.number("when"),
             told.text("text"),
         )
+
+
+class TimelineTable(list[TimelineMark]):
+    """What happened to a run, in its order. Prints as a table."""
+
+    def _table(self) -> Table:
+        rows = [
+            (
+                datetime.fromtimestamp(each.when).strftime("%Y-%m-%d %H:%M:%S") if each.when else "-",
+                f"epoch {each.epoch}, {each.split}, step {each.step}",
+                each.kind,
+                each.text,
+            )
+            for each in self
+        ]
+        return Table("", ("when", "at", "what", ""), rows, (False, False, False, False))
+
+    def __repr__(self) -> str:
+        return self._table().text()
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
 
 
 def mark_of(event: Event, now: float) -> TimelineMark | None:

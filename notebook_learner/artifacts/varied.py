@@ -98,7 +98,7 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
         group, _, last = name.rpartition(".")
         if last in ("class", "name") and group:
             return group
-        return last if group in _SHORT or group.startswith("optimizer.") else name
+        return last if group in _SHORT or group.endswith(".reads") or group.startswith("optimizer.") else name
 
     found = [*map(short, names)]
     return {name: name if found.count(each) > 1 else each for name, each in zip(names, found, strict=True)}

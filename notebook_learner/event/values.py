@@ -203,6 +203,8 @@ class Rewound:
     kept_splits: int
     kept_steps: int
     reason: str = ""
+    former: Record = field(default=(), compare=False, repr=False)
+    """What was measured before, on the way that the run leaves; empty if nothing is left."""
 
 
 @dataclass(frozen=True, slots=True)

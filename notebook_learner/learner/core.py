@@ -17,6 +17,7 @@ from ..evaluation.prediction import Forward
 from ..event import Display, Event, Marked, MetricAdded, MetricInfo, Notice, RunOpened, Split, StatusChanged
 from ..event.position import Position
 from ..logger import History
+from ..logger.branches import BranchLogger
 from ..metric.base import AnyMetric
 from ..recipe.run_recipe import RunRecipe
 from ..run.bounds import Until
@@ -26,7 +27,8 @@ from ..run.early_stopping import why_ended
 from ..run.loop import Why
 from ..run.replica import Replica
 from ..state.state import State
-from ..step.schedule import Schedule, said_rates
+from ..step.options import Groups, groups_now, said_changes
+from ..step.schedule import Schedule
 from ..step.step import StepFunction, ValidationStep
 from ..step.update import Update
 from ..store import process_end
@@ -134,6 +136,10 @@ class Supplies(Protocol):
     def recipe(self) -> RunRecipe:
         """What made the run."""
 
+    @property
+    def branches(self) -> BranchLogger:
+        """What keeps the lines that the run leaves."""
+
     def use_seed(self, seed: int | None, /) -> None:
         """Seed the run with this from the next epoch on, or from here on at the beginning of one."""
 
@@ -202,8 +208,8 @@ class LearnerCore:
         self._display: Display | None = None
         self._status: Status = "ready"
         self.locals = {}
-        self._rates: list[Any] = []
-        """The rates that the last run or change left; none after a jump."""
+        self._options: Groups = []
+        """The optimizer's options that the last run or change left; none after a jump."""
         self._parting = Parting(partial(_let_go, driver, replica, premises))
 
     @property
@@ -275,9 +281,9 @@ class LearnerCore:
             self._untold += before.told(self._replica.loop.iteration)
         try:
             self._announce()
-            now = self._rates_now()
-            if now != self._rates and len(now) == len(self._rates):
-                self._edited(f"lr = {said_rates(now)}")
+            now = groups_now(self._replica.loop.update.optimizer)
+            if len(now) == len(self._options) and (told := said_changes(self._options, now)):
+                self._edited(told)
             if not self._replica.loop.finished:
                 self._set_status("running")
         except BaseException as error:
@@ -289,13 +295,13 @@ class LearnerCore:
 
     def _take(self, until: Until) -> Why:
         __tracebackhide__ = True
-        self._rates = []
+        self._options = []
         try:
             why = self._replica.run(until)
         except BaseException as error:
             self._fail(error)
             raise
-        self._rates = self._rates_now()
+        self._options = groups_now(self._replica.loop.update.optimizer)
         if why == "breakpoint":
             self._tell_hit()
         elif self._status != _STATUS[why]:
@@ -336,14 +342,10 @@ class LearnerCore:
         self._premises.wake()
         self._replica.sinks.emit(event)
 
-    def _rates_now(self) -> list[Any]:
-        groups = self._replica.loop.update.optimizer.param_groups
-        return [float(group["lr"]) for group in groups if "lr" in group]
-
     def _settle(self) -> None:
         """Set the status after a jump, and report metrics that only the restored state has logged."""
         self._tell_logged()
-        self._rates = []
+        self._options = []
         loop = self._replica.loop
         if loop.output is None:  # no step was replayed: the old values are of a step that is gone
             self.locals = {}
@@ -372,10 +374,12 @@ class LearnerCore:
     def _edited(self, text: str) -> None:
         """The user changed the run: it needs a keyframe from here on, and the history tells where."""
         self._replica.shape.look(tell=False)
-        self._rates = self._rates_now()
+        self._options = groups_now(self._replica.loop.update.optimizer)
         if self._replica.loop.iteration:
             self._stand_anew()
             self._mark("edited", text)
+            if self._announced and not self._supplies.recipe.repeats_last:
+                self._replica.saving.keep_change(self._replica.capture())
 
     def _stand_anew(self) -> None:
         """The user changed the run at this boundary. If another thread is in it, it asks for a keyframe too

@@ -132,8 +132,8 @@ _HERE = {
 """What a built learner can do instead."""
 
 
-_ALSO = ("ema_model", "evaluations")
-"""Names of `learner.tools` that can be read from the learner as before."""
+_ALSO = ("ema_model", "evaluations", "branches", "timeline", "go_to")
+"""Names of `learner.tools` that can be read from the learner, too."""
 MOVED = {
     "fleet": "devices",
     "restart": "devices.restart()",

@@ -34,7 +34,7 @@ TAKEN = (
 )
 """What is the program's own, or comes with its objects, so that the program's value holds."""
 _TOLD_ELSEWHERE = ("name", "class")
-"""The name of a loss or step; a digest of its code decides whether it is another one."""
+_FUNCTIONS = ("loss", "train_step", "valid_step")
 NOT_COMPARED = (
     "the checkpoint does not say what it was trained with, beside its optimizer, as older ones do not. "
     "Seed, schedule, batch size, number of epochs and data are not compared"
@@ -91,8 +91,8 @@ def differences(cell: Members, checkpoint: Members) -> Iterator[Different]:
         group, _, last = name.partition(".")
         if group not in (*KEPT, *TAKEN) or last in _TOLD_ELSEWHERE or (another and group == "schedule"):
             continue
-        if (group in ("loss", "train_step", "valid_step")) and not (name in cell and name in checkpoint):
-            continue  # of another function: that is told by its name
+        if group in _FUNCTIONS and not (".reads." in name and name in cell and name in checkpoint):
+            continue  # that is told with a digest of its code and its options
         if group == "data" and name not in cell:
             continue  # it comes with `fit`
         if cell.get(name) != checkpoint.get(name) and not (group == "data" and name not in checkpoint):
@@ -121,7 +121,8 @@ class OwnSchedule:
         Raises:
             StateError: the program's settings do not count.
         """
-        if not checkpoint or not is_another_schedule(cell, checkpoint):
+        others = _optimizers(cell) != _optimizers(checkpoint)  # that is refused by name, too
+        if not checkpoint or others or not is_another_schedule(cell, checkpoint):
             return
         if not given:
             raise StateError(
@@ -150,6 +151,10 @@ class OwnSchedule:
 
 def _is_of_a_schedule(key: str, group: Mapping[str, Any]) -> bool:
     return key != "params" and (key not in group or key in ("lr", "initial_lr", "betas", "momentum"))
+
+
+def _optimizers(members: Members) -> list[str]:
+    return [name for name in members if name.startswith("optimizer") and name.endswith(".class")]
 
 
 def is_another_schedule(cell: Members, checkpoint: Members) -> bool:

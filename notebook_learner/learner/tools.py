@@ -19,6 +19,10 @@ from .core import LearnerCore
 from .display import why_built
 
 if TYPE_CHECKING:
+    from ..artifacts.branches import Branches, RecordedBranch
+    from ..artifacts.timeline import TimelineTable
+    from ..event.position import Position
+    from ..run.step_reports import RewindReport
     from ..trial.lr_find import RateSearch
     from ..trial.reload_code import Reloaded
     from ..trial.what_if import Trial
@@ -28,7 +32,8 @@ class Tools:
     """The rare verbs of a Learner, as `learner.tools`.
 
     >>> [name for name in dir(Tools) if not name.startswith("_")]
-    ['ema_model', 'evaluations', 'freeze', 'lr_find', 'note', 'reload_code', 'try_step', 'use_step']
+    ['branches', 'ema_model', 'evaluations', 'freeze', 'go_to', 'lr_find', 'note', 'reload_code', \
+'timeline', 'try_step', 'use_step']
     """
 
     def __init__(self, learner: LearnerCore) -> None:
@@ -110,6 +115,38 @@ class Tools:
     def evaluations(self) -> Evaluations:
         """The sets that this learner evaluated, as a table."""
         return Evaluations.of(map(Evaluation.of, self._learner._replica.history.evaluated.values()))
+
+    @property
+    def branches(self) -> Branches:
+        """The lines that the run has left by going back and on in another way, as a table and a tree."""
+        from .branching import branches_of
+
+        return branches_of(self._learner)
+
+    @property
+    def timeline(self) -> TimelineTable:
+        """What happened to the run, as a table: pauses, changes by hand, breakpoints, ways back."""
+        from .branching import timeline_of
+
+        return timeline_of(self._learner)
+
+    @names_descriptors
+    def go_to(
+        self, branch: RecordedBranch | str | int, step: Position | tuple[Any, ...] | int | None = None
+    ) -> RewindReport:
+        """Go to a branch of this run: to its end, or to a step of it. What this line measured stays, as a
+        branch.
+
+        The learner goes to the nearest state on the way there, takes the steps from there again with what
+        was changed by hand on that way, and compares them with what was recorded.
+
+        Args:
+            branch: one of `learner.branches`, or its name.
+            step: the number of training steps since the run's beginning, or a position, `(7, 5)`.
+        """
+        from .branching import go_to
+
+        return self._learner._drive(lambda: go_to(self._learner, branch, step))
 
     # Change the code of the step -----------------------------------------------------------------------
 

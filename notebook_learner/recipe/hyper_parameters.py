@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..step.optimizers import named_of
@@ -28,6 +29,31 @@ def optimizers(optimizer: Optimizer, schedule: Schedule) -> Told:
     """
     named = {name: _optimizer(each, _moves(schedule, name)) for name, each in named_of(optimizer).items()}
     return {"optimizer": named[""]} if [*named] == [""] else {"optimizers": named}
+
+
+def put_options(optimizer: Optimizer, members: Mapping[str, Any]) -> None:
+    """Set options of an optimizer's groups, by the names that they have in a recipe.
+
+    >>> import torch
+    >>> sgd = torch.optim.SGD([torch.ones(1)], lr=0.1)
+    >>> put_options(sgd, {"optimizer.lr": 0.05, "optimizer.nesterov": True})
+    >>> sgd.param_groups[0]["lr"], sgd.param_groups[0]["nesterov"]
+    (0.05, True)
+    """
+    for name, each in named_of(optimizer).items():
+        first = f"optimizers.{name}." if name else "optimizer."
+        for number, group in enumerate(each.param_groups):
+            place = first if len(each.param_groups) == 1 else f"{first}group {number}."
+            for key in group.keys() & {path[len(place) :] for path in members if path.startswith(place)}:
+                _put(group, key, members[place + key])
+
+
+def _put(group: dict[str, Any], key: str, value: Any) -> None:
+    live = group[key]
+    if isinstance(live, Tensor):  # it must stay the same tensor
+        live.copy_(torch.as_tensor(value))
+    else:
+        group[key] = tuple(value) if isinstance(live, tuple) else value
 
 
 def _moves(schedule: Schedule, name: str) -> bool:
@@ -81,7 +107,7 @@ def function_of(function: Any) -> Told:
     >>> def loss(output, targets, *, scale=2):
     ...     return output * smoothing
     >>> function_of(loss)
-    {'name': 'loss', 'scale': 2}
+    {'name': 'loss', 'reads': {'smoothing': 0.1, 'scale': 2}}
     >>> function_of(nn.CrossEntropyLoss(label_smoothing=0.1))["label_smoothing"]
     0.1
     """
@@ -92,7 +118,8 @@ def function_of(function: Any) -> Told:
     name = getattr(function, "__name__", None) or type(function).__name__
     if isinstance(function, nn.Module):
         return {"name": name, **module_options(function), **options}
-    return {"name": name, **dict(_numbers_read(function)), **options}
+    reads = dict(_numbers_read(function))
+    return {"name": name, **({"reads": reads} if reads else {}), **options}
 
 
 def module_options(module: nn.Module) -> Told:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,32 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (torch.dtype, torch.device, slice, range, complex)):
         return str(value)
     return getattr(value, "__name__", None) or a_kind(value)
+
+
+def own_values(given: Any) -> dict[str, Any]:
+    """What a mapping, a dataclass or a namespace holds, as plain JSON.
+
+    Raises:
+        TypeError: it is none of them.
+
+    >>> from types import SimpleNamespace
+    >>> own_values(SimpleNamespace(width=64)), own_values({"width": 64})
+    ({'width': 64}, {'width': 64})
+    """
+    is_object = dataclasses.is_dataclass(given) and not isinstance(given, type)
+    if isinstance(given, type):
+        raise TypeError("a class")
+    told: dict[str, Any] = plain(given if isinstance(given, Mapping) or is_object else vars(given))
+    return told
+
+
+def config_mistakes(given: Sequence[Any]) -> Iterator[str]:
+    """What is wrong with the values of `.config(...)`."""
+    for each in given:
+        try:
+            own_values(each)
+        except TypeError:
+            yield f"config({each!r:.60}): give a mapping, such as {{'width': 64}}, a dataclass or vars(args)"
 
 
 def _of_array(value: Any) -> Any:

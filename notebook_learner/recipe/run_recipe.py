@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from torch import nn
 from torch.optim import Optimizer
@@ -19,11 +21,12 @@ from ..artifacts.run_info import git_commit
 from ..errors import DamagedError
 from ..event.position import Position
 from ..event.values import Event, Marked, Rewound, RunOpened, Split, SplitStarted
+from ..step.schedule import rates_of, set_rates
 from ..store.json_text import to_text
 from . import environment, source_text
 from .data_fingerprint import fingerprint, loader_of
-from .hyper_parameters import function_of, module_options, optimizers, schedule_of
-from .plain_values import plain
+from .hyper_parameters import function_of, module_options, optimizers, put_options, schedule_of
+from .plain_values import own_values, plain
 
 MOST_CHANGES = 256
 """The latest changes that are kept."""
@@ -91,6 +94,7 @@ class RunRecipe:
             self._fresh = False
         elif isinstance(event, Rewound):
             self._fresh = False
+            self.leave(Position(event.epoch, event.split, event.step), "-")
         elif isinstance(event, Marked) and event.kind == "edited":
             with self._lock:
                 self._note(event.text, self._quick())
@@ -108,8 +112,8 @@ class RunRecipe:
                     self._note("other data", now)
                     self._open = self._changes[-1]
             self._gather(now)
-        if wait and self._gathering is not None:
-            self._gathering.join(_LONGEST_WAIT)
+        if wait:
+            self._wait()
         with self._lock:
             if not self._first:
                 return ""
@@ -130,6 +134,100 @@ class RunRecipe:
     def of_checkpoint(self) -> Told:
         """The recipe that the checkpoint has which was loaded last, by dotted names."""
         return _latest(read(self.found() or ""))
+
+    def leave(self, position: Position, branch: str, shared: Collection[str] | None = None) -> list[str]:
+        """The run goes back: what was changed by hand behind this place is on a branch now. Return what was
+        changed on that branch.
+
+        Args:
+            position: the place.
+            branch: the name of the branch.
+            shared: the changes at that very place that stay on the run's line; by default those in force.
+        """
+        with self._lock:
+            now = _flat(self._quick())
+            left = [
+                each
+                for each in self._changes
+                if not each.get("branch") and _is_behind(each, position, shared, now)
+            ]
+            for each in left:
+                each["branch"] = branch
+            self._known |= now
+            self._text = ""
+            return [
+                str(each["text"])
+                for each in self._changes
+                if _is_on(each, branch) and not each.get("resumed")
+            ]
+
+    def at(self, position: Position, later: bool = False) -> list[str]:
+        """The changes by hand at this place, and `later` on, that are on the run's line."""
+        with self._lock:
+            own = [each for each in self._changes if _is_on(each, "") and not each.get("resumed")]
+        return [
+            each["id"]
+            for each in own
+            if _place_of(each).key == position.key or (later and _place_of(each) > position)
+        ]
+
+    def adopt(self, branch: str, end: Position, shared: Collection[str] | None = None) -> None:
+        """The run goes on to a place of a branch: what was changed up to there is on its way again. Of what
+        was changed at the place itself, only the `shared` changes are, if they are given."""
+        with self._lock:
+            for each in self._up_to(branch, end, shared):
+                del each["branch"]
+            self._text = ""
+
+    def edits_of(
+        self, branch: str, end: Position, shared: Collection[str] | None = None
+    ) -> list[tuple[Position, Callable[[], None]]]:
+        """The changes of rates and other options of the optimizer that were made by hand on a branch up to a
+        place, with what makes them again. Where a schedule moves a rate, it goes on from there. An empty name
+        stands for the line that the run is on."""
+        with self._lock:
+            changes = self._up_to(branch, end, shared)
+        found = [(_place_of(each), partial(self._repeat, each)) for each in changes if _can_be_repeated(each)]
+        return sorted(found, key=lambda edit: edit[0].key)
+
+    def edits(self, start: Position, target: Position) -> list[tuple[Position, Callable[[], None]]]:
+        """Those on the way here, between two places."""
+        return [edit for edit in self.edits_of("", target) if start <= edit[0]]
+
+    def _up_to(self, branch: str, end: Position, shared: Collection[str] | None) -> list[Told]:
+        found = [each for each in self._changes if _is_on(each, branch)]
+        return [
+            each
+            for each in found
+            if _place_of(each) < end
+            or (_place_of(each).key == end.key and (shared is None or each["id"] in shared))
+        ]
+
+    def causes(self) -> list[str]:
+        """What is other than when the run began, so that steps that are taken again may differ."""
+        self.text(wait=True)
+        with self._lock:
+            changed: Told = {}
+            for each in self._changes:
+                if _is_on(each, "") and not _can_be_repeated(each):
+                    changed |= {name: (each, pair) for name, pair in each["changed"].items()}
+        return [
+            _as_cause(name, pair, "since the run went on" if each.get("resumed") else _by_hand(each))
+            for name, (each, pair) in changed.items()
+            if name.partition(".")[0] in _CAUSES
+        ]
+
+    @property
+    def repeats_last(self) -> bool:
+        """Whether the last change can be made again from what is recorded of it."""
+        with self._lock:
+            return not self._changes or _can_be_repeated(self._changes[-1])
+
+    def _repeat(self, change: Told) -> None:
+        optimizer, _ = self._in_use()
+        put_options(optimizer, {name: pair[1] for name, pair in change["changed"].items()})
+        if len(change["rates"]) == len(optimizer.param_groups):
+            set_rates(optimizer, change["rates"])
 
     # Gathering ---------------------------------------------------------------------------------------
 
@@ -164,7 +262,7 @@ class RunRecipe:
             for split, each in self.given().items()
         }
         told = {
-            "config": settings.config,
+            "config": {name: value for each in settings.configs for name, value in own_values(each).items()},
             "model": {
                 "class": type(self.model).__qualname__,
                 "parameters": sum(each.numel() for each in self.model.parameters()),
@@ -201,15 +299,22 @@ class RunRecipe:
         """Find what takes longer in a thread: a run's start must not wait for it."""
         given = dict(self.given())
         self._seen = given
+        self._wait()
+        gathering = threading.Thread(
+            target=self._find_late,
+            args=(given, source_text.kinds_in(self.model), now["loaders"]),
+            name="notebook_learner recipe",
+            daemon=True,
+        )
+        gathering.start()
+        self._gathering = gathering  # after it was started: the writer thread may wait for it at once
+
+    def _wait(self) -> None:
         if self._gathering is not None:
             self._gathering.join(_LONGEST_WAIT)
-        self._gathering = threading.Thread(
-            target=self._find_late, args=(given, now), name="notebook_learner recipe", daemon=True
-        )
-        self._gathering.start()
 
-    def _find_late(self, given: Mapping[Split, Any], now: Told) -> None:
-        late: Told = {"loaders": now["loaders"]}
+    def _find_late(self, given: Mapping[Split, Any], kinds: Sequence[type], loaders: Told) -> None:
+        late: Told = {"loaders": loaders}
         with suppress(Exception):  # of the user's data, whose classes may do anything
             late["data"] = {split: fingerprint(each) for split, each in given.items()}
         with suppress(Exception):
@@ -218,7 +323,7 @@ class RunRecipe:
         if self.settings.records_source:
             with suppress(Exception):
                 late["diff"] = environment.changes_in()
-                late["source"] = {"model": source_text.classes_of(self.model)}
+                late["source"] = {"model": source_text.classes_of(kinds)}
         with self._lock:
             found = flat({name: each for name, each in late.items() if name not in UNTOLD})
             if self._open is None:
@@ -232,12 +337,14 @@ class RunRecipe:
         found = _flat(now)
         at = self._place()
         change = {
+            "id": uuid4().hex[:12],
             "text": text,
             "iteration": at.iteration,
             "epoch": at.epoch,
             "split": at.split,
             "step": at.step,
-            "when": round(time.time(), 3),
+            "when": time.time(),
+            "rates": [float(rate) for rate in rates_of(self._in_use()[0])],
             "changed": _differences(self._known, found),
         }
         self._known |= found
@@ -253,7 +360,8 @@ class RunRecipe:
     def _own_cells(self) -> tuple[str, ...]:
         if not self.settings.records_source:
             return ()
-        return tuple(source_text.cells_since(self.settings.first_cell))
+        cells = source_text.cells_since(self.settings.first_cell)
+        return tuple(cell for cell in cells if cell not in self._cells)
 
 
 def read(text: str) -> Told:
@@ -268,7 +376,17 @@ def _is_sound(told: Told) -> bool:
         isinstance(told.get("cells", []), list)
         and isinstance(told.get("config", {}), dict)
         and isinstance(changes, list)
-        and all(isinstance(each, dict) and _are_pairs(each.get("changed", {})) for each in changes)
+        and all(map(_is_a_change, changes))
+    )
+
+
+def _is_a_change(each: Any) -> bool:
+    return (
+        isinstance(each, dict)
+        and _are_pairs(each.get("changed", {}))
+        and all(type(each.get(name)) is int for name in ("iteration", "epoch", "step"))
+        and each.get("split") in ("train", "valid")
+        and isinstance(each.get("id"), str)
     )
 
 
@@ -282,10 +400,68 @@ def _flat(told: Told) -> Told:
     return flat({name: each for name, each in told.items() if name not in UNTOLD})
 
 
+def _is_on(change: Told, branch: str) -> bool:
+    """Whether a change is on a branch; without a name, on the line that the run is on."""
+    return (change.get("branch") or "") == branch
+
+
+def _can_be_repeated(change: Told) -> bool:
+    """Whether a change can be made again from what is recorded of it: it is of options alone."""
+    changed, rates = change.get("changed", {}), change.get("rates")
+    own = all(name.startswith(("optimizer.", "optimizers.")) and "class" not in name for name in changed)
+    sound = isinstance(rates, list) and all(type(rate) in (int, float) for rate in rates)
+    return own and sound and not change.get("resumed")
+
+
+def _is_behind(change: Told, position: Position, shared: Collection[str] | None, now: Told) -> bool:
+    """Whether a change is not on the way to a place. One at the place itself is, if it is in force."""
+    at = _place_of(change)
+    if change.get("resumed"):
+        return False  # it is of the process, not of a place
+    if at.key != position.key:
+        return at > position
+    if shared is not None:
+        return change["id"] not in shared
+    return not all(now.get(name) == pair[1] for name, pair in change["changed"].items() if name in now)
+
+
+_CAUSES = (
+    "source",
+    "versions",
+    "data",
+    "loss",
+    "train_step",
+    "batch_size",
+    "threads",
+    "deterministic",
+    "matmul_precision",
+    "precision",
+    "accumulation",
+    "model",
+)
+
+
+def _by_hand(change: Told) -> str:
+    return f"by hand at step {change['iteration']}"
+
+
+def _as_cause(name: str, pair: list[Any], when: str) -> str:
+    before, now = pair
+    if name.startswith(("source.", "data.")):
+        return f"another {name} {when}"
+    return f"{name} {before} became {now} {when}"
+
+
+def _place_of(change: Told) -> Position:
+    return Position(change["epoch"], change["split"], change["step"], change["iteration"])
+
+
 def _latest(told: Told) -> Told:
     """The members as the last change left them."""
     found = _flat(told)
     for change in told.get("changes", ()):
+        if not _is_on(change, ""):
+            continue
         found |= {name: pair[1] for name, pair in change.get("changed", {}).items()}
     return found
 

@@ -6,7 +6,7 @@ import inspect
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -41,9 +41,13 @@ def text_of(thing: Any) -> str | None:
         return None
 
 
-def classes_of(model: nn.Module) -> dict[str, str]:
-    """The text of each class that the user wrote among the model's layers."""
-    kinds = {type(each): None for each in model.modules()}
+def kinds_in(model: nn.Module) -> list[type]:
+    """The classes of a model's layers."""
+    return [*{type(each): None for each in model.modules()}]
+
+
+def classes_of(kinds: Iterable[type]) -> dict[str, str]:
+    """The text of each class that the user wrote."""
     found = {kind.__qualname__: text_of(kind) for kind in kinds}
     return {name: text for name, text in found.items() if text is not None}
 
@@ -73,7 +77,7 @@ def cells_since(first: int | None) -> list[str]:
     shell = _shell()
     if shell is None or first is None:
         return []
-    cells = [str(cell)[:LONGEST] for cell in shell.history_manager.input_hist_raw[first:]]
+    cells = [str(cell)[:LONGEST] for cell in shell.history_manager.input_hist_raw[first:] if cell]
     return [*_latest(cells)][::-1]
 
 

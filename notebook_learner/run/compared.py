@@ -57,14 +57,17 @@ class Compared:
                 if row is not None and self.differs_at is None:
                     self.differs_at, self._what = Position(block.epoch, block.split, first + row), name
 
-    def difference(self, left: Sequence[str]) -> Difference | None:
+    def difference(self, left: Sequence[str], changed: Sequence[str] = ()) -> Difference | None:
         """The first difference, in the words of `verify`.
 
         Args:
             left: the names of what steps reach and is not in the state.
+            changed: what is other than when the steps were taken for the first time.
         """
         if self.differs_at is None:
             return None
+        if changed:
+            return Difference(str(self.differs_at), self._what, f"likely from {'; '.join(changed)}")
         cause = "a step uses a value that is not in the state"
         if left:
             cause += f" ({', '.join(left)})"

@@ -10,12 +10,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..event import Event, MetricBlock, Record, SetProgress, cut, rows
 from ..event.position import Position
-from .bounds import FAR
+from ..state.checkpoint_files import Lineage
+from .bounds import FAR, At
 from .compared import Compared
+from .loop import Loop
 from .step_reports import RewindReport
 
 E = TypeVar("E")
@@ -94,6 +96,29 @@ _AGAIN = 0.1
 _PARTS = 16
 
 
+Edit = tuple[Position, Callable[[], None]]
+"""A change that was made by hand: where, and what makes it again."""
+Edits = Callable[[Position, Position], Sequence[Edit]]
+"""Returns those between two positions, in their order."""
+
+
+def no_edits(start: Position, target: Position) -> Sequence[Edit]:
+    """None is known."""
+    return ()
+
+
+class LeftLine(NamedTuple):
+    """A way that the run has come, and left: a branch with what leads to it."""
+
+    record: Record
+    way: Lineage
+    parted: Position
+    """Up to where it is the way that led here."""
+    edited: bool
+    """Whether something was changed by hand at that place, after the run had left this line."""
+    edits: Edits
+
+
 class Replay:
     """Takes the place of sinks and boundary during a replay: it shows nothing and compares the values.
 
@@ -127,6 +152,15 @@ class Replay:
         self._tell = tell
         self._told = False
         self._next = perf_counter() + (0.0 if self._length > PATIENCE * rate > 0 else PATIENCE)
+
+    def run(self, loop: Loop, edits: Sequence[Edit]) -> None:
+        """Take the steps up to the target. What was changed by hand on the way is changed again."""
+        for position, repeat in edits:
+            loop.run(At(position))
+            if loop.position.key != position.key:
+                return  # interrupted
+            repeat()
+        loop.run(At(self._target))
 
     def emit(self, event: Event) -> None:
         """Compare what a replayed block measured."""
@@ -171,11 +205,13 @@ class Replay:
         found = self.compared.difference(left)
         return f"{self.steps} steps were taken again and drifted by {self.compared.gap:.3g}: {found}"
 
-    def report(self, start: Position, reached: Position, left: Sequence[str]) -> RewindReport:
-        """The report about a way back from `start`, the same way."""
+    def report(
+        self, start: Position, reached: Position, left: Sequence[str], changed: Sequence[str]
+    ) -> RewindReport:
+        """The report about a way back from `start`, the same way; `changed` is what is other than then."""
         found = self.compared
         gap, compared = found.gap, found.values > 0 or not self.steps
-        differs = found.difference(left)
+        differs = found.difference(left, changed)
         return RewindReport(start, reached, self.steps, gap, found.differs_at, differs, compared)
 
     def beyond(self, record: Record, position: Position) -> list[MetricBlock]:

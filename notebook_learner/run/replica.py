@@ -6,82 +6,39 @@ catches no signal and shows nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 from ..checkpoint.info import Kind
-from ..errors import BusyError, CheckpointError, LoggerError, MovedError, RankDied, StateError, StoreError
-from ..event import Event, FanOut, Notice, Record, Rewound
+from ..errors import BusyError, CheckpointError, LoggerError, RankDied, StateError, StoreError
+from ..event import Notice, Record, Rewound
 from ..event.position import Position
-from ..logger import History
 from ..state.checkpoint_files import Lineage, place_of
-from ..state.parts import RngPart
-from ..state.shape import Change
-from ..state.snapshot import WRITES_ITSELF, Pending, Snapshots
-from ..state.state import Large, Part, State, require_fit
-from ..state.timeline import Timeline
+from ..state.state import Large, State, require_fit
 from ..state.validation import check_sound, rehearse
-from .bounds import At, Until
+from .bounds import Until
 from .breakpoint_watch import Again, BreakpointWatch, Hit, Reached
 from .compared import Beyond, ComparedWithLog, options_of
 from .failure import explain, explain_keyframe, release_device_memory, stage_of, teach, what_moved
 from .loop import Loop, Why, shown_position
-from .rank_protocol import Ranks
-from .replay import Replay, Unheard, cut_at, shape_of
-from .reshaping import Reshaping
-from .saving import Saving, no_way
+from .replay import Edits, LeftLine, Replay, Unheard, cut_at, shape_of
+from .replica_state import ReplicaState
+from .saving import no_way
 from .step_reports import RewindReport
 from .step_undo import hold
 
 
-class Replica:
+class Replica(ReplicaState):
     """Everything in the training of one device."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        parts: Mapping[str, Part],
-        rng: RngPart,
-        timeline: Timeline,
-        history: History,
-        sinks: FanOut,
-        saving: Saving,
-        changes: Sequence[Change] = (),
-        fixed: bool = False,
-    ) -> None:
-        self.loop = loop
-        self.parts = dict(parts)
-        self.rng = rng
-        self.shaping = Reshaping(loop, self.parts, rng, timeline, changes, fixed)
-        self.shape = self.shaping.shape
-        self.carried: Any = self.parts["carried"]  # what steps reach outside of model, optimizer, loaders
-        self.timeline = timeline
-        self.history = history
-        self.sinks = sinks
-        self.saving = saving
+    def __init__(self, loop: Loop, *parts: Any) -> None:
+        super().__init__(loop, *parts)
         self.watch = BreakpointWatch(loop, self._way_back, self._warn)
         self.hit: Hit | None = None  # the breakpoint that stopped the last run
-        self.snapshots = Snapshots()
-        loop.modes.settle = self.settle
-        self._soon: Pending | None = None
-        """The last copy that may still be made. It does not hold the state, whose owner may free it."""
-        self._deferring = True
-        """True until the user was warned that training waits for its copies."""
-        self._saved_soon: tuple[Position, Kind] | None = None  # the checkpoint that is written from it
-        self._lost: tuple[Position, Kind] | None = None  # a checkpoint whose copy was void
-        self._failure: LoggerError | MovedError | None = None
-        self._expected: ComparedWithLog | None = None
-        self._left: tuple[Position, dict[str, Any]] = (loop.position, {})
-        """The position that the run was put to, and the parts of that state that no part here has taken."""
         loop.boundary = self
-        loop.emit = self.emit
-
-    @property
-    def ranks(self) -> Ranks | None:
-        """The other ranks, if this is one of several."""
-        return self.loop.ranks
 
     # Commands ----------------------------------------------------------------------------------------
 
@@ -120,33 +77,6 @@ class Replica:
             if self.ranks is not None:
                 self.ranks.leave()
             self.loop.rest()
-
-    def capture(self) -> State:
-        """Everything that a step can change, at this boundary."""
-        return State(self.loop.position, self._captured_parts(), self.history.snapshot())
-
-    def _captured_parts(self) -> dict[str, Any]:
-        parts = self.unclaimed() | {name: part.capture() for name, part in self.parts.items()}
-        if self.ranks is not None:
-            self.ranks.capture(parts)
-        return parts
-
-    def whole(self) -> None:
-        """Call this before code reads the weights: they are then here, not in parts on several devices."""
-        if self.ranks is not None:
-            self.ranks.whole()
-
-    def settle(self) -> None:
-        """Call this before any code changes the weights: the copy in progress is then complete, or void."""
-        deferring = self._deferring
-        self.snapshots.settle()
-        self._deferring = self.snapshots.deferring
-        (soon, self._soon), (saved, self._saved_soon) = (self._soon, None), (self._saved_soon, None)
-        if soon is not None and not soon.wait():
-            self.timeline.keyframes = [kept for kept in self.timeline.keyframes if kept.ready != soon.wait]
-            self._lost = saved
-        if deferring and not self._deferring:
-            self._warn(WRITES_ITSELF)
 
     def restore(self, state: State, reason: str = "restored") -> None:
         """Go exactly to where the state was captured; history and logs follow."""
@@ -216,34 +146,55 @@ class Replica:
         if not self.loop.finished and self.saving.due_at_pause(self.loop.position):
             self.saving.take_auto(self.capture())
 
-    def rewind(self, target: Position) -> RewindReport:
-        """Go back to a position: to the nearest keyframe, then forward again in silence."""
-        start = self.shown_position
-        keyframe = self._keyframe_for(target)
-        self.carried.begin()
-        if self.ranks is not None:
-            self.ranks.enter()
-        self.rng.enter()
-        try:
-            replay = self._return_to(target, keyframe)
-        except BaseException as error:
-            cause = error if self.ranks is None else self.ranks.fault(error)
-            self._fall_back(keyframe)
-            explain_keyframe(cause, keyframe.position, f"the way back to {target} was not finished")
-            if cause is not error:
-                raise cause from error
-            raise
-        finally:
-            self.carried.rest()
-            self.rng.leave()
+    def rewind(self, target: Position, line: LeftLine | None = None) -> RewindReport:
+        """Go back to a position: to the nearest keyframe, then forward again in silence. With a line that the
+        run has left, the position is one of that."""
+        start, edits = self.shown_position, self.edits if line is None else line.edits
+        with self._on_line(line):
+            keyframe = self._keyframe_for(target)
+            self.carried.begin()
             if self.ranks is not None:
-                self.ranks.leave()
-        reached, known = self.loop.position, self.history.snapshot()
-        self._rewrite(cut_at(known, reached), f"rewound from {start}")
+                self.ranks.enter()
+            self.rng.enter()
+            try:
+                known = self.history.snapshot() if line is None else line.record
+                replay = self._return_to(target, keyframe, known, edits)
+            except BaseException as error:
+                cause = error if self.ranks is None else self.ranks.fault(error)
+                if line is None:
+                    self._fall_back(keyframe)
+                explain_keyframe(cause, keyframe.position, f"the way back to {target} was not finished")
+                if cause is not error:
+                    raise cause from error
+                raise
+            finally:
+                self.carried.rest()
+                self.rng.leave()
+                if self.ranks is not None:
+                    self.ranks.leave()
+        reached = self.loop.position
+        way, reason = (None, f"rewound from {start}") if line is None else (line.way, f"came from {start}")
+        self._rewrite(cut_at(known, reached), reason, way)
         self.timeline.forget_after(reached)
         self.timeline.beyond = Beyond(known, options_of(self.loop.update.optimizer))
         self.watch.forget_after(reached)
-        return replay.report(start, reached, self.carried.left_names())
+        return replay.report(start, reached, self.carried.left_names(), self.causes())
+
+    @contextmanager
+    def _on_line(self, line: LeftLine | None) -> Iterator[None]:
+        """Inside, keyframes and checkpoints are those of another line. After an error all is as it was."""
+        if line is None:
+            yield
+            return
+        before, way, frames = self.capture(), self.saving.lineage, [*self.timeline.keyframes]
+        self.saving.lineage = line.way
+        (self.timeline.forget_from if line.edited else self.timeline.forget_after)(line.parted)
+        try:
+            yield
+        except BaseException:
+            self.put_back(before)
+            self.saving.lineage, self.timeline.keyframes = way, frames
+            raise
 
     def let_go(self) -> None:
         """The learner is garbage-collected: end worker processes now. If the garbage collector did it, their
@@ -291,6 +242,8 @@ class Replica:
                 self._saved_soon = None if self._soon is None else (position, kind)
             if keyframe:
                 self._keep(state, seconds)
+                if self.saving.keeps_start:
+                    self.saving.keep_start(state)
         self.watch.refresh()  # after the keyframe, which decides how closely it looks
 
     def _tell_of_steps(self) -> None:
@@ -302,15 +255,6 @@ class Replica:
     def allowance(self, position: Position) -> int:
         """How many steps the loop may take before it asks again."""
         return min(self.timeline.allowance(position), self.saving.allowance(position))
-
-    def emit(self, event: Event) -> None:
-        """Send an event. A failing logger has kept it; training ends at the next boundary."""
-        try:
-            self.sinks.emit(event)
-        except LoggerError as failure:
-            self._failure = self.saving.cause_of(failure)
-        if self._expected is not None and (told := self._expected.heard(event, self.carried.left_names)):
-            self._warn(told)
 
     def _capture_soon(self) -> State:
         """Like `capture`, but large tensors are copied during the next step; `state.ready()` waits for it."""
@@ -363,9 +307,7 @@ class Replica:
     def reach(self) -> Position:
         """The earliest position that the run can go back to."""
         held = [state.position for state in self.timeline.keyframes]
-        way = self.saving.lineage
-        saved = [place_of(info) for info in self.saving.kept() if way.passes(info)]
-        return min([*held, *saved, self.loop.position])
+        return min([*held, *map(place_of, self.saving.kept_on_the_way()), self.loop.position])
 
     def _keyframe_for(self, target: Position) -> State:
         """The nearest keyframe, in memory or else from a checkpoint on the disk."""
@@ -378,20 +320,23 @@ class Replica:
     def _checkpoint_before(self, target: Position) -> State | None:
         """The last whole checkpoint on this run's way, of this process or an earlier one, at or before a
         position."""
-        way = self.saving.lineage
-        before = [info for info in self.saving.checkpoints() if way.passes(info) and info.key <= target.key]
+        before = [info for info in self.saving.on_the_way() if info.key <= target.key]
         if not before:
             return None
-        label = max(before, key=lambda info: info.key).label
-        state, _ = self.saving.load(label)
+        near = max(before, key=lambda info: info.key)
+        state = self.saving.load_on_the_way(near)
         here = self.shape.look()
         try:
-            self._require_sound(state, self.shaping.in_shape_of(state, self.capture(), self.capture), label)
+            self._require_sound(
+                state, self.shaping.in_shape_of(state, self.capture(), self.capture), near.label
+            )
         finally:
             self.shape.back_to(here)
         return state
 
-    def _return_to(self, target: Position, keyframe: State) -> Replay:
+    def _return_to(
+        self, target: Position, keyframe: State, known: Record | None = None, edits: Edits | None = None
+    ) -> Replay:
         """Go from a keyframe to a position in silence, and keep more keyframes on the way."""
         timeline, loop = self.timeline, self.loop
         timeline.forget_after(target)
@@ -399,7 +344,7 @@ class Replica:
             self._keep(keyframe, 0.0)
         unheard = Unheard()
         replay = Replay(
-            self.history.snapshot(),
+            self.history.snapshot() if known is None else known,
             keyframe.position,
             target,
             timeline.room_for(keyframe),
@@ -412,55 +357,19 @@ class Replica:
         loop.breakable, loop.passing = False, True
         try:
             with unheard:
-                loop.run(At(target))
+                replay.run(loop, (edits or self.edits)(keyframe.position, target))
         finally:
             loop.emit, loop.boundary = self.emit, self
             loop.breakable, loop.passing = True, False
             replay.end()
         return replay
 
-    def put_back(self, state: State) -> None:
-        """Restore everything that a step can change; history and logs get no event."""
-        self.settle()
-        if self.ranks is not None:
-            self.ranks.lay_down()
-        before = self.shape.go_to(state.parts.get("shape"), state.position.key)
-        try:
-            require_fit(self.parts, state)
-        except BaseException:
-            self.shape.back_to(before)
-            raise
-        for name, part in self.parts.items():
-            if part is not self.shape:
-                part.restore(state.parts[name])
-        if self.ranks is not None:
-            self.ranks.put_back(state)
-        of_a_split = [name for name in state.parts if name.startswith(("data ", "metrics "))]
-        left = [name for name in of_a_split if name not in self.parts]
-        self._left = state.position, {name: state.parts[name] for name in left}
-
-    def unclaimed(self) -> dict[str, Any]:
-        """The parts of the restored state that belong to splits whose data has not come yet: their positions,
-        for data that comes with `fit`, and for every state that is captured before."""
-        position, left = self._left
-        return dict(left) if left and position.key == self.loop.position.key else {}
-
-    def claim(self, name: str) -> Any:
-        """Return one of them, when its data has come; None if the state has no such part."""
-        found = self.unclaimed().get(name)
-        self._left[1].pop(name, None)
-        return found
-
-    def _rewrite(self, record: Record, reason: str, way: Lineage | None = None) -> bool:
+    def _rewrite(self, record: Record, reason: str, way: Lineage | None = None, leaves: bool = True) -> bool:
         """Make history and logs hold exactly this record, and inform all listeners. Return whether the record
-        was only cut, so that the run still stands on its own earlier way.
-
-        Args:
-            record: what had been measured here.
-            reason: the reason that users read.
-            way: the lineage that led here, if a checkpoint has it.
+        was only cut, so that the run still stands on its own earlier way. `way` is the lineage that led here,
+        if a checkpoint has it; without `leaves` what was measured beyond is no branch, but wrong.
         """
-        position = self.loop.position
+        position, former = self.loop.position, self.history.snapshot() if leaves else ()
         splits, steps = self.history.restore(record)
         rest = record[splits:]
         is_cut = not rest or (len(rest) == 1 and rest[0].steps == steps)
@@ -470,7 +379,8 @@ class Replica:
         if self.saving.is_ahead(position):
             self._keep_first(State(position, self.capture().parts, record))
         self.saving.stands_at(position)
-        self.emit(Rewound(position.epoch, position.split, position.step, record, splits, steps, reason))
+        at = (position.epoch, position.split, position.step)
+        self.emit(Rewound(*at, record, splits, steps, reason, former))
         return is_cut
 
     def _keep_first(self, state: State) -> None:
@@ -534,9 +444,6 @@ class Replica:
         if told := replay.verdict(target, self.loop.position, self.carried.left_names()):
             self._warn(f"on the way back to {target}: {told}")
 
-    def _warn(self, text: str) -> None:
-        self.emit(Notice(text, "warning"))
-
     def _stopped(self, hit: Hit) -> Why:
         hit.breakpoint.hit()
         self.hit = hit
@@ -583,7 +490,7 @@ class Replica:
         reached, known = self.loop.position, self.history.snapshot()
         exact = cut_at(known, reached)
         if shape_of(exact) != shape_of(known):
-            self._rewrite(exact, reason)
+            self._rewrite(exact, reason, leaves=False)
         for block in replay.beyond(exact, reached):
             self.emit(block)
 

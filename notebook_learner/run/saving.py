@@ -73,6 +73,18 @@ class Store(Protocol):
     def kept(self) -> Sequence[CheckpointInfo]:
         """The checkpoints that this process knows of; it waits neither for the writer nor for the disk."""
 
+    keeps_start: bool
+    """Whether the state that the run begins with is still to be kept."""
+
+    def keep_start(self, state: State) -> None:
+        """Keep the state that the run begins with, or one behind a change by hand."""
+
+    def starts(self) -> Sequence[CheckpointInfo]:
+        """Those states, as checkpoints outside of the others."""
+
+    def load_start(self, info: CheckpointInfo, /) -> State:
+        """Read one of them from its files."""
+
     def saved(self) -> tuple[list[CheckpointInfo], str | None]:
         """What is on the disk right now, without waiting for the writer, and the label of the best."""
 
@@ -219,6 +231,37 @@ class Saving:
     def kept(self) -> Sequence[CheckpointInfo]:
         """The checkpoints of the store that this process knows of, without reading the disk."""
         return () if self.store is None else self.store.kept()
+
+    def keep_change(self, state: State) -> None:
+        """Keep the state behind a change by hand that the record cannot repeat, so that no way back to later
+        steps leads over it."""
+        if self.keeps_epochs_in_files and self.store is not None and not self.store.keeps_start:
+            self.store.keep_start(state)
+
+    @property
+    def keeps_start(self) -> bool:
+        """Whether the state that the run begins with is still to be kept."""
+        return self.keeps_epochs_in_files and self.store is not None and self.store.keeps_start
+
+    def keep_start(self, state: State) -> None:
+        """Keep the state that the run begins with, from which each later step can be reached."""
+        assert self.store is not None
+        self.store.keep_start(state)
+
+    def on_the_way(self) -> list[CheckpointInfo]:
+        """The checkpoints that the run has passed on its way here, and the state that it began with."""
+        if self.store is None:
+            return []
+        return [*filter(self.lineage.passes, [*self.store.starts(), *self.store.checkpoints()])]
+
+    def kept_on_the_way(self) -> list[CheckpointInfo]:
+        """The same, as far as this process knows, without reading the disk."""
+        return [*filter(self.lineage.passes, self.kept())]
+
+    def load_on_the_way(self, info: CheckpointInfo) -> State:
+        """The state of one of them."""
+        assert self.store is not None
+        return self.store.load_start(info) if info in self.store.starts() else self.store.load(info.label)
 
     def saved(self) -> tuple[list[CheckpointInfo], str | None]:
         """What is on the disk right now, and the label of the best."""

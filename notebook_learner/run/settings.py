@@ -89,6 +89,10 @@ class Settings:
     checkpointer: Checkpointer | None = None
     checkpoint: Which | None = None
     resume: bool = False
+    at: Any = None
+    """The step of the run to go to, if it is not the newest checkpoint's."""
+    keeps_start: bool = True
+    """Whether the state that the run begins with is kept."""
     takes_given: bool = False
     """Whether the options that the optimizer was built with count, and not those of the checkpoint."""
     takes_back: bool = False
@@ -117,8 +121,8 @@ class Settings:
     seed: int | None = None
     keyframe_every: int | None = None
     keyframe_memory: int | None = None
-    config: dict[str, Any] = field(default_factory=dict)
-    """The user's own values for the record, as plain JSON."""
+    configs: list[Any] = field(default_factory=list)
+    """The user's own values for the record: mappings, or what has such."""
     records_source: bool = True
     """Whether the record has source text, cells and the work tree's changes."""
     first_cell: int | None = None
@@ -212,7 +216,7 @@ class Settings:
             loggers=list(self.loggers),
             breakpoints=list(self.breakpoints),
             carried=dict(self.carried),
-            config=dict(self.config),
+            configs=list(self.configs),
             acts=list(self.acts),
             reshapes=list(self.reshapes),
         )
@@ -223,6 +227,7 @@ class Settings:
             self.of_one_learner(),
             checkpoint=None,
             resume=False,
+            at=None,
             takes_back=False,
             overwrite=False,
             goes_on=False,

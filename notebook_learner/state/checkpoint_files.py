@@ -23,7 +23,7 @@ from ..checkpoint.folder import CheckpointFolder
 from ..checkpoint.info import CheckpointInfo, Kind, label_of
 from ..checkpoint.keeper import Keeper, Void
 from ..checkpoint.strategy import KeepAll
-from ..errors import DamagedError, StateError, StoreError
+from ..errors import CheckpointError, DamagedError, StateError, StoreError
 from ..event import MetricInfo, Record, SplitRecord
 from ..event.position import Position
 from ..store.layout import RunLayout, sync_logs
@@ -90,6 +90,8 @@ def place_of(info: CheckpointInfo) -> Position:
     return Position(info.epoch, info.split, info.step, info.iteration)
 
 
+MOST_STARTS = 16
+"""Of the states behind changes by hand, the latest so many are kept."""
 OWN_FILE = {"model": "model", "optim": "optimizer", "scheduler": "scheduler"}
 """The part of the state in each file; the other parts are in the commit file."""
 
@@ -137,6 +139,11 @@ class FileCheckpointer:
         """The way that led to the run's current place."""
         self.loaded = Lineage()
         """The way that led to the checkpoint that was loaded last."""
+        self.start = CheckpointFolder(self.layout.start, keeper.folder.recorder)
+        """Holds the state that the run began with, and those after changes that the record cannot repeat."""
+        self._count = 0
+        self.keeps_start = True
+        """Whether that state is still to be kept: no longer in a run that goes on."""
         self._stands_at: tuple[int, int, int] | None = None
         self._last: tuple[int, int, int] | None = None
         """The position of the last state handed to the keeper."""
@@ -158,6 +165,7 @@ class FileCheckpointer:
         """The user looked at the run that was found, but does not go on with it: this run is another one."""
         self.run_id, self.logged = uuid4().hex, ()
         self.lineage = Lineage().branched(Position().key)
+        self.keeps_start = True
         self._stands_at = None
         self._trunk, self._records = Trunk(), {}
         self.keeper.forget()
@@ -182,9 +190,7 @@ class FileCheckpointer:
         told = trunk.told
         about |= self.about(state.record[told:])
         about |= {"metrics": trunk.finals[-1] if ended else {}, "passes": told_of(state.record[told:])}
-        about["parts"] = {
-            name: written(part) for name, part in state.parts.items() if name not in OWN_FILE.values()
-        }
+        about["parts"] = _written(state)
 
         def before() -> None:
             if not state.ready():
@@ -204,6 +210,33 @@ class FileCheckpointer:
         self._records = {other: of for other, of in self._records.items() if other in kept}
         self._records[label] = (trunk, ended, state.record[ended:])
         return label
+
+    def keep_start(self, state: State) -> None:
+        """Hand the state that the run begins with, or one behind a change by hand, to the writer."""
+        self.keeps_start = False
+        at = state.position
+        label = label_of(at.epoch, at.split, at.step)
+        parts = {file: state.parts[part] for file, part in OWN_FILE.items()}
+        about: dict[str, Any] = {**_place(state, label), "kind": "manual", "run_id": self.run_id}
+        about |= {"lineage": self.lineage.plain, "sequence": self._count, **self.about(state.record)}
+        self._count += 1
+        about |= {"metrics": {}, "passes": told_of(state.record), "parts": _written(state)}
+
+        def write() -> None:
+            self.keeper.ask()
+            if not state.ready():
+                self.keeper.note(_NO_START)
+                return
+            if self.base is not None and "base" not in parts["model"]:
+                parts["model"] = self.base.left_out(parts["model"])
+            try:
+                self.start.commit(label, parts, {**about, "earlier": None, "recipe": self.recipe()})
+                for info in self.start.list()[1:-MOST_STARTS]:
+                    self.start.delete(info)
+            except (CheckpointError, OSError) as error:  # the next checkpoint has the same trouble
+                self.keeper.note(f"{error}. In a new process the way back ends at the first checkpoint")
+
+        self.keeper.background.submit("start", write)
 
     def check(self) -> None:
         """At a boundary: write again what an earlier error kept back, or raise the error."""
@@ -250,6 +283,15 @@ class FileCheckpointer:
         """Return what this process has saved or found, and not deleted since."""
         return self.keeper.known
 
+    def starts(self) -> Sequence[CheckpointInfo]:
+        """Return these states, as checkpoints outside of the others."""
+        self.keeper.background.wait()
+        return [info for info in self.start.list() if info.run == self.run_id]
+
+    def load_start(self, info: CheckpointInfo) -> State:
+        """Return one of them."""
+        return self._load(info, self.start)
+
     def saved(self) -> tuple[list[CheckpointInfo], str | None]:
         """Return what is on the disk right now, and the label of the best. This does not wait for a write
         that is under way."""
@@ -286,16 +328,17 @@ class FileCheckpointer:
         """The folder of the files."""
         return self.keeper.folder
 
-    def _load(self, info: CheckpointInfo) -> State:
+    def _load(self, info: CheckpointInfo, folder: CheckpointFolder | None = None) -> State:
+        folder = folder or self.folder
         if info.damage:
             raise DamagedError(info.damage)
         if not info.exact:
             raise StateError(_not_exact(info, self.layout.directory))
-        commit = self.folder.read(info, "state")
+        commit = folder.read(info, "state")
         try:
             parts = {**_OF_EARLIER_VERSIONS, **commit["parts"]}
             position = Position(*(commit["position"][key] for key in _POSITION))
-            told = ToldPasses(commit, self.folder)
+            told = ToldPasses(commit, folder)
             if position.split not in ("train", "valid"):
                 raise ValueError("no split")
         except (KeyError, TypeError, ValueError) as error:
@@ -303,13 +346,14 @@ class FileCheckpointer:
                 f"the commit file of checkpoint {info.label} is incomplete: {error!r}"
             ) from None
         for file, part in OWN_FILE.items():
-            parts[part] = self.folder.read(info, file)
+            parts[part] = folder.read(info, file)
         if self.model is not None:
             parts["model"] = with_base(parts["model"], info.label, self.model)
         known = self._record(info.label) or (() if self._stood_by else self.known())
         self.logged = () if known else self._logs()
         self.run_id, self.loaded = commit["run_id"], Lineage.of(commit)
         self.recipe_found = commit.get("recipe")
+        self.keeps_start = False
         self._stands_at = position.key
         record = told.record(known or self.logged)
         self._trunk = told.trunk(record, self.logged or self._trunk.ended[: self._trunk.synced])
@@ -344,6 +388,17 @@ def _not_exact(info: CheckpointInfo, directory: Path) -> str:
 _OF_EARLIER_VERSIONS: Mapping[str, Any] = {"carried": {"objects": []}}
 """The parts that their commit files lack."""
 _POSITION = ("epoch", "split", "step", "iteration", "total")
+
+
+_NO_START = (
+    "the state that the run began with was not kept, as the first step wrote to it while it was copied; in a "
+    "new process the way back ends at the first checkpoint"
+)
+
+
+def _written(state: State) -> dict[str, Any]:
+    """The parts that have no file of their own."""
+    return {name: written(part) for name, part in state.parts.items() if name not in OWN_FILE.values()}
 
 
 def _place(state: State, label: str) -> dict[str, Any]:

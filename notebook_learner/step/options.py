@@ -94,6 +94,33 @@ def other_options(given: Options, optimizer: Optimizer, schedule: Schedule) -> I
                 yield OtherOption(group, key, told, mine[first], _kept(group[first]), moved)
 
 
+Groups = list[dict[str, Any]]
+
+
+def groups_now(optimizer: Optimizer) -> Groups:
+    """The options of each group, as they are now."""
+    return [
+        {key: _plain(value) for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def said_changes(before: Groups, now: Groups) -> str:
+    """What differs between the same groups at two moments, in words; empty if nothing does.
+
+    >>> said_changes([{"lr": 0.1, "momentum": 0.0}], [{"lr": 0.05, "momentum": 0.9}])
+    'lr = 0.05, momentum = 0.9'
+    """
+    keys = dict.fromkeys(key for group in now for key in group)
+    changed = [key for key in keys if [each.get(key) for each in before] != [each.get(key) for each in now]]
+    return ", ".join(f"{key} = {_each_said([each.get(key) for each in now])}" for key in changed)
+
+
+def _each_said(values: list[Any]) -> str:
+    said = [_said(value) for value in values]
+    return said[0] if len({*said}) == 1 else ", ".join(said)
+
+
 def _groups(optimizer: Optimizer) -> Iterator[tuple[str, str, dict[str, Any], list[str]]]:
     """Each group: the optimizer's name, the group's, the group itself, and what the class takes of it."""
     for name, each in named_of(optimizer).items():

@@ -48,6 +48,16 @@ class RunLayout:
         """The folder of the checkpoint files."""
         return self.directory / "checkpoint"
 
+    @property
+    def start(self) -> RunPath:
+        """The folder of the state that the run begins with."""
+        return self.directory / "start"
+
+    @property
+    def branches(self) -> RunPath:
+        """The folder of the lines that the run has left."""
+        return self.directory / "branches"
+
     def split_dir(self, split: Split, epoch: int) -> RunPath:
         """The folder of one pass: one epoch of one split."""
         return self.directory / split / f"epoch-{epoch}"
@@ -62,7 +72,7 @@ class RunLayout:
         Raises:
             RefusedError: one of these names is something else.
         """
-        for folder in (*SPLITS, TEST, self.checkpoint.name):
+        for folder in (*SPLITS, TEST, self.checkpoint.name, self.start.name, self.branches.name):
             files.require_plain(self.directory / folder, folder=True)
         files.require_plain(self.experiment_log)
 

@@ -38,6 +38,7 @@ from notebook_learner.artifacts.timeline import TimelineMark, read_timeline
 from notebook_learner.checkpoint.folder import CheckpointFolder
 from notebook_learner.checkpoint.formats import is_known, recorder_for
 from notebook_learner.errors import NotebookLearnerError
+from notebook_learner.recipe import environment
 from notebook_learner.store import durable
 from notebook_learner.store import files as file_calls
 
@@ -66,7 +67,7 @@ _PATHS = ("open", "os.listdir", "os.scandir", "os.remove", "os.rename", "os.trun
 
 _SOCKETS = os.path.join(tempfile.gettempdir(), f"notebook_learner-{os.geteuid()}")
 _PYTHON = (sys.prefix, sys.base_prefix, *filter(None, sys.path))
-_OWN = (*map(os.path.realpath, (*_PYTHON, _SOCKETS)), "/proc/meminfo")
+_OWN = (*map(os.path.realpath, (*_PYTHON, _SOCKETS)), "/proc/meminfo", "/proc/cpuinfo")
 """Python's, where the versions of packages are read (imports are noted all the same), and the folder of the
 user's sockets, one of which a learner makes that goes on."""
 
@@ -295,7 +296,8 @@ def main(samples_at: Path, work: Path, first: int, count: int) -> None:
     logging.disable(logging.CRITICAL)
     faulthandler.enable()
     torch.set_num_threads(1)
-    run_info.git_commit = lambda *_: None  # it is asked for wherever the process stands, whatever a file says
+    # Both ask wherever the process stands, whatever a file says.
+    run_info.git_commit = environment.changes_in = lambda *_: None
     file_calls.sync = file_calls.sync_directory = lambda *_: None  # no power cut happens here
     samples = {path.name: files_of(path) for path in sorted(samples_at.iterdir())}
     directory = work / "run"

@@ -168,7 +168,6 @@ def test_what_comes_with_the_program_is_taken_from_it_and_told(whose: str, tmp_p
         "accumulation: the cell says 2, the checkpoint 1: took 2",
         "batch_size: the cell says 8, the checkpoint 4: took 8",
         "epochs: the cell says 5, the checkpoint 3: took 5",
-        "loss.beta: the cell says 0.25, the checkpoint 0.1: took 0.25",
     ]
     assert learner.num_epochs == 5
 

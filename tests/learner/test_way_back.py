@@ -19,14 +19,14 @@ SOME = 30_000
 """Bytes for the keyframe of the epoch at hand, and for none of two epochs before."""
 
 
-def learner_of(directory, *, window=1, strategy=None, memory=None, seed=5, epochs=EPOCHS):
+def learner_of(directory, *, window=1, strategy=None, memory=None, seed=5, epochs=EPOCHS, start=True):
     model = net(dropout=0.3, seed=1)
     builder = classifier(directory).num_epochs(epochs).metrics(Loss(), Accuracy())
     builder.grads_accumulation(window).keyframes(memory=memory)
     if seed is not None:
         builder.seed(seed)
     if strategy is not None:
-        builder.with_file_checkpointer().with_checkpointing_strategy(strategy)
+        builder.with_file_checkpointer(start=start).with_checkpointing_strategy(strategy)
     torch.manual_seed(4)
     return builder.build(model, adam(model), lambda step: 0.05 / (1 + step), batches(), batches()[:2])
 
@@ -77,7 +77,7 @@ def test_where_memory_holds_no_keyframe_a_checkpoint_is_one(there, back, tmp_pat
 
 
 def test_a_checkpoint_that_was_deleted_is_not_gone_back_to(tmp_path):
-    learner = learner_of(tmp_path / "run", strategy=KeepLast(1), memory=FEW)
+    learner = learner_of(tmp_path / "run", strategy=KeepLast(1), memory=FEW, start=False)
     learner.run_until((4, "train", 2))
     assert [info.label for info in learner.checkpoints if info.ends_epoch] == ["3"]
     before = learner.position
@@ -86,6 +86,15 @@ def test_a_checkpoint_that_was_deleted_is_not_gone_back_to(tmp_path):
         learner.rewind(to=(2, 1))
     assert learner.position == before
     assert learner.rewind(to=(4, 1)).exact
+    assert_ends_like_the_straight_run(learner, tmp_path / "run", tmp_path, strategy=KeepLast(1), memory=FEW)
+
+
+def test_the_state_that_the_run_began_with_leads_to_each_step_without_any_checkpoint_before_it(tmp_path):
+    learner = learner_of(tmp_path / "run", strategy=KeepLast(1), memory=FEW)
+    learner.run_until((4, "train", 2))
+    assert [info.label for info in learner.checkpoints if info.ends_epoch] == ["3"]
+    report = learner.rewind(to=(2, 1))
+    assert report.exact and report.compared and learner.position.key == (2, 0, 1)
     assert_ends_like_the_straight_run(learner, tmp_path / "run", tmp_path, strategy=KeepLast(1), memory=FEW)
 
 

@@ -22,12 +22,17 @@ EPOCHS = 4
 
 
 def learner_of(
-    directory: Path, *, resume: bool = False, strategy: Any = None, epochs: int = EPOCHS
+    directory: Path,
+    *,
+    resume: bool = False,
+    strategy: Any = None,
+    epochs: int = EPOCHS,
+    start: bool = True,
 ) -> Learner:
     torch.manual_seed(4)
     model = net(dropout=0.3, seed=1)
     builder = classifier(directory).num_epochs(epochs).metrics(Loss(), Accuracy()).seed(5)
-    builder.with_file_checkpointer().with_checkpointing_strategy(strategy or KeepAll())
+    builder.with_file_checkpointer(start=start).with_checkpointing_strategy(strategy or KeepAll())
     if resume:
         builder.resume()
     return builder.build(model, adam(model), lambda step: 0.05 / (1 + step), batches(), batches()[:2])
@@ -138,7 +143,7 @@ def test_where_only_another_branch_has_one_the_error_names_it_and_how_to_go_ther
 
 
 def test_a_strategy_that_deletes_is_named_where_it_is_the_cause(tmp_path: Path) -> None:
-    learner = learner_of(tmp_path / "run", strategy=KeepLast(1))
+    learner = learner_of(tmp_path / "run", strategy=KeepLast(1), start=False)
     learner.run_until((3, 1))
     learner._replica.timeline.keyframes.clear()
     with pytest.raises(StateError, match=r"with_checkpointing_strategy\(KeepAll\(\)\)"):

@@ -160,7 +160,7 @@ def test_no_environment_variable_and_no_text_of_a_variable_is_recorded(
     builder_in(tmp_path).loss(loss).build(Net(3), SGD, None, BATCHES).fit()
     told = Artifacts(tmp_path).recipe
     assert "hush-hush" not in json.dumps(told)
-    assert told["loss"]["factor"] == 0.25  # a number that the loss reads
+    assert told["loss"]["reads"]["factor"] == 0.25  # a number that the loss reads
     assert "factor if secret" in told["source"]["loss"]
 
 

@@ -148,6 +148,8 @@ def _resume(learner: Learner, settings: Settings) -> None:
         end_detached(settings.directory)
     if found := learner._look_for_checkpoints():
         _go_on(learner, settings, "latest" if settings.files_asked else found[-1].label, "resume()")
+    if settings.at is not None:
+        _go_to(learner, settings.at, bool(found))
 
 
 def _go_on(learner: Learner, settings: Settings, which: Which, said: str) -> None:
@@ -158,6 +160,23 @@ def _go_on(learner: Learner, settings: Settings, which: Which, said: str) -> Non
         none = which == "latest" and not learner.checkpoints
         more = "; use resume() instead, which then starts from the beginning" if none else ""
         raise ConfigurationError([f"{said}: {refused}{more}"]) from refused
+
+
+def _go_to(learner: Learner, at: Any, goes_on: bool) -> None:
+    """Go to a step of the run that goes on."""
+    said = f"resume(at={at!r})"
+    if not goes_on:
+        raise ConfigurationError([f"{said}: the directory holds no checkpoint of a run to go on with"])
+    try:
+        learner._supplies.require()
+    except ConfigurationError as missing:
+        told = f"{said} takes steps again: {missing.mistakes[0]}; or call learner.rewind(to={at!r}) later"
+        raise ConfigurationError([told]) from missing
+    try:
+        report = learner.rewind(to=at)
+    except (StateError, ValueError) as refused:
+        raise ConfigurationError([f"{said}: {refused}"]) from refused
+    learner._emit(Notice(str(report), "info" if report.exact else "warning"))
 
 
 def _noted(found: list[str], make: Callable[[], Any], error: type[Exception]) -> Any:
@@ -253,7 +272,17 @@ class _Wiring:
         make_step = partial(self._step, update, groups["train"].log)
         origin = Origin(self.settings, self.model, replica, assemble)
         rules, recipe = self._rules(), self.storing.recipe
-        loaders = Loaders(self.settings, self.model, replica, groups, make_step, rules, origin, recipe)
+        loaders = Loaders(
+            self.settings,
+            self.model,
+            replica,
+            groups,
+            make_step,
+            rules,
+            origin,
+            recipe,
+            self.storing.branches,
+        )
         driver = Driver(replica.loop.control)
         background.attend()
         driver.process = os.getpid()
@@ -381,6 +410,7 @@ class _Wiring:
             settings.reshaped,
             settings.in_parts and settings.share is not None,
         )
+        replica.edits, replica.causes = recipe.edits, recipe.causes
         replica.timeline.beside = lambda: sum(each.cursor.kept_bytes for each in loop.passes.values())
         storing.emit = replica.emit
         for condition, once in settings.breakpoints:

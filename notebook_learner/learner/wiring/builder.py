@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -18,8 +17,8 @@ from ...checkpoint.recorder import Recorder
 from ...checkpoint.strategy import Strategy
 from ...errors import names_descriptors
 from ...event import Sink, Split
+from ...event.position import Position
 from ...metric.base import AnyMetric, TextMetric
-from ...recipe.plain_values import plain
 from ...recipe.source_text import cell_now
 from ...run.loop import After
 from ...run.settings import EarlyStoppingRule, Registered, Settings
@@ -152,8 +151,7 @@ class LearnerBuilder:
         Args:
             values: a mapping, a dataclass or a namespace. What JSON lacks is recorded as text.
         """
-        given = values if isinstance(values, Mapping) or is_dataclass(values) else vars(values)
-        self._settings.config |= plain(given)
+        self._settings.configs.append(values)
         return self
 
     def record(self, *, source: bool = True) -> Self:
@@ -430,7 +428,9 @@ class LearnerBuilder:
         self._settings.keyframe_every, self._settings.keyframe_memory = _whole(every), _whole(memory)
         return self
 
-    def with_file_checkpointer(self, recorder: Recorder | None = None, *, base: str | None = None) -> Self:
+    def with_file_checkpointer(
+        self, recorder: Recorder | None = None, *, base: str | None = None, start: bool = True
+    ) -> Self:
         """Save checkpoints in the directory's `checkpoint` folder, after each epoch and at a pause: model,
         optimizer, scheduler and everything else that a step can change. Training does not wait for the disk.
 
@@ -439,9 +439,13 @@ class LearnerBuilder:
             base: for fine-tuning, where the weights that do not train come from, such as a model's name. A
                 checkpoint then holds the adapters, or the head, alone, and of the others only digests. To go
                 on, the model needs the same base; another one is refused.
+            start: whether the state that the run begins with is kept, too (the weights, once, in the folder
+                `start`). Without it, `.resume(at=...)` and a rewind in a new process go back no further than
+                to the first checkpoint that is there.
         """
         self._settings.files_asked = True
         self._settings.recorder, self._settings.base = recorder, base
+        self._settings.keeps_start = start
         return self
 
     def with_checkpointing_strategy(self, strategy: Strategy) -> Self:
@@ -481,20 +485,29 @@ class LearnerBuilder:
         self._take_settings(settings)
         return self
 
-    def resume(self, *, take_back: bool = False, settings: Whose = "checkpoint") -> Self:
+    def resume(
+        self,
+        *,
+        at: Position | tuple[Any, ...] | int | None = None,
+        take_back: bool = False,
+        settings: Whose = "checkpoint",
+    ) -> Self:
         """Go on from the newest checkpoint in the directory, or start from the beginning if there is no
         checkpoint.
 
         So the same cell works the first time, every later time, and after the kernel died.
 
         Args:
+            at: go to this step of the run, which may be finished: the number of its training steps, as in
+                `at=137`, or a position, `at=(7, 5)`. The learner goes to the nearest state before it and
+                takes the steps up to it again, compared with what was recorded. `build` needs the data then.
             take_back: for a run that was handed to a process of its own (`learner.detach()`) that still
                 trains. With True, `build` makes the process save exactly where it stands, and end; the
                 learner goes on from there. With False, the process goes on, and an error names it.
             settings: which options count where the cell's and the checkpoint's differ (rate, betas, weight
                 decay, schedule, seed): the "checkpoint"'s, or those "given" in the cell. A line names each.
         """
-        self._settings.resume, self._settings.takes_back = True, take_back
+        self._settings.resume, self._settings.takes_back, self._settings.at = True, take_back, at
         self._take_settings(settings)
         return self
 

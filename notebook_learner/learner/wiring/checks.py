@@ -22,6 +22,7 @@ from ...errors import a_kind, wrong_arguments
 from ...event import Sink
 from ...metric.base import Metric, TextMetric
 from ...metric.rows import HOW_TO_MERGE, says_how_to_merge
+from ...recipe.plain_values import config_mistakes
 from ...run.loop import After
 from ...run.reshaping import name_of
 from ...run.saving import seconds_of
@@ -57,6 +58,7 @@ def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
     yield from _early_stopping(settings)
     yield from _sinks(settings)
     yield from _checkpoint(settings)
+    yield from config_mistakes(settings.configs)
     yield from step_mistakes(settings)
     yield from _breakpoints(settings)
     yield from _compile(settings.compile)

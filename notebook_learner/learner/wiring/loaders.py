@@ -20,6 +20,7 @@ from ...errors import ConfigurationError, a_kind
 from ...evaluation.prediction import output_of
 from ...event import Notice, Split
 from ...event.values import Level, Source, why_never_measured
+from ...logger.branches import BranchLogger
 from ...metric import MetricGroup
 from ...metric.base import AnyMetric
 from ...metric.step_values import Logged
@@ -72,6 +73,7 @@ class Loaders:
         rules: Mapping[str, Source],
         origin: Any,
         recipe: RunRecipe,
+        branches: BranchLogger,
     ) -> None:
         self.settings = settings
         self.model = model
@@ -87,6 +89,8 @@ class Loaders:
         self.recipe = recipe
         """What made the run."""
         recipe.given = self.given
+        self.branches = branches
+        """What keeps the lines that the run leaves."""
         self._given: dict[Split, Any] = {}
         self._told = False
         self._waits: Cursor | None = None

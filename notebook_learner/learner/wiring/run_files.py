@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...artifacts.live_index import LiveIndex
+from ...artifacts.read_record import read_record
 from ...artifacts.weights import Base
 from ...checkpoint.folder import CheckpointFolder
 from ...checkpoint.hdf5 import Hdf5Recorder
@@ -24,6 +25,7 @@ from ...checkpoint.strategy import DEFAULT, resolved
 from ...errors import MovedError
 from ...event import CheckpointSaved, MetricInfo, Notice, Record, RunOpened, Sink, SplitRecord
 from ...logger import ApplicationLogger, FileMetricLogger
+from ...logger.branches import BranchLogger
 from ...metric.base import Metric
 from ...recipe.run_recipe import RunRecipe
 from ...run.saving import Saving, autosave_of
@@ -70,7 +72,15 @@ class Storing:
             model,
             partial(recipe.text, wait=True),
         )
+        self.store.keeps_start = settings.keeps_start
         recipe.found = lambda: self.store.recipe_found
+        self.branches = BranchLogger(
+            self.layout.directory,
+            lambda: self.store.lineage.plain,
+            self.recipe.leave,
+            self.recipe.at,
+            lambda folder: read_record(folder, self.metrics),
+        )
         self.writers = self._writers()
         """The sinks that write in the run's directory."""
 
@@ -83,7 +93,9 @@ class Storing:
 
     def _writers(self) -> list[Sink]:
         elsewhere = self.settings.loggers and not self.settings.detached
-        found: list[Sink] = [] if elsewhere else [FileMetricLogger(self.layout.directory)]
+        found: list[Sink] = []
+        if not elsewhere:
+            found = [self.branches, FileMetricLogger(self.layout.directory)]
         if self.settings.application_log is True:
             found.append(ApplicationLogger(self.layout.experiment_log))
         found.append(self.recipe)

@@ -1,0 +1,95 @@
+"""The lines that a run has left: seen, and gone to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..artifacts.branches import Branches, RecordedBranch, branches_in
+from ..artifacts.timeline import TimelineMark, TimelineTable
+from ..errors import StateError
+from ..event.position import Position, after_training_step
+from ..logger.branches import Branch, chain_to
+from ..run.bounds import as_position
+from ..run.replay import Edit, Edits, LeftLine
+from ..run.step_reports import RewindReport
+from ..state.checkpoint_files import Lineage
+from .core import LearnerCore
+
+
+def branches_of(learner: LearnerCore) -> Branches:
+    """The branches in the run's directory, with what this learner has measured on its own line."""
+    with learner._driver.held():
+        return _found(learner)
+
+
+def _found(learner: LearnerCore) -> Branches:
+    record, infos = learner.history.snapshot(), learner._opened.metrics
+    return branches_in(learner._opened.directory, infos, record, learner.position)
+
+
+def timeline_of(learner: LearnerCore) -> TimelineTable:
+    """What happened to the run, from its beginning on."""
+    from ..artifacts import Artifacts
+
+    with learner._driver.held():
+        marks: Sequence[TimelineMark] = ()
+        if learner._announced:
+            learner._replica.saving.close()
+            marks = Artifacts(learner._opened.directory).timeline
+        own = [TimelineMark(*each[:4], 0.0, each.text) for each in learner.history.marks]
+        return TimelineTable(marks or own)
+
+
+def go_to(learner: LearnerCore, branch: Any, step: Any) -> RewindReport:
+    """Go to a step of a branch, by its nearest state and the steps from there."""
+    if learner._announced:
+        learner._enter()
+    found = _found(learner)
+    name = branch.name if isinstance(branch, RecordedBranch) else str(branch)
+    wanted = next((each for each in found if each.name == name), None)
+    if wanted is None:
+        names = ", ".join(each.name for each in found) or "none"
+        raise StateError(f"there is no branch {name!r} of this run; there are: {names}")
+    chain = chain_to(name, {each.name: each.branch for each in found})
+    first = chain[0]
+    way = Lineage.of({"lineage": wanted.branch.lineage})
+    edited = {*learner._supplies.recipe.at(first.begin)} - {*first.shared} != set()
+    line = LeftLine(wanted.record, way, first.begin, edited, _edits(learner, chain))
+    with learner._supplies.branches.going_through(first):
+        report = learner._replica.rewind(_target(wanted, step), line)
+    reached = learner._replica.loop.position
+    for name, end, shared in _ways(chain)[1:]:
+        learner._supplies.recipe.adopt(name, min(end, reached), shared)
+    learner._supplies.branches.adopt([each.name for each in chain], reached, wanted.record)
+    learner._settle()
+    return report
+
+
+def _target(branch: RecordedBranch, step: Any) -> Position:
+    if step is None:
+        return branch.end
+    target = after_training_step(branch.record, step) if type(step) is int else as_position(step)
+    if target > branch.end:
+        raise ValueError(
+            f"branch {branch.name} ends at {branch.end}, before {target}; go to its end and train on"
+        )
+    return target
+
+
+def _ways(chain: Sequence[Branch]) -> list[tuple[str, Position, Sequence[str] | None]]:
+    """The line that the run is on, and each branch, with the place where the way leaves it, and the changes
+    by hand at that very place that are on the way."""
+    ends = [*((each.begin, each.shared) for each in chain), (chain[-1].end, None)]
+    return [(name, *end) for name, end in zip(["", *(each.name for each in chain)], ends, strict=True)]
+
+
+def _edits(learner: LearnerCore, chain: Sequence[Branch]) -> Edits:
+    """What was changed by hand on the way to a branch's end."""
+    recipe = learner._supplies.recipe
+    own = [edit for name, end, shared in _ways(chain) for edit in recipe.edits_of(name, end, shared)]
+
+    def between(start: Position, target: Position) -> Sequence[Edit]:
+        return sorted((edit for edit in own if start <= edit[0] <= target), key=lambda edit: edit[0].key)
+
+    return between

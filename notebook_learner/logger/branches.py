@@ -1,0 +1,421 @@
+"""The lines that a run has left: what was measured beyond a place to which it went back, in Burn's layout.
+
+    branches/1/branch.json            where it began and ended, from which line it left, when and why
+    branches/1/train/epoch-7/...      its passes; the first one is whole, from its own step 1 on
+
+The logs of the line that the run is on stay where Burn has them. A branch that the run then takes again, to
+the same values, is none: it goes as soon as the last of its steps was measured again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from ..errors import DamagedError
+from ..event.position import Position
+from ..event.record import drift, rows
+from ..event.values import (
+    Event,
+    Marked,
+    MetricBlock,
+    Record,
+    Rewound,
+    Split,
+    SplitEnded,
+    SplitRecord,
+    SplitStarted,
+)
+from ..store import durable, files
+from ..store.json_text import parse, to_text
+from ..store.layout import SPLITS, RunLayout, names_if_folder
+from ..store.run_folder import RunPath
+from .file import FileMetricLogger
+
+ABOUT = "branch.json"
+NAME = re.compile(r"[1-9][0-9]{0,8}")
+_LARGEST = 1 << 22
+_FAR = 1 << 62
+Place = tuple[int, Split, int, int]
+"""Epoch, split, step, and the number of training steps before it."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A line that the run has left.
+
+    >>> branch = Branch("1", "", (3, "train", 5, 25), (4, "train", 8, 38), 1795241581.0, "rewound")
+    >>> import json
+    >>> print(Branch.from_json("1", json.loads(branch.to_json())).end)
+    epoch 4, train, step 8
+    """
+
+    name: str
+    parent: str
+    """The branch from which it leaves; empty if that is the line that the run is on."""
+    begins: Place
+    ends: Place
+    when: float
+    why: str = ""
+    lineage: Sequence[Any] = ()
+    """The stretches of its way, as checkpoints name them."""
+    changes: Sequence[str] = field(default=())
+    """What was changed by hand on it."""
+    shared: Sequence[str] = field(default=())
+    """The changes by hand at the very place where it begins that are on its way."""
+
+    def to_json(self) -> str:
+        """The text of its `branch.json`."""
+        return to_text({name: value for name, value in asdict(self).items() if name != "name"})
+
+    @staticmethod
+    def from_json(name: str, told: Any) -> Branch:
+        """Read what `to_json` wrote.
+
+        Raises:
+            DamagedError: it cannot have written this.
+        """
+        try:
+            begins, ends = _place(told["begins"]), _place(told["ends"])
+            parent, when, why = told["parent"], float(told["when"]), str(told["why"])
+            if parent and not NAME.fullmatch(parent):
+                raise ValueError("a parent without a number")
+            changes, shared = (tuple(str(each) for each in told[name]) for name in ("changes", "shared"))
+            lineage = told["lineage"] if isinstance(told["lineage"], list) else []
+        except (KeyError, TypeError, ValueError) as wrong:
+            raise DamagedError(f"branch {name} of the run is damaged: {wrong!r:.100}") from wrong
+        return Branch(name, parent, begins, ends, when, why, lineage, changes, shared)
+
+    @property
+    def begin(self) -> Position:
+        """Where it leaves its parent."""
+        return _position(self.begins)
+
+    @property
+    def end(self) -> Position:
+        """Where it was left."""
+        return _position(self.ends)
+
+
+def _place(told: Any) -> Place:
+    epoch, split, step, iteration = told
+    whole = (epoch, step, iteration)
+    if not all(type(each) is int and 0 <= each < _FAR for each in whole) or split not in SPLITS:
+        raise ValueError("not a place")
+    return epoch, split, step, iteration
+
+
+def _position(place: Place) -> Position:
+    return Position(*place)
+
+
+def _place_of(position: Position) -> Place:
+    return position.epoch, position.split, position.step, position.iteration
+
+
+def chain_to(name: str, known: Mapping[str, Branch]) -> list[Branch]:
+    """The branches on the way from the run's line to this one, the first one first.
+
+    Raises:
+        DamagedError: one of them is not there, or they go in a circle.
+    """
+    chain: list[Branch] = []
+    while name:
+        if name not in known or any(each.name == name for each in chain):
+            raise DamagedError(f"branch {name} of the run is not there, or hangs on itself")
+        chain.insert(0, known[name])
+        name = chain[0].parent
+    return chain
+
+
+def read_branches(directory: str | os.PathLike[str], problems: list[str] | None = None) -> list[Branch]:
+    """All branches of a run, in the order in which they were left. A damaged one is reported and left out."""
+    folder = RunLayout(directory).branches
+    found = []
+    for name in sorted(filter(NAME.fullmatch, names_if_folder(folder)), key=int):
+        try:
+            with durable.opened(folder / name / ABOUT) as file:
+                text = file.read(0, min(file.size, _LARGEST))
+            found.append(Branch.from_json(name, parse(text, len(text))))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, DamagedError) as error:
+            if problems is not None:
+                problems.append(f"{folder / name / ABOUT}: {error}")
+    return found
+
+
+class BranchLogger:
+    """Keeps what the run leaves behind when it goes back. It comes before the logger that cuts the logs.
+
+    Args:
+        directory: the run's.
+        way: returns the stretches that led to the run's present place.
+        changes: takes a place, the name of a branch, and the changes by hand at that very place that stay on
+            the run's line (None: those in force); returns the others from there on, and notes that they are
+            on that branch now.
+        shared: takes a place; returns the changes by hand at that place that are on the run's line, and with
+            True those behind it, too.
+        read: takes the folder of a branch, and returns its passes.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        way: Callable[[], Sequence[Any]] = tuple,
+        changes: Callable[[Position, str, Any], Sequence[str]] = lambda position, name, shared: (),
+        shared: Callable[[Position, bool], Sequence[str]] = lambda position, later: (),
+        read: Callable[[RunPath], Record] = lambda folder: (),
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.layout = RunLayout(directory)
+        self._way, self._changes, self._shared = way, changes, shared
+        self._read, self._now = read, now
+        self._lineage: Sequence[Any] | None = None
+        self._fresh = True
+        self._pending: Branch | None = None
+        """The branch that was left last, as long as the run takes the same steps again."""
+        self._record: dict[tuple[int, Split], SplitRecord] = {}
+        """Its passes."""
+        self._last = 0
+        """The last number that was given: one that is free again would stand for two branches."""
+        self._going: Branch | None = None
+        """The branch through which the run goes to another line, while it does."""
+        self._waiting: list[Callable[[], None]] = []
+
+    def handle(self, event: Event, /) -> None:
+        """Take one event. What a full disk refuses is tried again with the next one."""
+        while self._waiting:
+            self._waiting[0]()
+            self._waiting.pop(0)
+        if isinstance(event, Rewound):
+            self._fresh = False
+            beyond = _beyond(event) if self._going is None else _behind(event.former, self._going.begin)
+            if sum(part.steps for _, part in beyond):
+                self._waiting.append(partial(self._leave, event, beyond, self._going))
+                self._waiting[0]()
+                self._waiting.pop(0)
+            elif self._pending is None and self._going is None:
+                self._find_pending(event)
+            self._lineage = self._way()  # the run is on its way by now
+        elif isinstance(event, MetricBlock):
+            self._fresh = False
+            self._lineage = self._way()
+            if self._pending is not None:
+                self._compare(event)
+        elif isinstance(event, Marked) and event.kind == "edited":
+            self._pending = None  # the run goes on in another way, even if the next values are the same
+        elif isinstance(event, SplitStarted) and self._fresh:
+            self._fresh = False
+            if (event.epoch, event.split) == (1, "train"):
+                self._delete_all()  # of an earlier run in this directory
+
+    # Leaving -----------------------------------------------------------------------------------------
+
+    def _leave(self, event: Rewound, beyond: Sequence[tuple[int, SplitRecord]], going: Branch | None) -> None:
+        former, (kept, first) = event.former, beyond[0]
+        before = _trained([part for part in former if _key(part) < _key(first)])
+        here = (first.epoch, first.split, kept, before + (kept if first.split == "train" else 0))
+        last = former[-1]
+        ends = (last.epoch, last.split, last.steps, _trained(former))
+        stays = None if going is None else going.shared
+        pending = self._pending if going is None else None
+        if pending is not None and _position(here) <= pending.begin and pending.parent == "":
+            branch = replace(pending, begins=here)
+            if _position(ends) > pending.end:
+                branch = replace(branch, ends=ends)
+        elif pending is not None and _position(ends) <= pending.end:
+            return  # it has all of this
+        else:
+            way = self._lineage or self._way()
+            branch = Branch(self._free_name(), "", here, ends, self._now(), event.reason, way)
+            self._record = {}
+        changes = tuple(self._changes(_position(here), branch.name, stays))
+        branch = replace(branch, changes=changes, shared=tuple(self._shared(_position(here), False)))
+        folder = self.layout.branches / branch.name
+        files.make_directory(folder)
+        self._write(branch)
+        for kept, part in beyond:
+            key = (part.epoch, part.split)
+            had = self._record.get(key)
+            if had is None or had.steps < part.steps:
+                self._take(folder, part, whole=not kept)
+                self._record[key] = part
+        self._pending = branch
+        self._hang_on(branch)
+
+    def _take(self, folder: RunPath, part: SplitRecord, whole: bool) -> None:
+        """Move a pass to the branch, or write it there if the run's line keeps a part of it."""
+        here = self.layout.split_dir(part.split, part.epoch)
+        there = folder / part.split / here.name
+        if whole and not names_if_folder(there) and here.is_dir():
+            files.make_directory(there.parent)
+            files.rename(here, there)
+            return
+        copy = FileMetricLogger(folder)
+        for block in part.blocks:
+            copy.handle(block)
+        if part.finals is not None:
+            copy.handle(SplitEnded(part.epoch, part.split, part.steps, part.finals))
+        copy.close()
+
+    def _hang_on(self, branch: Branch) -> None:
+        """Branches that left the line behind the place where this one left it hang on this one now; at that
+        very place those whose way has a change by hand that is on this one now."""
+        for other in read_branches(self.layout.directory):
+            behind = other.begin > branch.begin
+            beside = other.begin.key == branch.begin.key and {*other.shared} - {*branch.shared}
+            if other.name != branch.name and not other.parent and (behind or beside):
+                self._write(replace(other, parent=branch.name))
+
+    def _write(self, branch: Branch) -> None:
+        data = branch.to_json().encode()
+        durable.replace(self.layout.branches / branch.name / ABOUT, [data], len(data))
+
+    def _free_name(self) -> str:
+        names = filter(NAME.fullmatch, names_if_folder(self.layout.branches))
+        self._last = 1 + max([self._last, *map(int, names)])
+        return str(self._last)
+
+    def _find_pending(self, event: Rewound) -> None:
+        """An earlier process may have left a branch whose steps this run takes again."""
+        here = Position(event.epoch, event.split, event.step)
+        for branch in read_branches(self.layout.directory):
+            edits = {*self._shared(branch.begin, True)} - {*branch.shared}
+            if not branch.parent and not edits and branch.begin <= here < branch.end:
+                record = {_key(part): part for part in self._read(self.layout.branches / branch.name)}
+                since = [part for part in event.record if _key(part) >= branch.begins[:2]]
+                if all(_key(part) in record and _all_agree(record[_key(part)], part) for part in since):
+                    self._pending, self._record = branch, record
+                    return
+
+    # Going on ----------------------------------------------------------------------------------------
+
+    def _compare(self, block: MetricBlock) -> None:
+        """A branch whose steps all come out the same again is no branch."""
+        assert self._pending is not None
+        known = self._record.get((block.epoch, block.split))
+        if known is None or not _agree(known.blocks, block):
+            self._pending = None
+        elif Position(block.epoch, block.split, block.last) >= self._pending.end:
+            self._drop(self._pending)
+            self._pending = None
+
+    @contextmanager
+    def going_through(self, branch: Branch) -> Iterator[None]:
+        """Inside, the run goes to another line, which left this one with a branch."""
+        self._going = branch
+        try:
+            yield
+        finally:
+            self._going = None
+
+    def adopt(self, chain: Sequence[str], reached: Position, record: Record) -> None:
+        """The run has gone on to a place of a branch: what comes behind it stays a branch.
+
+        Args:
+            chain: the names of the branches that led there, the last one being that branch.
+            reached: the place.
+            record: what was measured on the whole way to the branch's end.
+        """
+        known = {each.name: each for each in read_branches(self.layout.directory)}
+        ways = [known[name] for name in chain]
+        ends = [*((each.begins, each.shared) for each in ways[1:]), (_place_of(reached), None)]
+        for branch, (end, shared) in zip(ways, ends, strict=True):
+            for other in known.values():
+                if other.parent == branch.name and other.begin <= _position(end):
+                    self._write(replace(other, parent=""))
+            if _position(end) >= branch.end:
+                self._drop(branch)
+            else:
+                stays = self._shared(reached, False) if shared is None else shared
+                self._pending = replace(branch, parent="", begins=end, shared=tuple(stays))
+                self._write(self._pending)
+        last = ways[-1]
+        if self._pending is not None and self._pending.name == last.name:
+            self._record = {
+                (part.epoch, part.split): part
+                for part in record
+                if Position(part.epoch, part.split, part.steps) > reached
+            }
+        else:
+            self._pending = None
+
+    def _drop(self, branch: Branch) -> None:
+        for other in read_branches(self.layout.directory):
+            if other.parent == branch.name:
+                self._write(replace(other, parent=branch.parent))
+        _delete(self.layout.branches / branch.name)
+        _remove_if_empty(self.layout.branches)
+
+    def _delete_all(self) -> None:
+        for name in names_if_folder(self.layout.branches):
+            if NAME.fullmatch(name):
+                _delete(self.layout.branches / name)
+        _remove_if_empty(self.layout.branches)
+
+
+def _agree(known: Sequence[MetricBlock], new: MetricBlock) -> bool:
+    """Whether a block has the values that its steps had before."""
+    for old in known:
+        first, last = max(old.first, new.first), min(old.last, new.last)
+        if first <= last:
+            one, other = (rows(each, first - each.first, last - each.first + 1) for each in (old, new))
+            if drift(one, other)[1] is not None:
+                return False
+    return True
+
+
+def _all_agree(known: SplitRecord, part: SplitRecord) -> bool:
+    return all(_agree(known.blocks, block) for block in part.blocks)
+
+
+def _beyond(event: Rewound) -> list[tuple[int, SplitRecord]]:
+    """The passes that the run leaves, each with the number of its steps that stay."""
+    left = event.former[event.kept_splits :]
+    kept = [event.kept_steps, *[0] * len(left)]
+    return [(steps, part) for steps, part in zip(kept, left, strict=False) if part.steps > steps]
+
+
+def _behind(record: Record, begin: Position) -> list[tuple[int, SplitRecord]]:
+    """The passes behind a place, each with the number of its steps before it."""
+    found = []
+    for part in record:
+        kept = begin.step if _key(part) == (begin.epoch, begin.split) else 0
+        if Position(part.epoch, part.split, part.steps) > begin and part.steps > kept:
+            found.append((kept, part))
+    return found
+
+
+def _key(part: SplitRecord) -> tuple[int, Split]:
+    """It orders passes: "train" comes before "valid"."""
+    return part.epoch, part.split
+
+
+def _trained(record: Sequence[SplitRecord]) -> int:
+    return sum(part.steps for part in record if part.split == "train")
+
+
+def _delete(folder: RunPath) -> None:
+    """Delete a branch's own files, its description first."""
+    names = names_if_folder(folder)
+    if ABOUT in names:
+        files.unlink(folder / ABOUT)
+    for split in ("train", "valid"):
+        for epoch in names_if_folder(folder / split):
+            logs = [name for name in names_if_folder(folder / split / epoch) if name.endswith(".log")]
+            files.delete_all(folder / split / epoch, logs)
+            _remove_if_empty(folder / split / epoch)
+        _remove_if_empty(folder / split)
+    _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: RunPath) -> None:
+    if folder.is_dir() and not names_if_folder(folder):
+        files.remove_directory(folder)

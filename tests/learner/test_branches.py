@@ -1,0 +1,256 @@
+"""Going back and on in another way starts a branch: what was measured on the other one stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from branching_support import STEPS, learner_in, step_on, weights
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from notebook_learner import Artifacts, StateError
+
+
+def edited(learner: Any, rate: float, steps: int) -> torch.Tensor:
+    learner.lr = rate
+    step_on(learner, steps)
+    return weights(learner)
+
+
+def files_below(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def test_what_is_left_stays_in_files_of_burns_layout_and_in_the_record(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 20)
+    losses = learner.history["train", "Loss"]
+    learner.rewind(to=(2, 3))
+    edited(learner, 0.1, 2)
+    (branch,) = learner.branches
+    assert (branch.begin.key, branch.end.iteration) == ((2, 0, 3), 20)
+    assert branch.series("Loss").value.tolist() == losses.tolist()
+    assert branch.series("Loss").iteration.tolist() == list(range(1, 21))
+    assert files_below(tmp_path / "run" / "branches") == [
+        "1/branch.json",
+        "1/train/epoch-2/Loss.log",
+        "1/train/epoch-3/Loss.log",
+        "1/valid/epoch-2/Loss.log",
+    ]
+    assert Artifacts(tmp_path / "run").branches["1"].series("Loss").value.tolist() == losses.tolist()
+    assert len(Artifacts(tmp_path / "run").series("Loss").value) == STEPS + 5  # the run's own line
+    told = repr(learner.branches)
+    assert "└─ 1: epoch 2, step 3 to epoch 3, step 4" in told and "this run to epoch 2, step 5" in told
+
+
+def test_the_same_steps_again_are_no_branch(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 12)
+    for count in (1, 1, 3, 5):
+        learner.rewind(count)
+    assert len(learner.branches) == 1
+    step_on(learner, 4)
+    learner.rewind(2)
+    assert len(learner.branches) == 1
+    learner.fit()
+    assert learner.branches == [] and not (tmp_path / "run" / "branches").exists()
+
+
+def test_going_to_a_branch_gives_its_bits_and_keeps_the_line_that_was_left(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 20)
+    first, losses = weights(learner), learner.history["train", "Loss"]
+    learner.rewind(to=(2, 3))
+    second = edited(learner, 0.1, 9)
+    report = learner.go_to("1")
+    assert report.exact and torch.equal(weights(learner), first)
+    assert learner.optimizer.param_groups[0]["lr"] == 0.01
+    assert learner.history["train", "Loss"].tolist() == losses.tolist()
+    (other,) = learner.branches
+    assert other.changes == ("lr = 0.1",)
+    assert learner.go_to(other).exact and torch.equal(weights(learner), second)
+    assert learner.optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_step_inside_a_branch_can_be_entered_and_the_rest_stays_a_branch(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 14)
+    there = weights(learner)
+    step_on(learner, 8)
+    end = weights(learner)
+    learner.rewind(to=(1, 4))
+    edited(learner, 0.1, 3)
+    learner.go_to("1", 14)
+    assert torch.equal(weights(learner), there) and learner.position.iteration == 14
+    rest = next(each for each in learner.branches if each.end.iteration == 22)
+    assert rest.begin.iteration == 14
+    step_on(learner, 8)
+    assert torch.equal(weights(learner), end)
+    assert [each.end.iteration for each in learner.branches] == [7]
+
+
+def test_branches_of_branches_are_entered_in_a_new_process(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 22)
+    ends = {22: weights(learner)}
+    learner.rewind(to=(1, 6))
+    ends[18] = edited(learner, 0.1, 12)
+    learner.rewind(to=(2, 2))
+    ends[13] = edited(learner, 0.001, 3)
+    learner.go_to("1")
+    learner.save()
+    assert learner.artifacts is not None
+    new = learner_in(tmp_path / "run", plain=True)
+    tree = {each.end.iteration: each.parent for each in new.branches}
+    assert tree == {13: "", 18: next(each.name for each in new.branches if each.end.iteration == 13)}
+    for _ in range(3):
+        for iteration in (18, 13, 22):
+            there = next((each for each in new.branches if each.end.iteration == iteration), None)
+            if there is not None:
+                assert new.go_to(there).exact
+                assert torch.equal(weights(new), ends[iteration]), iteration
+
+
+def test_the_best_checkpoint_leaves_the_tail_as_a_branch(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    learner.fit()
+    before = learner.history.epochs("Loss", "valid").tolist()
+    learner.restore(learner.checkpoints[0].label)
+    (branch,) = learner.branches
+    assert branch.epochs("Loss", "valid").tolist() == before
+    assert Artifacts(tmp_path / "run").verify()
+
+
+def test_a_branch_that_is_not_there_is_named(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 4)
+    with pytest.raises(StateError, match="there is no branch '7' of this run; there are: none"):
+        learner.go_to(7)
+    learner.rewind(2)
+    edited(learner, 0.1, 1)
+    with pytest.raises(ValueError, match="branch 1 ends at epoch 1, train, step 4"):
+        learner.go_to("1", (3, 1))
+    assert learner.position.iteration == 3
+
+
+def test_a_new_run_in_the_directory_has_no_branches_of_the_former_one(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 4)
+    learner.rewind(2)
+    edited(learner, 0.1, 1)
+    learner.save()
+    step_on(learner_in(tmp_path / "run"), 1)
+    assert not (tmp_path / "run" / "branches").exists()
+    assert len(Artifacts(tmp_path / "run-1").branches) == 1
+
+
+def test_a_stranger_s_branches_are_left_out_where_they_are_damaged(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 6)
+    for count, rate in ((3, 0.1), (2, 0.2), (1, 0.3)):
+        learner.rewind(count)
+        edited(learner, rate, 2)
+    assert learner.artifacts is not None
+    folder = tmp_path / "run" / "branches"
+    names = sorted(path.name for path in folder.iterdir())
+    told = json.loads((folder / names[0] / "branch.json").read_text())
+    (folder / names[0] / "branch.json").write_text(json.dumps({**told, "parent": names[0]}))
+    (folder / names[1] / "branch.json").write_text('{"begins": 3}')
+    (folder / names[1] / "train").rename(folder / names[1] / "elsewhere")
+    assert [each.name for each in Artifacts(tmp_path / "run").branches] == names[2:]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(moves=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 7)), min_size=3, max_size=8))
+def test_whatever_way_was_taken_each_branch_leads_to_its_own_bits(
+    moves: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Ends are known by their losses: the whole record of a line names the weights at its end, but for a rate
+    that was changed before its last step."""
+    directory = tmp_path_factory.mktemp("walk") / "run"
+    learner = learner_in(directory)
+    ends: dict[tuple[float, ...], list[torch.Tensor]] = {}
+
+    def note() -> None:
+        line = (learner.position.iteration, *learner.history["train", "Loss"].tolist())
+        ends.setdefault(line, []).append(weights(learner))
+
+    step_on(learner, 9)
+    note()
+    for kind, count in moves:
+        if kind == 0 and learner.position.iteration + count < 4 * STEPS:
+            step_on(learner, count)
+        elif kind == 1 and learner.position.iteration > count:
+            learner.rewind(count)
+            learner.lr = 0.01 * count
+            step_on(learner, 1)
+        elif kind == 2 and learner.branches:
+            there = learner.branches[count % len(learner.branches)]
+            assert learner.go_to(there).exact
+        elif kind == 3:
+            learner.save()
+            assert learner.artifacts is not None
+            learner = learner_in(directory, plain=True)
+        note()
+    for each in list(learner.branches):
+        losses = tuple(each.series("Loss").value.tolist())
+        known = ends.get((each.end.iteration, *losses))
+        if known is not None and each.name in [other.name for other in learner.branches]:
+            assert learner.go_to(each.name).exact
+            assert any(torch.equal(weights(learner), each) for each in known)
+
+
+_KILLED = """
+import os, sys
+sys.path.insert(0, {here!r})
+from pathlib import Path
+from branching_support import learner_in, step_on
+learner = learner_in(Path({directory!r}), plain=True)
+if learner.position.iteration == 0:
+    step_on(learner, 14)
+    learner.save()
+print("begun", flush=True)
+for number in range(1000):
+    learner.rewind(1 + number % 5)
+    learner.lr = 0.01 * (1 + number % 7)
+    step_on(learner, 1 + number % 4)
+    if number % 3 == 2 and learner.branches:
+        learner.go_to(learner.branches[number % len(learner.branches)])
+    losses = learner.history["train", "Loss"].tolist()
+    print("line", losses, flush=True)
+"""
+
+
+@pytest.mark.parametrize("rounds", [6, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.timeout(3600)
+def test_a_kill_at_any_moment_loses_no_branch(rounds: int, tmp_path: Path) -> None:
+    import random
+    import time
+
+    draw = random.Random(0)
+    code = _KILLED.format(here=os.path.dirname(__file__), directory=str(tmp_path / "run"))
+    for _ in range(rounds):
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("begun")
+        time.sleep(draw.uniform(0.0, 0.8))
+        process.kill()
+        process.communicate()
+        known = {
+            each.name: each.series("Loss").value.tolist() for each in Artifacts(tmp_path / "run").branches
+        }
+        learner = learner_in(tmp_path / "run", plain=True)
+        for name, losses in known.items():
+            assert learner.branches[name].series("Loss").value.tolist() == losses
+        for each in list(learner.branches)[:3]:
+            if each.name in [other.name for other in learner.branches]:
+                assert learner.go_to(each.name).position.key == each.end.key
+        learner.save()
+        learner.stop()
