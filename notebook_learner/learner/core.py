@@ -23,7 +23,7 @@ from ..recipe.run_recipe import RunRecipe
 from ..run.bounds import Until
 from ..run.breakpoint_watch import Hit
 from ..run.driver import Driver
-from ..run.early_stopping import why_ended
+from ..run.early_stopping import EarlyStopping, why_ended
 from ..run.loop import Why
 from ..run.replica import Replica
 from ..state.state import State
@@ -302,6 +302,8 @@ class LearnerCore:
             self._fail(error)
             raise
         self._options = groups_now(self._replica.loop.update.optimizer)
+        if why == "finished":
+            self._return_to_the_best()
         if why == "breakpoint":
             self._tell_hit()
         elif self._status != _STATUS[why]:
@@ -312,6 +314,27 @@ class LearnerCore:
         if why == "finished":
             self._replica.saving.close()
         return why
+
+    def _return_to_the_best(self) -> None:
+        """Training has ended by a rule that goes back to its best epoch."""
+        loop = self._replica.loop
+        last = loop.epoch - 1
+        for rule in loop.policies:
+            if isinstance(rule, EarlyStopping) and rule.returns and rule.stopped and rule.best_epoch < last:
+                best, value = rule.best_epoch, rule.best
+                try:
+                    self._replica.rewind(Position(best + 1, "train", 0))
+                except StateError as no_way:
+                    self._emit(Notice(f"not back at epoch {best}, the best: {no_way}", "warning"))
+                    return
+                loop.ended = True
+                self._emit(
+                    Notice(
+                        f"back at the end of epoch {best}, the best by {rule.split} {rule.metric} ({value:g}); "
+                        f"learner.branches has what came behind it, up to epoch {last}"
+                    )
+                )
+                return
 
     def _announce(self) -> None:
         if not self._announced:

@@ -31,6 +31,7 @@ class EarlyStopping:
         mode: Literal["min", "max"] = "min",
         min_delta: float = 0.0,
         warmup: int = 0,
+        returns: bool = False,
     ) -> None:
         self.metric = metric
         self.split = split
@@ -38,7 +39,10 @@ class EarlyStopping:
         self.mode = mode
         self.min_delta = min_delta
         self.warmup = warmup
+        self.returns = returns
+        """Whether training goes back to the best epoch when it ends by this rule."""
         self.best: float | None = None
+        self.best_epoch = 0
         self.seen = 0
         self.waited = 0
         self.stopped = False
@@ -61,7 +65,11 @@ class EarlyStopping:
 
     def after_epoch(self, epoch: int, finals: Finals) -> bool:
         """Answer the loop's question at the end of an epoch."""
-        return self.observe(epoch_value(str(self), self.goes_by, finals))
+        best = self.best
+        ends = self.observe(epoch_value(str(self), self.goes_by, finals))
+        if self.best != best:
+            self.best_epoch = epoch
+        return ends
 
     def again(self) -> None:
         """The user continues the training: wait for the whole patience again."""
@@ -81,11 +89,13 @@ class EarlyStopping:
 
     def capture(self) -> dict[str, Any]:
         """The memory of past epochs, as a part of the state."""
-        return {"best": self.best, "seen": self.seen, "waited": self.waited, "stopped": self.stopped}
+        names = ("best", "best_epoch", "seen", "waited", "stopped")
+        return {name: getattr(self, name) for name in names}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore it."""
         self.best = state["best"]
+        self.best_epoch = state.get("best_epoch", 0)  # an earlier version kept none
         self.seen = state["seen"]
         self.waited = state["waited"]
         self.stopped = state["stopped"]

@@ -43,6 +43,7 @@ class EarlyStoppingRule:
     mode: str | None
     min_delta: float
     warmup: int
+    restore: Any = None
 
     def watch(self, higher_is_better: bool | None) -> EarlyStopping:
         """The rule that runs in training."""
@@ -54,6 +55,7 @@ class EarlyStoppingRule:
             mode="max" if mode == "max" else "min",
             min_delta=self.min_delta,
             warmup=self.warmup,
+            returns=self.restore == "best",
         )
 
 

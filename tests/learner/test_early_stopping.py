@@ -10,7 +10,7 @@ from builder_support import assert_same_bits, batches, classifier, net, sgd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notebook_learner import ClassificationOutput, ConfigurationError, RegressionOutput
+from notebook_learner import Artifacts, ClassificationOutput, ConfigurationError, RegressionOutput
 from notebook_learner.metric import Accuracy, Loss, Metric
 from notebook_learner.run.early_stopping import EarlyStopping
 
@@ -160,3 +160,48 @@ def test_the_model_stays_that_of_the_last_epoch(tmp_path):
     learner.fit(batches(BATCH), batches(BATCH))
     classifier(tmp_path / "b").num_epochs(2).build(expected, sgd(expected)).fit(batches(BATCH))
     assert_same_bits(model, expected)
+
+
+def best_learner(directory, restore="best", resume=False):
+    torch.manual_seed(3)
+    model = net(seed=1)
+    builder = classifier(directory).num_epochs(30).metrics(Loss()).with_file_checkpointer()
+    builder.early_stopping("Loss", 2, restore=restore)
+    if resume:
+        builder.resume()
+    return builder.build(model, sgd(model, lr=3.0), None, batches(), batches(seed=9)[:2])
+
+
+def test_the_best_epoch_is_returned_to_and_what_came_behind_it_stays_as_a_branch(tmp_path):
+    last = best_learner(tmp_path / "last", restore=None)
+    last.fit()
+    values = list(last.history.epochs("Loss", "valid"))
+    best = values.index(min(values)) + 1
+    assert best == len(values) - 2  # the patience
+    learner = best_learner(tmp_path / "best")
+    learner.fit()
+    assert learner.status == "finished" and learner.position.epoch == best
+    assert list(learner.history.epochs("Loss", "valid")) == values[:best]
+    (branch,) = learner.branches
+    assert list(branch.epochs("Loss", "valid")) == values
+    straight = best_learner(tmp_path / "straight", restore=None)
+    straight.run_until((best + 1, "train", 0))
+    for one, other in zip(learner.model.parameters(), straight.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_run_that_went_back_to_its_best_stays_finished_in_a_new_process_and_trains_on(tmp_path):
+    learner = best_learner(tmp_path / "run")
+    learner.fit()
+    best = learner.position.epoch
+    learner.save()
+    assert Artifacts(tmp_path / "run").status == "finished"
+    again = best_learner(tmp_path / "run", resume=True)
+    assert again.position.epoch == best and again.status == "finished"
+    again.fit(epochs=1)
+    assert again.position.epoch == best + 1
+
+
+def test_what_restores_nothing_is_named(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"early_stopping\(restore='last'\): choose 'best'"):
+        best_learner(tmp_path / "run", restore="last")

@@ -389,6 +389,7 @@ class LearnerBuilder:
         mode: Literal["min", "max"] | None = None,
         min_delta: float = 0.0,
         warmup: int = 0,
+        restore: Literal["best"] | None = None,
     ) -> Self:
         """Finish when a registered metric has not improved for `patience` epochs in a row. A resumed run
         keeps its count.
@@ -400,9 +401,11 @@ class LearnerBuilder:
             mode: whether "min" or "max" is better; by default the metric's own setting.
             min_delta: only a change of more than this, in the metric's unit, is an improvement.
             warmup: this number of first epochs does not count against `patience`.
+            restore: with "best" the learner goes back to the best epoch when it finishes; the epochs behind
+                it stay as a branch. By default it stands at the last one.
         """
         self._settings.early_stopping = EarlyStoppingRule(
-            metric, _whole(patience), split, mode, min_delta, _whole(warmup)
+            metric, _whole(patience), split, mode, min_delta, _whole(warmup), restore
         )
         return self
 

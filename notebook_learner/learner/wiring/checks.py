@@ -291,8 +291,9 @@ def _early_stopping(settings: Settings) -> Iterator[str]:
         yield f"early_stopping(warmup={rule.warmup!r}): give a whole number of epochs from 0"
     if not _is_number(rule.min_delta, lambda number: number >= 0):
         yield f"early_stopping(min_delta={rule.min_delta!r}): give a number from 0"
-    if not _is_one_of(rule.mode, (None, "min", "max")):
-        yield f"early_stopping(mode={rule.mode!r}): choose 'min' or 'max'"
+    for name, choices, said in (("mode", ("min", "max"), "'min' or 'max'"), ("restore", ("best",), "'best'")):
+        if not _is_one_of(value := getattr(rule, name), (None, *choices)):
+            yield f"early_stopping({name}={value!r}): choose {said}"
     if not _is_one_of(rule.split, ("train", "valid")):
         yield f"early_stopping(split={rule.split!r}): choose 'train' or 'valid'"
     else:
