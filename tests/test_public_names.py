@@ -53,7 +53,7 @@ LEARNER_NAMES = """
     devices tools carried verify
 """
 FORMER = "freeze lr_find note reload_code try_step use_step"
-TOOLS = " ".join(sorted(f"branches ema_model evaluations go_to timeline {FORMER}".split()))
+TOOLS = " ".join(sorted(f"ask branches ema_model evaluations go_to timeline {FORMER}".split()))
 MOVED_NAMES = {
     "fleet": "learner.devices",
     "restart": "learner.devices.restart()",

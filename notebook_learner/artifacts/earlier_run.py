@@ -23,6 +23,7 @@ from ..remote import detached
 from ..store import durable, files
 from ..store.layout import SPLITS, TEST, RunLayout, log_files, names_if_folder
 from ..store.run_folder import RefusedError, RunPath, below
+from .asked import ASKED
 from .live_index import FILE
 
 Traces = Mapping[str, object]
@@ -171,6 +172,9 @@ def own_files(directory: Path) -> Iterator[RunPath]:
             yield from _of_passes(path, _EPOCH if path.name in SPLITS else _SET)
         elif path.name == layout.branches.name:
             yield from _of_branches(path)
+        elif path.name == layout.asked.name:
+            yield from (path / name for name in names_if_folder(path) if ASKED in name)
+            yield from _of_splits(path)
 
 
 def _lies_at_the_top(name: str) -> bool:
@@ -194,8 +198,15 @@ def _of_branches(above: RunPath) -> Iterator[RunPath]:
             yield folder
             continue
         yield from (folder / name for name in names_if_folder(folder) if branches.ABOUT in name)
-        for split in SPLITS:
-            yield from _of_passes(folder / split, _EPOCH)
+        yield from _of_splits(folder)
+
+
+def _of_splits(above: RunPath) -> Iterator[RunPath]:
+    if above.is_symlink():
+        yield above
+        return
+    for split in SPLITS:
+        yield from _of_passes(above / split, _EPOCH)
 
 
 def _of_passes(above: RunPath, folder_name: re.Pattern[str]) -> Iterator[RunPath]:

@@ -15,7 +15,8 @@ from ..checkpoint.info import CheckpointInfo
 from ..errors import DamagedError, StateError, names_descriptors
 from ..event.values import Floats, MetricInfo, RunOpened, Split
 from ..logger.history import History
-from ..store.layout import RunLayout
+from ..store.layout import SPLITS, RunLayout
+from .asked import asked_names
 from .branches import Branches, branches_in
 from .claims import Claims
 from .clock import Clock, Series, series_of
@@ -177,6 +178,16 @@ class RecordedRun:
     def config(self) -> dict[str, Any]:
         """The values that the program gave to `LearnerBuilder.config`."""
         return dict(self.recipe.get("config", {}))
+
+    @property
+    def asked(self) -> History:
+        """What `learner.ask(metric)` measured afterwards, in the form of `history`."""
+        require_run(self.directory)
+        history = History()
+        folder = RunLayout(self.directory).asked
+        infos = [MetricInfo(name, split) for name in asked_names(folder) for split in SPLITS]
+        history.restore(read_record(folder, infos))
+        return history
 
     @property
     def branches(self) -> Branches:

@@ -330,7 +330,7 @@ class LearnerCore:
                 loop.ended = True
                 self._emit(
                     Notice(
-                        f"back at the end of epoch {best}, the best by {rule.split} {rule.metric} ({value:g}); "
+                        f"back at the end of epoch {best}, the best by {rule.split} {rule.metric} {value:g}; "
                         f"learner.branches has what came behind it, up to epoch {last}"
                     )
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,9 +20,12 @@ from .display import why_built
 
 if TYPE_CHECKING:
     from ..artifacts.branches import Branches, RecordedBranch
+    from ..artifacts.clock import Series
     from ..artifacts.timeline import TimelineTable
     from ..event.position import Position
+    from ..metric.base import AnyMetric
     from ..run.step_reports import RewindReport
+    from ..trial.ask import Answer
     from ..trial.lr_find import RateSearch
     from ..trial.reload_code import Reloaded
     from ..trial.what_if import Trial
@@ -32,7 +35,7 @@ class Tools:
     """The rare verbs of a Learner, as `learner.tools`.
 
     >>> [name for name in dir(Tools) if not name.startswith("_")]
-    ['branches', 'ema_model', 'evaluations', 'freeze', 'go_to', 'lr_find', 'note', 'reload_code', \
+    ['ask', 'branches', 'ema_model', 'evaluations', 'freeze', 'go_to', 'lr_find', 'note', 'reload_code', \
 'timeline', 'try_step', 'use_step']
     """
 
@@ -147,6 +150,36 @@ class Tools:
         from .branching import go_to
 
         return self._learner._drive(lambda: go_to(self._learner, branch, step))
+
+    @names_descriptors
+    def ask(
+        self,
+        what: AnyMetric | Callable[[Any], Any],
+        *,
+        steps: tuple[int, int] | range | int | None = None,
+        every: int = 1,
+        split: Split = "train",
+    ) -> Series | Answer:
+        """Compute what was not measured: a metric, or a function of the learner, over steps of the past.
+
+        The steps are taken again, aside: the learner stands afterwards where it stood, to the bit. They are
+        compared with what was recorded; a line says where they differ. A metric's answer is a series, as
+        `Artifacts.series` gives, and it stays in the run's directory: `Artifacts(dir).asked`.
+
+        `learner.ask(Accuracy(), split="valid")`,
+        `learner.ask(lambda learner: learner.model[0].weight.norm(), steps=(100, 200), every=10)`
+
+        Args:
+            what: a metric; or a function, which is called after each of the steps, with `learner.model`,
+                `learner.batch` and `learner.output` as they were then.
+            steps: the first and the last training step, from 1 on; by default all so far. A metric is
+                measured from the beginning of an epoch on.
+            every: ask a function after every so many steps.
+            split: which series of a metric is returned.
+        """
+        from .asking import ask
+
+        return self._learner._leaving_locals(lambda: ask(self._learner, what, steps, every, split))
 
     # Change the code of the step -----------------------------------------------------------------------
 

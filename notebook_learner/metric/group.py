@@ -169,7 +169,7 @@ class MetricGroup:
         return known if known is not None and same else LoggedObject(name, place, owner)
 
     @contextmanager
-    def beside(self, metric: Metric) -> Iterator[None]:
+    def beside(self, metric: AnyMetric) -> Iterator[None]:
         """Inside, measure one more metric."""
         self._exchange([*self.metrics, metric])
         try:

@@ -463,7 +463,7 @@ class Whole:
         self.parts.make_whole()
         replica = self._others.replica
         try:
-            last = replica._keyframe_for(replica.loop.position)
+            last = replica.state_before(replica.loop.position)
         except NotebookLearnerError:
             self._has_none()
             return

@@ -151,7 +151,7 @@ class Replica(ReplicaState):
         run has left, the position is one of that."""
         start, edits = self.shown_position, self.edits if line is None else line.edits
         with self._on_line(line):
-            keyframe = self._keyframe_for(target)
+            keyframe = self.state_before(target)
             self.carried.begin()
             if self.ranks is not None:
                 self.ranks.enter()
@@ -309,8 +309,8 @@ class Replica(ReplicaState):
         held = [state.position for state in self.timeline.keyframes]
         return min([*held, *map(place_of, self.saving.kept_on_the_way()), self.loop.position])
 
-    def _keyframe_for(self, target: Position) -> State:
-        """The nearest keyframe, in memory or else from a checkpoint on the disk."""
+    def state_before(self, target: Position) -> State:
+        """The nearest state before a position: a keyframe in memory, or else a checkpoint on the disk."""
         self.settle()
         keyframe = self.timeline.nearest(target) or self._checkpoint_before(target)
         if keyframe is None:

@@ -54,6 +54,11 @@ class RunLayout:
         return self.directory / "start"
 
     @property
+    def asked(self) -> RunPath:
+        """The folder of what was measured afterwards, in the same layout."""
+        return self.directory / "asked"
+
+    @property
     def branches(self) -> RunPath:
         """The folder of the lines that the run has left."""
         return self.directory / "branches"
@@ -72,7 +77,14 @@ class RunLayout:
         Raises:
             RefusedError: one of these names is something else.
         """
-        for folder in (*SPLITS, TEST, self.checkpoint.name, self.start.name, self.branches.name):
+        for folder in (
+            *SPLITS,
+            TEST,
+            self.checkpoint.name,
+            self.start.name,
+            self.branches.name,
+            self.asked.name,
+        ):
             files.require_plain(self.directory / folder, folder=True)
         files.require_plain(self.experiment_log)
 

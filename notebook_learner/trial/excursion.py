@@ -119,15 +119,16 @@ class Excursion:
 
 
 @contextmanager
-def excursion(replica: Replica, *, what: str) -> Iterator[Excursion]:
-    """Inside, the run takes steps without events. Afterwards everything is as it was before, bit for bit,
-    also after an error or an interrupt. It costs a copy of the state, and the time to put the copy back.
+def excursion(replica: Replica, *, what: str, past: bool = False) -> Iterator[Excursion]:
+    """Inside, the run takes steps without events: the next ones, or those of the `past` of a run that may be
+    finished. Afterwards everything is as it was before, bit for bit, also after an error or an interrupt. It
+    costs a copy of the state, and the time to put the copy back.
 
     Raises:
         StateError: the run cannot be moved, or cannot be brought back.
     """
     loop = replica.loop
-    _require_a_way_back(loop, what)
+    _require_a_way_back(loop, what, past)
     replica.settle()
     update = loop.update
     seen = loop.batch, loop.output, loop.pace.steps, loop.pace.rate
@@ -163,8 +164,8 @@ def _with_others(ranks: Ranks | None) -> Iterator[None]:
         ranks.leave()
 
 
-def _require_a_way_back(loop: Loop, what: str) -> None:
-    if loop.finished:
+def _require_a_way_back(loop: Loop, what: str, past: bool) -> None:
+    if loop.finished and not past:
         raise StateError(
             f"{what}: training is finished, so there is no step to try; fit(epochs=n) trains more"
         )

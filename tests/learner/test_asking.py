@@ -1,0 +1,134 @@
+"""What was not measured is computed afterwards: the steps are taken again, aside, and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from branching_support import STEPS, Shown, X, Y, learner_in, step_on, weights
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import Adam
+from torch.utils.data import DataLoader, TensorDataset
+
+from notebook_learner import Artifacts, LearnerBuilder
+from notebook_learner.metric import RMSE, Loss, MeanAbsoluteError
+
+MAE = MeanAbsoluteError().name
+
+
+def measuring(directory: Path) -> Any:
+    """The run of `learner_in`, which measures the error, too."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+    builder = LearnerBuilder(directory).loss(F.mse_loss).num_epochs(4).renderer("silent")
+    builder.with_file_checkpointer().metrics(Loss(), MeanAbsoluteError())
+    loader = DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True)
+    return builder.build(model, Adam(model.parameters(), lr=0.01), None, loader, [(X, Y)])
+
+
+def trained(learner: Any) -> Any:
+    step_on(learner, 5)
+    learner.lr = 0.05
+    learner.fit()
+    return learner
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_metric_has_the_bits_of_the_run_that_measured_it(split: str, tmp_path: Path) -> None:
+    other = trained(measuring(tmp_path / "measured"))
+    learner = trained(learner_in(tmp_path / "run"))
+    asked, measured = learner.ask(MeanAbsoluteError(), split=split), other.artifacts.series(MAE, split)
+    for name in ("value", "weight", "epoch", "step", "iteration"):
+        assert np.array_equal(getattr(asked, name), getattr(measured, name)), name
+
+
+def test_the_learner_stands_where_it_stood_to_the_bit(tmp_path: Path) -> None:
+    straight = learner_in(tmp_path / "straight")
+    straight.fit()
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 19)
+    before, random = learner.position, torch.get_rng_state()
+    learner.ask(MeanAbsoluteError(), steps=(3, 12))
+    learner.ask(lambda learner: learner.output.loss, every=3)
+    assert learner.position == before and learner.status == "paused"
+    assert torch.equal(torch.get_rng_state(), random)
+    learner.fit()
+    assert torch.equal(weights(straight), weights(learner))
+    assert learner.history["train", "Loss"].tolist() == straight.history["train", "Loss"].tolist()
+
+
+def test_an_answer_stays_with_the_run_under_its_name_and_grows(tmp_path: Path) -> None:
+    other = trained(measuring(tmp_path / "measured"))
+    learner = trained(learner_in(tmp_path / "run"))
+    learner.ask(MeanAbsoluteError(), steps=(1, STEPS))
+    first = Artifacts(tmp_path / "run").asked
+    assert len(first.values(MAE, "train")) == STEPS
+    learner.ask(MeanAbsoluteError())
+    learner.ask(RMSE())
+    asked = Artifacts(tmp_path / "run").asked
+    assert asked.metrics("train") == (MAE, "RMSE")
+    assert asked.epochs(MAE, "valid").tolist() == other.history.epochs(MAE, "valid").tolist()
+    assert Artifacts(tmp_path / "run").metrics("train") == ("Loss",)  # what the run itself measured
+
+
+def test_a_function_is_asked_at_the_moments_of_the_past(tmp_path: Path) -> None:
+    learner, norms = learner_in(tmp_path / "run"), {}
+    for number in range(1, 21):
+        step_on(learner)
+        norms[number] = float(learner.model[0].weight.detach().norm())
+    answer = learner.ask(lambda learner: learner.model[0].weight.norm(), steps=(4, 20), every=4)
+    assert answer.iteration.tolist() == [4, 8, 12, 16, 20]
+    assert answer.value.tolist() == [norms[number] for number in (4, 8, 12, 16, 20)]
+    assert answer.exact and "training step" in repr(answer)
+    outputs = learner.ask(lambda learner: learner.model(X[:3]), steps=7)
+    assert len(outputs) == 1 and outputs.value[0].shape == (3, 1)
+
+
+def test_a_new_process_asks_a_finished_run(tmp_path: Path) -> None:
+    other = trained(measuring(tmp_path / "measured"))
+    trained(learner_in(tmp_path / "run")).artifacts  # noqa: B018  # waits for the files
+    learner = learner_in(tmp_path / "run", plain=True)
+    asked = learner.ask(MeanAbsoluteError(), steps=(9, 20))
+    assert asked.value.tolist() == other.artifacts.series(MAE).value.tolist()[8:20]
+    assert learner.status == "finished"
+
+
+def test_steps_that_are_others_now_are_told(tmp_path: Path) -> None:
+    trained(learner_in(tmp_path / "run")).artifacts  # noqa: B018
+    shown = Shown()
+    learner = learner_in(tmp_path / "run", plain=True, shown=shown, data=TensorDataset(X + 1, Y))
+    answer = learner.ask(lambda learner: learner.output.loss, steps=(9, 12))
+    assert not answer.exact
+    assert "ask() took other steps than the run" in shown.told[-1] and "data.train" in shown.told[-1]
+
+
+@pytest.mark.parametrize(
+    ("what", "steps", "told"),
+    [
+        (3, None, r"ask\(3\): give a metric"),
+        (lambda: 0, None, "give a metric"),
+        (MeanAbsoluteError(), (0, 5), r"ask\(steps=\(0, 5\)\): give training steps from 1 to 6"),
+        (MeanAbsoluteError(), (5, 7), "from 1 to 6"),
+        (MeanAbsoluteError(), (5, 2), "from 1 to 6"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(what: Any, steps: Any, told: str, tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 6)
+    with pytest.raises((TypeError, ValueError), match=told):
+        learner.ask(what, steps=steps)
+    assert learner.position.iteration == 6
+
+
+def test_an_error_in_the_function_leaves_the_learner_as_it_was(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 12)
+    before = weights(learner)
+    with pytest.raises(ZeroDivisionError):
+        learner.ask(lambda learner: 1 / 0, steps=(3, 9))
+    assert torch.equal(weights(learner), before) and learner.position.iteration == 12
+    step_on(learner, 1)
