@@ -14,11 +14,11 @@ from ..metric.base import Metric, TextMetric
 from ..store import durable
 from ..store.json_text import to_text
 from ..store.layout import RunLayout
-from ..trial.ask import Answer, ask_function, ask_metrics, numbers_of
+from ..trial.ask import PastAnswer, ask_function, ask_metrics, numbers_of
 from .core import LearnerCore
 
 
-def ask(learner: LearnerCore, what: Any, steps: Any, every: int, split: Split) -> Series | Answer:
+def ask(learner: LearnerCore, what: Any, steps: Any, every: int, split: Split) -> Series | PastAnswer:
     """The answer of a metric or a function, over the training steps of the past."""
     taken = sum(part.steps for part in learner.history.snapshot() if part.split == "train")
     first, last = numbers_of(steps, taken)

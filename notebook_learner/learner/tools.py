@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..event.position import Position
     from ..metric.base import AnyMetric
     from ..run.step_reports import RewindReport
-    from ..trial.ask import Answer
+    from ..trial.ask import PastAnswer
     from ..trial.lr_find import RateSearch
     from ..trial.reload_code import Reloaded
     from ..trial.what_if import Trial
@@ -159,7 +159,7 @@ class Tools:
         steps: tuple[int, int] | range | int | None = None,
         every: int = 1,
         split: Split = "train",
-    ) -> Series | Answer:
+    ) -> Series | PastAnswer:
         """Compute what was not measured: a metric, or a function of the learner, over steps of the past.
 
         The steps are taken again, aside: the learner stands afterwards where it stood, to the bit. They are

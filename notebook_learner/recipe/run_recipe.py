@@ -320,10 +320,13 @@ class RunRecipe:
         with suppress(Exception):
             late |= {"versions": environment.versions(), "hardware": environment.hardware()}
             late["commit"] = git_commit()
+        self._add(late)
         if self.settings.records_source:
             with suppress(Exception):
-                late["diff"] = environment.changes_in()
-                late["source"] = {"model": source_text.classes_of(kinds)}
+                self._add({"source": {"model": source_text.classes_of(kinds)}})
+                self._add({"diff": environment.changes_in()})  # last: git may take seconds
+
+    def _add(self, late: Told) -> None:
         with self._lock:
             found = flat({name: each for name, each in late.items() if name not in UNTOLD})
             if self._open is None:

@@ -29,7 +29,7 @@ PATIENCE = 1.0
 
 
 @dataclass(frozen=True, repr=False)
-class Answer:
+class PastAnswer:
     """What a function said of the moments of the past, step by step.
 
     `iteration`, `epoch` and `step` say which step it was; `value` has what the function returned, as an array
@@ -78,7 +78,7 @@ def _short(value: Any) -> str:
     return f"{value!r:.60}"
 
 
-class _Tape:
+class _PastTape:
     """Stands in for sinks and boundary during the replay.
 
     Args:
@@ -155,12 +155,14 @@ def _kept(value: Any) -> Any:
     return value
 
 
-def ask_function(replica: Replica, function: Callable[[], Any], first: int, last: int, every: int) -> Answer:
+def ask_function(
+    replica: Replica, function: Callable[[], Any], first: int, last: int, every: int
+) -> PastAnswer:
     """Ask a function after training step `first`, and after every so many steps up to `last`."""
     known = replica.history.snapshot()
     start = after_training_step(known, first - 1)
     wanted, target = range(first, last + 1, every), after_training_step(known, last)
-    tape = _taken_again(replica, start, target, _Tape(known, replica, function, wanted))
+    tape = _taken_again(replica, start, target, _PastTape(known, replica, function, wanted))
     values: Any = [value for _, value in tape.rows]
     if all(isinstance(value, (bool, int, float, np.number)) for value in values):
         values = np.array(values, np.float64)
@@ -168,7 +170,7 @@ def ask_function(replica: Replica, function: Callable[[], Any], first: int, last
         np.array([getattr(at, name) for at, _ in tape.rows], np.int64)
         for name in ("iteration", "epoch", "step")
     )
-    return Answer(iteration, epoch, step, values, tape.differs)
+    return PastAnswer(iteration, epoch, step, values, tape.differs)
 
 
 def ask_metrics(
@@ -185,14 +187,14 @@ def ask_metrics(
     target = after_training_step(known, last)
     if last == sum(part.steps for part in known if part.split == "train"):
         target = replica.loop.position  # with the validation behind it
-    tape = _taken_again(replica, start, target, _Tape(known, replica), metrics)
+    tape = _taken_again(replica, start, target, _PastTape(known, replica), metrics)
     names = {metric.name for metric in metrics}
     return tuple(_only(part, names) for part in tape.passes.values()), tape.differs
 
 
 def _taken_again(
-    replica: Replica, start: Position, target: Position, tape: _Tape, metrics: Sequence[AnyMetric] = ()
-) -> _Tape:
+    replica: Replica, start: Position, target: Position, tape: _PastTape, metrics: Sequence[AnyMetric] = ()
+) -> _PastTape:
     """Take the steps from one place to another again, aside: afterwards all is as it was."""
     loop = replica.loop
     state = replica.state_before(start)

@@ -149,12 +149,19 @@ def read_by_h5py(path: Path) -> None:
 
 def wrong_with_checkpoints(directory: Path, needed: Iterable[str]) -> list[str]:
     """Which needed checkpoints are lost, and which that claim to be whole are not."""
-    folder = CheckpointFolder(directory / "checkpoint")
-    known = {info.label: info for info in folder.list()}
-    found = [f"checkpoint {label} is lost" for label in needed if label not in known]
-    for info in known.values():
-        found += folder.verify(info)
-    return found
+    known: set[str] = set()
+    found: list[str] = []
+    for name in ("checkpoint", "start"):
+        folder = CheckpointFolder(directory / name)
+        for info in folder.list():
+            known.add(named(name, info.label))
+            found += folder.verify(info)
+    return [*(f"checkpoint {label} is lost" for label in needed if label not in known), *found]
+
+
+def named(folder: str, label: str) -> str:
+    """What a ledger calls a checkpoint: the state that a run begins with lies in a folder of its own."""
+    return label if folder == "checkpoint" else f"{folder}/{label}"
 
 
 class Ledger:
@@ -170,11 +177,11 @@ class Ledger:
 
         def commit(self: Any, label: str, *rest: Any) -> Any:
             info = ledger._commit(self, label, *rest)
-            ledger.note("saved", label)
+            ledger.note("saved", named(self.path.name, label))
             return info
 
         def delete(self: Any, info: Any) -> None:
-            ledger.note("let go", info.label)
+            ledger.note("let go", named(self.path.name, info.label))
             ledger._delete(self, info)
 
         CheckpointFolder.commit, CheckpointFolder.delete = commit, delete  # type: ignore[method-assign]

@@ -136,9 +136,10 @@ def test_the_files_of_an_announced_checkpoint_have_their_names_on_the_disk(run: 
     for number, disk, _ in run.cuts():
         verb, given = run.recording.calls[number]
         if verb == "saved":
-            folder = WHERE / "checkpoint"
+            where, _, label = given[0].rpartition("/")
+            folder = WHERE / (where or "checkpoint")
             names = {path.name for path in disk.after(nothing) if path.parent == folder}
-            assert {f"{part}-{given[0]}.h5" for part in ("model", "optim", "scheduler", "state")} <= names
+            assert {f"{part}-{label}.h5" for part in ("model", "optim", "scheduler", "state")} <= names
 
 
 @pytest.mark.parametrize("keep", [nothing, all_of])

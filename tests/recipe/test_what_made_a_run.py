@@ -195,6 +195,7 @@ def test_the_fingerprint_asks_for_no_sample(tmp_path: Path) -> None:
         torch.manual_seed(5)
         learner = learner_in(directory, DataLoader(data, batch_size=2, shuffle=True))
         learner.step_epoch()
+        assert learner.artifacts is not None  # waits for the files
         return learner.model.state_dict()
 
     data = Drawing()
