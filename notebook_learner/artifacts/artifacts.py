@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ from ..checkpoint.info import CheckpointInfo
 from ..errors import names_descriptors
 from ..store import durable
 from . import verification
+from .branches import RecordedBranch
+from .certificate import Certificate, problems_with, read_certificate
+from .diff import RunDifference, Side, difference
 from .index import encode_index
 from .live_index import FILE
 from .recorded_run import RecordedRun
@@ -62,12 +66,24 @@ class Artifacts(RecordedRun):
             told.update(self._panel.wire.bundle())
         return told
 
-    def verify(self) -> Report:
+    def verify(self, certificate: Certificate | str | os.PathLike[str] | None = None) -> Report:
         """Check every byte of the checkpoints, logs and artifacts.h5.
 
-        The report is true if all is right; else it says what is wrong and what to do."""
+        The report is true if all is right; else it says what is wrong and what to do.
+
+        Args:
+            certificate: what `learner.verify(replay=True)` wrote, or the path of its file: check, too, that
+                the run is the one that was replayed there, by measured values, weights and data.
+        """
         require_run(self.directory)
-        return verification.verify(self.directory, self._infos())
+        report = verification.verify(self.directory, self._infos())
+        if certificate is None:
+            return report
+        told = read_certificate(certificate)
+        data = self.recipe.get("data", {})
+        found = [*problems_with(told, self.directory, self.history.snapshot(), data)]
+        note = f"a certificate of {told.replayed} of {told.steps} training steps"
+        return replace(report, notes=(*report.notes, note), problems=(*report.problems, *found))
 
     def repair(self) -> Report:
         """Remove what a killed process left unfinished, and write a missing `artifacts.h5` again.
@@ -105,6 +121,28 @@ class Artifacts(RecordedRun):
 
         return RunComparison([run if isinstance(run, Artifacts) else Artifacts(run) for run in runs])
 
+    @staticmethod
+    @names_descriptors
+    def diff(
+        one: Artifacts | RecordedBranch | str | os.PathLike[str],
+        other: Artifacts | RecordedBranch | str | os.PathLike[str],
+    ) -> RunDifference:
+        """In what two runs differ: `Artifacts.diff("runs/a", "runs/b")` shows what differs in what made them,
+        and the first step that measured something else. A branch of a run can be given, too."""
+        return difference(_sides(one), _sides(other))
+
+    def ask(self, what: Any, *, builder: Callable[[], Any], **options: Any) -> Any:
+        """Compute what the run did not measure, as `learner.ask` does.
+
+        Args:
+            what: a metric, or a function of the learner.
+            builder: a function that builds the run's learner again, with `.resume()`: this class reads files
+                and has no model.
+            options: `steps`, `every` and `split`, as for `learner.ask`.
+        """
+        require_run(self.directory)
+        return builder().ask(what, **options)
+
     def _encoded(self, checkpoints: Sequence[CheckpointInfo]) -> bytes:
         run = self._described(self.run)
         history = self.history
@@ -127,3 +165,11 @@ class Artifacts(RecordedRun):
             run, history.snapshot(), self._clock(), marks, known, evaluated=sets, recipe=self._recipe_text
         )
         durable.replace(self.directory / FILE, [data], len(data))
+
+
+def _sides(given: Artifacts | RecordedBranch | str | os.PathLike[str]) -> Side:
+    """What `diff` compares of a run, or of a branch, which has the recipe of its run."""
+    if isinstance(given, RecordedBranch):
+        return Side(f"branch {given.name}", None, given.record)
+    run = given if isinstance(given, Artifacts) else Artifacts(given)
+    return Side(str(run.directory), run.recipe, run.history.snapshot())

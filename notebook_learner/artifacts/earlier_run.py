@@ -24,6 +24,7 @@ from ..store import durable, files
 from ..store.layout import SPLITS, TEST, RunLayout, log_files, names_if_folder
 from ..store.run_folder import RefusedError, RunPath, below
 from .asked import ASKED
+from .certificate import NAME as CERTIFICATE
 from .live_index import FILE
 
 Traces = Mapping[str, object]
@@ -178,7 +179,10 @@ def own_files(directory: Path) -> Iterator[RunPath]:
 
 
 def _lies_at_the_top(name: str) -> bool:
-    return name in (FILE, "experiment.log", *detached.FILES) or _INDEX_PIECE.fullmatch(name) is not None
+    return (
+        name in (FILE, CERTIFICATE, "experiment.log", *detached.FILES)
+        or _INDEX_PIECE.fullmatch(name) is not None
+    )
 
 
 def _of_checkpoints(folder: RunPath) -> Iterator[RunPath]:

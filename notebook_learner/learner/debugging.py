@@ -20,6 +20,7 @@ from ..store import check_metric_name, same_file
 
 if TYPE_CHECKING:
     from ..inspection import Inspection
+    from ..trial.certify import Certification
     from ..trial.changes import Comparison
     from ..trial.verify import Verification, Verified
 
@@ -115,7 +116,9 @@ class Debugging(LearnerCore):
         return self._leaving_locals(lambda: what_if(self._replica, steps, changes))
 
     @names_descriptors
-    def verify(self, steps: int = 3) -> Verification:
+    def verify(
+        self, steps: int = 3, *, replay: bool = False, segments: int | None = None
+    ) -> Verification | Certification:
         """Check that the run is exact: take steps, go back, take them again, and compare everything to the
         bit; then do the same from a checkpoint in a new process. Afterwards the learner stands where it
         stood, and nothing is left on the disk.
@@ -126,10 +129,23 @@ class Debugging(LearnerCore):
 
         Args:
             steps: how many steps, of training or of validation.
+            replay: take all steps of the run again instead, from the state that it began with, and from each
+                checkpoint to the next one, and compare every value and every state with what was recorded.
+                The run's directory gets a `certificate.json`, which `Artifacts(dir).verify(certificate)`
+                checks elsewhere.
+            segments: with `replay`, take only so many of these stretches.
         """
+        if replay:
+            self._supplies.require()
+            return self._leaving_locals(lambda: self._certify(segments))
         count = counted("verify", steps, "take at least one step")
         self._supplies.require()
         return self._leaving_locals(lambda: self._verify(count))
+
+    def _certify(self, segments: int | None) -> Certification:
+        from .certifying import certify
+
+        return certify(self, segments)
 
     def _verify(self, steps: int) -> Verification:
         from ..trial.verify import noted

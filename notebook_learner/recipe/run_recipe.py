@@ -131,6 +131,10 @@ class RunRecipe:
             told["data"] = {split: fingerprint(each) for split, each in self.given().items()}
         return _flat(told)
 
+    def versions(self) -> dict[str, str]:
+        """The versions of what is imported, by name."""
+        return environment.versions()
+
     def of_checkpoint(self) -> Told:
         """The recipe that the checkpoint has which was loaded last, by dotted names."""
         return _latest(read(self.found() or ""))

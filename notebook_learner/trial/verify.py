@@ -196,6 +196,16 @@ def _left_by(replica: Replica, orders: list[list[str]]) -> dict[str, str]:
     return found
 
 
+def state_print(replica: Replica) -> Prints:
+    """The checksum of each value of the state that the run stands in."""
+    batch = replica.loop.batch
+    replica.loop.batch = replica.loop.output = None  # they are of the step before, and of no state
+    try:
+        return _left_by(replica, [])
+    finally:
+        replica.loop.batch = batch
+
+
 def _of_rank(own: Mapping[str, Any]) -> dict[str, str]:
     """The rest of what is a rank's own."""
     return dict(_named({key: own[key] for key in ("rng", "window", "streams")}, "its own"))
