@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..errors import StoreError
 from ..store import durable
-from ..store.layout import RunLayout, is_inside, log_files, names_if_folder
+from ..store.layout import FOLDERS, RunLayout, is_inside, log_files, names_if_folder
 from ..store.run_folder import RunPath
 from .live_index import FILE
 from .timeline import TimelineMark, parse_timeline
@@ -55,7 +55,7 @@ def runs_below(root: Path) -> Iterator[Path]:
     for here, folders, _ in os.walk(root):
         folders.sort()
         if is_run(Path(here)):
-            folders[:] = [name for name in folders if name not in ("train", "valid", "checkpoint", "test")]
+            folders[:] = [name for name in folders if name not in FOLDERS]
             yield Path(here)
 
 

@@ -57,7 +57,7 @@ def go_to(learner: LearnerCore, branch: Any, step: Any) -> RewindReport:
     edited = {*learner._supplies.recipe.at(first.begin)} - {*first.shared} != set()
     line = LeftLine(wanted.record, way, first.begin, edited, _edits(learner, chain))
     with learner._supplies.branches.going_through(first):
-        report = learner._replica.rewind(_target(wanted, step), line)
+        report = learner._replica.rewind(_target(learner, wanted, step), line)
     reached = learner._replica.loop.position
     for name, end, shared in _ways(chain)[1:]:
         learner._supplies.recipe.adopt(name, min(end, reached), shared)
@@ -66,15 +66,23 @@ def go_to(learner: LearnerCore, branch: Any, step: Any) -> RewindReport:
     return report
 
 
-def _target(branch: RecordedBranch, step: Any) -> Position:
+def _target(learner: LearnerCore, branch: RecordedBranch, step: Any) -> Position:
+    last = _last_of(learner, branch)
     if step is None:
-        return branch.end
+        return last
     target = after_training_step(branch.record, step) if type(step) is int else as_position(step)
-    if target > branch.end:
+    if target > last:
         raise ValueError(
             f"branch {branch.name} ends at {branch.end}, before {target}; go to its end and train on"
         )
     return target
+
+
+def _last_of(learner: LearnerCore, branch: RecordedBranch) -> Position:
+    """The last place on its way: where it was left, or behind the epoch that had ended there."""
+    part, end = branch.record[-1], branch.end
+    ended = part.finals is not None and (part.split == "valid" or "valid" not in learner._replica.loop.passes)
+    return Position(end.epoch + 1, "train", 0, end.iteration) if ended else end
 
 
 def _ways(chain: Sequence[Branch]) -> list[tuple[str, Position, Sequence[str] | None]]:
@@ -86,10 +94,9 @@ def _ways(chain: Sequence[Branch]) -> list[tuple[str, Position, Sequence[str] | 
 
 def _edits(learner: LearnerCore, chain: Sequence[Branch]) -> Edits:
     """What was changed by hand on the way to a branch's end."""
-    recipe = learner._supplies.recipe
-    own = [edit for name, end, shared in _ways(chain) for edit in recipe.edits_of(name, end, shared)]
+    own = learner._supplies.recipe.edits_on(_ways(chain))
 
     def between(start: Position, target: Position) -> Sequence[Edit]:
-        return sorted((edit for edit in own if start <= edit[0] <= target), key=lambda edit: edit[0].key)
+        return [edit for edit in own if start <= edit[0] <= target]
 
     return between

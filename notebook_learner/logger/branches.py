@@ -241,11 +241,12 @@ class BranchLogger:
         folder = self.layout.branches / branch.name
         files.make_directory(folder)
         self._write(branch)
-        for kept, part in beyond:
-            key = (part.epoch, part.split)
+        stays_there = {_key(part) for part in event.former[: event.kept_splits + (event.kept_steps > 0)]}
+        for _, part in beyond:
+            key = _key(part)
             had = self._record.get(key)
             if had is None or had.steps < part.steps:
-                self._take(folder, part, whole=not kept)
+                self._take(folder, part, whole=key not in stays_there)
                 self._record[key] = part
         self._pending = branch
         self._hang_on(branch)
@@ -328,14 +329,16 @@ class BranchLogger:
         ways = [known[name] for name in chain]
         ends = [*((each.begins, each.shared) for each in ways[1:]), (_place_of(reached), None)]
         for branch, (end, shared) in zip(ways, ends, strict=True):
+            there = self._shared(reached, False) if shared is None else shared
             for other in known.values():
-                if other.parent == branch.name and other.begin <= _position(end):
+                before = other.begin < _position(end)
+                beside = other.begin.key == _position(end).key and {*other.shared} <= {*there}
+                if other.parent == branch.name and (before or beside):
                     self._write(replace(other, parent=""))
             if _position(end) >= branch.end:
                 self._drop(branch)
             else:
-                stays = self._shared(reached, False) if shared is None else shared
-                self._pending = replace(branch, parent="", begins=end, shared=tuple(stays))
+                self._pending = replace(branch, parent="", begins=end, shared=tuple(there))
                 self._write(self._pending)
         last = ways[-1]
         if self._pending is not None and self._pending.name == last.name:

@@ -36,6 +36,9 @@ UNTOLD = ("cells", "changes", "hardware")
 """What may differ from one process to the next without being a change of the run."""
 
 Told = dict[str, Any]
+Way = tuple[str, Position, Collection[str] | None]
+"""A branch (or "" for the line that the run is on), the place up to which it is meant, and the changes by
+hand at that very place that are on it (None: all)."""
 
 
 class RunRecipe:
@@ -150,10 +153,13 @@ class RunRecipe:
         """
         with self._lock:
             now = _flat(self._quick())
+            own = [each for each in self._changes if _is_on(each, "") and not each.get("resumed")]
+            here = [each for each in own if _place_of(each).key == position.key]
+            stays = _in_force(here, now) if shared is None else shared
             left = [
                 each
-                for each in self._changes
-                if not each.get("branch") and _is_behind(each, position, shared, now)
+                for each in own
+                if _place_of(each) > position or (each in here and each["id"] not in stays)
             ]
             for each in left:
                 each["branch"] = branch
@@ -183,20 +189,19 @@ class RunRecipe:
                 del each["branch"]
             self._text = ""
 
-    def edits_of(
-        self, branch: str, end: Position, shared: Collection[str] | None = None
-    ) -> list[tuple[Position, Callable[[], None]]]:
-        """The changes of rates and other options of the optimizer that were made by hand on a branch up to a
-        place, with what makes them again. Where a schedule moves a rate, it goes on from there. An empty name
-        stands for the line that the run is on."""
+    def edits_on(self, ways: Sequence[Way]) -> list[tuple[Position, Callable[[], None]]]:
+        """The changes of rates and other options of the optimizer that were made by hand on these lines, in
+        their order, with what makes them again: those at one place in the order in which they were made.
+        Where a schedule moves a rate, it goes on from there."""
         with self._lock:
-            changes = self._up_to(branch, end, shared)
-        found = [(_place_of(each), partial(self._repeat, each)) for each in changes if _can_be_repeated(each)]
+            ids = {each["id"] for way in ways for each in self._up_to(*way)}
+            changes = [each for each in self._changes if each["id"] in ids and _can_be_repeated(each)]
+        found = [(_place_of(each), partial(self._repeat, each)) for each in changes]
         return sorted(found, key=lambda edit: edit[0].key)
 
     def edits(self, start: Position, target: Position) -> list[tuple[Position, Callable[[], None]]]:
         """Those on the way here, between two places."""
-        return [edit for edit in self.edits_of("", target) if start <= edit[0]]
+        return [edit for edit in self.edits_on([("", target, None)]) if start <= edit[0]]
 
     def _up_to(self, branch: str, end: Position, shared: Collection[str] | None) -> list[Told]:
         found = [each for each in self._changes if _is_on(each, branch)]
@@ -420,16 +425,16 @@ def _can_be_repeated(change: Told) -> bool:
     return own and sound and not change.get("resumed")
 
 
-def _is_behind(change: Told, position: Position, shared: Collection[str] | None, now: Told) -> bool:
-    """Whether a change is not on the way to a place. One at the place itself is, if it is in force."""
-    at = _place_of(change)
-    if change.get("resumed"):
-        return False  # it is of the process, not of a place
-    if at.key != position.key:
-        return at > position
-    if shared is not None:
-        return change["id"] not in shared
-    return not all(now.get(name) == pair[1] for name, pair in change["changed"].items() if name in now)
+def _in_force(changes: Sequence[Told], now: Told) -> Sequence[str]:
+    """Of the changes at one place, the first ones that led to the present values; all of those if more than
+    one number of them does."""
+    for count in range(len(changes), 0, -1):
+        done, undone = changes[:count], changes[count:]
+        values = {name: pair[0] for each in reversed(undone) for name, pair in each["changed"].items()}
+        values |= {name: pair[1] for each in done for name, pair in each["changed"].items()}
+        if all(now[name] == value for name, value in values.items() if name in now):
+            return [each["id"] for each in changes[:count]]
+    return ()
 
 
 _CAUSES = (

@@ -21,6 +21,9 @@ TEST = "test"
 """The folder of the evaluated sets, and the beginning of their names if they are used as a split:
 "test/clean"."""
 
+FOLDERS = (*SPLITS, TEST, "checkpoint", "start", "branches", "asked")
+"""The names of all folders that a run makes."""
+
 _EPOCH = re.compile(r"epoch-([1-9][0-9]*)")
 _LONGEST = 255  # bytes a file name may have on every common file system
 _LONGEST_SET = 200  # its folder has a longer name for a moment
@@ -77,14 +80,7 @@ class RunLayout:
         Raises:
             RefusedError: one of these names is something else.
         """
-        for folder in (
-            *SPLITS,
-            TEST,
-            self.checkpoint.name,
-            self.start.name,
-            self.branches.name,
-            self.asked.name,
-        ):
+        for folder in FOLDERS:
             files.require_plain(self.directory / folder, folder=True)
         files.require_plain(self.experiment_log)
 

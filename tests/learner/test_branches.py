@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 from branching_support import STEPS, learner_in, step_on, weights
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from notebook_learner import Artifacts, StateError
+from notebook_learner.artifacts.run_status import runs_below
 
 
 def edited(learner: Any, rate: float, steps: int) -> torch.Tensor:
@@ -169,6 +170,8 @@ def test_a_stranger_s_branches_are_left_out_where_they_are_damaged(tmp_path: Pat
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(moves=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 7)), min_size=3, max_size=8))
+@example(moves=[(1, 6), (1, 1), (0, 4), (1, 6)])  # three rates that were set at one place
+@example(moves=[(1, 1), (2, 5), (2, 2), (0, 5)])  # a branch whose values are those of the line that is left
 def test_whatever_way_was_taken_each_branch_leads_to_its_own_bits(
     moves: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -251,6 +254,28 @@ def test_a_kill_at_any_moment_loses_no_branch(rounds: int, tmp_path: Path) -> No
             assert learner.branches[name].series("Loss").value.tolist() == losses
         for each in list(learner.branches)[:3]:
             if each.name in [other.name for other in learner.branches]:
-                assert learner.go_to(each.name).position.key == each.end.key
+                reached = learner.go_to(each.name).position
+                whole = each.record[-1].split == "valid" and each.record[-1].finals is not None
+                assert reached.key == ((each.end.epoch + 1, 0, 0) if whole else each.end.key)
         learner.save()
         learner.stop()
+
+
+def test_a_branch_that_went_to_the_end_of_training_is_finished_again(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    learner.fit()
+    end = weights(learner)
+    learner.rewind(to=(2, 3))
+    edited(learner, 0.1, 2)
+    assert learner.go_to("1").exact
+    assert learner.status == "finished" and torch.equal(weights(learner), end)
+    assert learner.artifacts.status == "finished"
+
+
+def test_what_a_run_has_left_is_no_run_of_its_own(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 12)
+    learner.rewind(5)
+    edited(learner, 0.1, 2)
+    assert learner.artifacts is not None
+    assert list(runs_below(tmp_path)) == [tmp_path / "run"]

@@ -361,3 +361,14 @@ def test_a_run_that_was_changed_by_hand_differs_by_that(tmp_path: Path) -> None:
         taken(learner)
     table = Artifacts.compare([tmp_path / "a", tmp_path / "b"]).table
     assert [row["changed by hand"] for row in table] == [None, "lr = 0.05 at step 2"]
+
+
+def test_a_list_of_the_users_own_class_is_not_indexed() -> None:
+    class Drawn(list[Any]):
+        def __getitem__(self, at: Any) -> Any:
+            raise AssertionError("it was asked for a sample")
+
+        def __iter__(self) -> Any:
+            raise AssertionError("it was walked")
+
+    assert len(fingerprint(Drawn([1, 2, 3]))) == 16
