@@ -236,7 +236,7 @@ class FileCheckpointer:
             except (CheckpointError, OSError) as error:  # the next checkpoint has the same trouble
                 self.keeper.note(f"{error}. In a new process the way back ends at the first checkpoint")
 
-        self.keeper.background.submit("start", write)
+        self.keeper.background.submit(f"start {label}", write)
 
     def check(self) -> None:
         """At a boundary: write again what an earlier error kept back, or raise the error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,19 @@ def test_another_loss_in_the_midst_is_named_too(tmp_path: Path) -> None:
     assert learner.position.iteration == 14
     exact = again(tmp_path / "run", 9)  # before it, the program's loss is the one that was used
     assert exact.position.iteration == 9
+
+
+def test_a_slow_disk_loses_none_of_the_states_from_which_steps_are_taken_again(tmp_path: Path) -> None:
+    learner, free = learner_in(tmp_path / "run"), threading.Event()
+    learner._replica.saving.store.keeper.background.submit("a slow disk", lambda: free.wait(60))
+    step_on(learner, 3)
+    learner.loss = torch.nn.functional.l1_loss
+    step_on(learner, 3)
+    free.set()
+    learner.stop()
+    assert learner.artifacts is not None
+    kept = [path.name for path in sorted((tmp_path / "run" / "start").glob("model*"))]
+    assert kept == ["model-0.h5", "model-1-3.h5"]
 
 
 def test_behind_a_change_that_cannot_be_repeated_the_state_there_leads_on(tmp_path: Path) -> None:
