@@ -293,6 +293,11 @@ class AttributesKind(Kind):
             else:
                 object.__delattr__(live, name)
         slots = slots_of(type(live))
+        if tuple(own) != names:  # the order counts, too: a loop over the attributes follows it
+            ordered = [name for name in names if name not in slots]
+            if [name for name in own if name in names] != ordered:
+                for name in ordered:
+                    own.pop(name, None)
         for name, value in zip(names, values, strict=True):
             if name in slots:
                 object.__setattr__(live, name, value)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
@@ -57,6 +56,8 @@ def fingerprint(given: Any) -> str:
     >>> fingerprint(batches) == fingerprint(batches[::-1])
     False
     """
+    import xxhash
+
     digest = xxhash.xxh3_128()
     for piece in _pieces(given.dataset if isinstance(given, DataLoader) else given, 0, set()):
         digest.update(piece)

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 MOST_OF_A_DIFF = 64_000
@@ -40,6 +39,8 @@ def threads_and_flags() -> dict[str, Any]:
 
 def hardware() -> dict[str, Any]:
     """The machine's processor, memory, and devices if they are in use."""
+    import psutil
+
     told: dict[str, Any] = {
         "machine": platform.machine(),
         "system": platform.system(),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-import sysconfig
 import textwrap
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import nn
@@ -16,7 +15,6 @@ LONGEST = 20_000
 """Characters of one function, class or cell that are kept."""
 MOST_OF_CELLS = 100_000
 """Characters of all cells together: the latest are kept."""
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 
 
 def text_of(thing: Any) -> str | None:
@@ -60,7 +58,14 @@ def _is_installed(thing: Any) -> bool:
         if module is None or module.__name__ == "builtins":
             return module is not None
         place = getattr(module, "__file__", None)
-    return place is not None and place.startswith(_INSTALLED)
+    return place is not None and place.startswith(_folders_of_packages())
+
+
+@cache
+def _folders_of_packages() -> tuple[str, ...]:
+    import sysconfig  # it loads a module of 300 us, when the first run begins
+
+    return tuple({sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")})
 
 
 # Cells -----------------------------------------------------------------------------------------------

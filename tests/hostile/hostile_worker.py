@@ -67,6 +67,8 @@ _PATHS = ("open", "os.listdir", "os.scandir", "os.remove", "os.rename", "os.trun
 
 _SOCKETS = os.path.join(tempfile.gettempdir(), f"notebook_learner-{os.geteuid()}")
 _PYTHON = (sys.prefix, sys.base_prefix, *filter(None, sys.path))
+_GIT = {str(above / ".git" / name) for above in (Path.cwd(), *Path.cwd().parents) for name in ("", "HEAD")}
+"""Where the commit of the program's own folder is looked for."""
 _OWN = (*map(os.path.realpath, (*_PYTHON, _SOCKETS)), "/proc/meminfo", "/proc/cpuinfo")
 """Python's, where the versions of packages are read (imports are noted all the same), and the folder of the
 user's sockets, one of which a learner makes that goes on."""
@@ -92,7 +94,8 @@ class Watch:
                 path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
             else:
                 path = os.path.realpath(path)
-            if path != self.home and not path.startswith((self.home + os.sep, *_OWN)):
+            known = path == self.home or path.startswith((self.home + os.sep, *_OWN)) or path in _GIT
+            if not known:
                 self.seen.append(f"{event} {path}")
 
     @contextmanager

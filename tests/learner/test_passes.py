@@ -13,6 +13,7 @@ import pytest
 from exactness import differences, everything
 
 from notebook_learner import Artifacts, CheckpointError, DamagedError
+from notebook_learner.checkpoint.folder import CheckpointFolder
 from notebook_learner.checkpoint.passes import NAME
 from notebook_learner.store import files
 
@@ -111,8 +112,11 @@ def test_a_run_of_the_version_before_goes_on_to_the_same_bits(straight, tmp_path
 
 def test_a_checkpoint_is_as_large_after_many_epochs_as_after_a_few(straight):
     _, directory = straight
+    folder = CheckpointFolder(directory / "checkpoint")
+    told = [len(repr(folder.read(folder.find(epoch), "state"))) for epoch in range(3, EPOCHS + 1)]
+    assert max(told) < 1.1 * min(told)
     sizes = [state_size(directory, epoch) for epoch in range(3, EPOCHS + 1)]
-    assert max(sizes) < 1.1 * min(sizes)
+    assert max(sizes) - min(sizes) <= 8192  # the file grows in steps: a longer number may cross one
 
 
 def test_each_pass_is_written_once(straight):

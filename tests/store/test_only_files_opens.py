@@ -30,6 +30,7 @@ ELSEWHERE = {
     ("ranks/channel.py", "shutil.rmtree"): "a temporary folder of the ranks, not in a run's directory",
     ("remote/socket_place.py", "os.open"): "the run's directory itself, wherever it moves; then by dir_fd:",
     ("remote/owner.py", "open"): "/proc/locks, to read which process has locked a directory",
+    ("recipe/environment.py", "open"): "/proc/cpuinfo, and what installed packages say of themselves",
     ("remote/socket_place.py", "os.unlink"): "control.sock, a name without a path",
     ("remote/socket_place.py", "os.rename"): "the same name",
     ("remote/socket_place.py", "os.mkdir"): "the folder of the user's sockets, in the system's temporary one",
