@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import DamagedError
 from ..event import cut
@@ -15,7 +15,7 @@ from ..event.position import Position
 from ..event.values import Floats, MetricInfo, Record, Split
 from ..logger.branches import Branch, chain_to, read_branches
 from ..logger.history import History
-from ..store.layout import RunLayout
+from ..store.layout import SPLITS, RunLayout
 from .clock import Clock, Series, series_of
 from .read_record import read_record
 from .tables import Table
@@ -63,14 +63,49 @@ class RecordedBranch:
         return f"RecordedBranch({self.name}: from {self.begin} to {self.end})"
 
 
-class Branches(list[RecordedBranch]):
-    """The lines that a run has left. Prints as a table, with a tree above it; `branches["1"]` is one of
-    them."""
+ORIGIN = "forked from"
+"""The setting that says from which run, and where, a run was forked."""
 
-    def __init__(self, branches: Iterable[RecordedBranch] = (), here: Position | None = None) -> None:
+
+class RecordedFork(NamedTuple):
+    """Another run that began with a state of this one."""
+
+    directory: str
+    begin: Position
+    parent: str
+    """The branch on which it began; empty for the run's own line."""
+
+
+def forks_in(changes: Any) -> list[RecordedFork]:
+    """The forks among the changes that a recipe tells, which may be a stranger's."""
+    found = []
+    for each in changes if isinstance(changes, list) else ():
+        if isinstance(each, dict) and isinstance(each.get("fork"), str):
+            epoch, split, step = (each.get(name) for name in ("epoch", "split", "step"))
+            if isinstance(epoch, int) and isinstance(step, int) and split in SPLITS:
+                place = Position(epoch, split, step)
+                found.append(RecordedFork(each["fork"], place, str(each.get("branch") or "")))
+    return found
+
+
+class Branches(list[RecordedBranch]):
+    """The lines that a run has left. Prints as a table, with a tree above it, which has the run's forks, too;
+    `branches["1"]` is one of them."""
+
+    def __init__(
+        self,
+        branches: Iterable[RecordedBranch] = (),
+        here: Position | None = None,
+        forks: Sequence[RecordedFork] = (),
+        origin: str = "",
+    ) -> None:
         super().__init__(branches)
         self.here = here
         """Where the run's own line ends."""
+        self.forks = tuple(forks)
+        """The runs that began with a state of this one."""
+        self.origin = origin
+        """From which run, and where, this one was forked; empty if it was not."""
 
     def __getitem__(self, which: Any) -> Any:
         if isinstance(which, str):
@@ -83,17 +118,20 @@ class Branches(list[RecordedBranch]):
     def tree(self) -> str:
         """The tree as text: the run's own line, and what has left it."""
         end = f" to {_short(self.here)}" if self.here is not None else ""
-        return "\n".join([f"this run{end}", *self._below("", "")])
+        origin = f", forked from {self.origin}" if self.origin else ""
+        return "\n".join([f"this run{end}{origin}", *self._below("", "")])
 
     def _below(self, parent: str, margin: str) -> list[str]:
-        children = sorted((each for each in self if each.parent == parent), key=lambda each: each.begin.key)
+        children: list[RecordedBranch | RecordedFork] = [each for each in self if each.parent == parent]
+        names = {each.name for each in self}
+        children += [each for each in self.forks if parent == (each.parent if each.parent in names else "")]
+        children.sort(key=lambda each: each.begin.key)
         lines = []
         for number, each in enumerate(children, 1):
             last = number == len(children)
-            changes = f" ({'; '.join(each.changes)})" if each.changes else ""
-            way = f"{_short(each.begin)} to {_short(each.end)}"
-            lines.append(f"{margin}{'└─' if last else '├─'} {each.name}: {way}{changes}")
-            lines += self._below(each.name, f"{margin}{'   ' if last else '│  '}")
+            lines.append(f"{margin}{'└─' if last else '├─'} {_line(each)}")
+            if isinstance(each, RecordedBranch):
+                lines += self._below(each.name, f"{margin}{'   ' if last else '│  '}")
         return lines
 
     def _table(self) -> Table:
@@ -112,15 +150,26 @@ class Branches(list[RecordedBranch]):
         return Table("", headings, rows, (False, False, False, False, True, False, False), empty)
 
     def __repr__(self) -> str:
-        return f"{self.tree()}\n\n{self._table().text()}" if self else self._table().text()
+        return f"{self.tree()}\n\n{self._table().text()}" if self._has_tree else self._table().text()
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
         from html import escape
 
-        tree = f"<pre>{escape(self.tree())}</pre>" if self else ""
+        tree = f"<pre>{escape(self.tree())}</pre>" if self._has_tree else ""
         return tree + self._table().html()
+
+    @property
+    def _has_tree(self) -> bool:
+        return bool(self or self.forks or self.origin)
+
+
+def _line(each: RecordedBranch | RecordedFork) -> str:
+    if isinstance(each, RecordedFork):
+        return f"fork {each.directory}: {_short(each.begin)}"
+    changes = f" ({'; '.join(each.changes)})" if each.changes else ""
+    return f"{each.name}: {_short(each.begin)} to {_short(each.end)}{changes}"
 
 
 def _short(position: Position) -> str:
@@ -129,7 +178,12 @@ def _short(position: Position) -> str:
 
 
 def branches_in(
-    directory: str | os.PathLike[str], infos: Sequence[MetricInfo], line: Record, here: Position | None = None
+    directory: str | os.PathLike[str],
+    infos: Sequence[MetricInfo],
+    line: Record,
+    here: Position | None = None,
+    forks: Sequence[RecordedFork] = (),
+    origin: str = "",
 ) -> Branches:
     """The branches of a run, given the record of the line that it is on."""
     known = {each.name: each for each in read_branches(directory)}
@@ -144,7 +198,7 @@ def branches_in(
             if each.name not in records:
                 records[each.name] = _whole(directory, each, records[each.parent], infos)
         found.append(RecordedBranch(known[name], records[name], infos))
-    return Branches(found, here)
+    return Branches(found, here, forks, origin)
 
 
 def _whole(

@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import StoreError
 from ..event.values import Split
 from ..store.layout import TEST
+from .branches import ORIGIN
 from .tables import Table
 from .varied import varied
 
@@ -74,7 +75,8 @@ class RunComparison:
         """Plot one metric of all runs in one figure.
 
         The curves go by epoch if there are epoch values, else by step. For an evaluated set ("test/clean")
-        each run is a bar. The curve of a fork begins at the place of the fork if its parent is shown, too.
+        each run is a bar. The curve of a fork begins at its parent's last point before it if the parent is
+        shown, too.
         Runs without the metric are left out; if no run has it, this raises a KeyError. Without a split,
         the split is "valid" if one of the runs has such values, else "train"."""
         if split is None:
@@ -131,7 +133,7 @@ class RunComparison:
 
     def _fork_of(self, run: RecordedRun) -> Fork | None:
         """Where a run was forked from another one of these runs; None if it was not."""
-        told = None if run.run is None else _PARTED.fullmatch(run.run.settings.get("forked from", ""))
+        told = None if run.run is None else _PARTED.fullmatch(run.run.settings.get(ORIGIN, ""))
         if told is None:
             return None
         others = [os.fspath(each.directory) for each in self.runs if each is not run]
@@ -238,8 +240,9 @@ def _curve(run: RecordedRun, name: str, split: Split, fork: Fork | None) -> tupl
         series = run.series(name, split)
         x, values, by_epoch = series.iteration, series.value, False
         begin = fork and fork.iteration + 1
-    own = slice(None) if begin is None else x >= begin
-    return x[own], values[own], by_epoch
+    # A fork begins with its parent's last point: else there would be a gap.
+    first = 0 if begin is None else max(0, int(np.searchsorted(x, begin)) - 1)
+    return x[first:], values[first:], by_epoch
 
 
 def _has_values(run: RecordedRun, name: str) -> bool:

@@ -17,7 +17,7 @@ from ..event.values import Floats, MetricInfo, RunOpened, Split
 from ..logger.history import History
 from ..store.layout import SPLITS, RunLayout
 from .asked import asked_names
-from .branches import Branches, branches_in
+from .branches import ORIGIN, Branches, branches_in, forks_in
 from .claims import Claims
 from .clock import Clock, Series, series_of
 from .evaluations import Evaluation, Evaluations
@@ -192,8 +192,9 @@ class RecordedRun:
     @property
     def branches(self) -> Branches:
         """The lines that the run has left by going back and on in another way, as a table and a tree."""
-        history = self.history
-        return branches_in(self.directory, self._infos(), history.snapshot())
+        told, forks = self.run, forks_in(self.recipe.get("changes"))
+        origin = "" if told is None else told.settings.get(ORIGIN, "")
+        return branches_in(self.directory, self._infos(), self.history.snapshot(), None, forks, origin)
 
     @property
     def timeline(self) -> TimelineTable:
@@ -224,6 +225,11 @@ class RecordedRun:
     def status(self) -> Standing:
         """running, paused, failed, stopped or finished; unfinished if the process was killed, say."""
         return standing(self.directory, self.timeline)
+
+    @property
+    def finished(self) -> bool:
+        """Whether training came to its end once. It stays true when the run goes back and on from there."""
+        return self.status == "finished" or any(mark.kind == "finished" for mark in self.timeline)
 
     @property
     def epochs_done(self) -> int:

@@ -100,12 +100,16 @@ def standing(directory: Path, marks: Sequence[TimelineMark]) -> Standing:
 
 
 def _last_said(directory: Path) -> str:
-    """The last status in the application log. "running" after a pause counts, although it is no mark."""
+    """The last status in the application log. "running" after a pause counts, although it is no mark. A
+    finished run that only went back since is finished: it says "paused" then, because it can go on."""
+    paused = False
     for line in reversed(last_lines(directory)):
         said = _STATUS.search(line)
-        if said is not None:
-            return said[1]
-    return ""
+        if said is not None and said[1] == "paused":
+            paused = True
+        elif said is not None:
+            return "paused" if paused and said[1] != "finished" else said[1]
+    return "paused" if paused else ""
 
 
 def is_recent(directory: Path) -> bool:

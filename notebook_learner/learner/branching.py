@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..artifacts.branches import Branches, RecordedBranch, branches_in
+from ..artifacts.branches import ORIGIN, Branches, RecordedBranch, branches_in
 from ..artifacts.timeline import TimelineMark, TimelineTable
 from ..errors import StateError
 from ..event.position import Position, after_training_step
@@ -24,8 +24,10 @@ def branches_of(learner: LearnerCore) -> Branches:
 
 
 def _found(learner: LearnerCore) -> Branches:
-    record, infos = learner.history.snapshot(), learner._opened.metrics
-    return branches_in(learner._opened.directory, infos, record, learner.position)
+    opened, forks = learner._opened, learner._supplies.recipe.forks()
+    origin = opened.settings.get(ORIGIN, "")
+    record = learner.history.snapshot()
+    return branches_in(opened.directory, opened.metrics, record, learner.position, forks, origin)
 
 
 def timeline_of(learner: LearnerCore) -> TimelineTable:

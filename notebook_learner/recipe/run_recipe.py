@@ -15,6 +15,7 @@ from uuid import uuid4
 from torch import nn
 from torch.optim import Optimizer
 
+from ..artifacts.branches import RecordedFork, forks_in
 from ..artifacts.index import read_header
 from ..artifacts.recorded_recipe import RecordedRecipe, flat
 from ..artifacts.run_info import git_commit
@@ -101,6 +102,10 @@ class RunRecipe:
         elif isinstance(event, Marked) and event.kind == "edited":
             with self._lock:
                 self._note(event.text, self._quick())
+        elif isinstance(event, Marked) and event.kind == "forked" and event.text.startswith("to "):
+            with self._lock:
+                self._note(f"forked {event.text}", self._quick())
+                self._changes[-1]["fork"] = event.text[3:]
 
     def text(self, wait: bool = False) -> str:
         """The recipe as JSON; empty before the run was opened.
@@ -168,8 +173,13 @@ class RunRecipe:
             return [
                 str(each["text"])
                 for each in self._changes
-                if _is_on(each, branch) and not each.get("resumed")
+                if _is_on(each, branch) and not each.get("resumed") and not each.get("fork")
             ]
+
+    def forks(self) -> list[RecordedFork]:
+        """The runs that began with a state of this one."""
+        with self._lock:
+            return forks_in(self._changes)
 
     def at(self, position: Position, later: bool = False) -> list[str]:
         """The changes by hand at this place, and `later` on, that are on the run's line."""

@@ -129,6 +129,45 @@ def test_the_best_checkpoint_leaves_the_tail_as_a_branch(tmp_path: Path) -> None
     assert Artifacts(tmp_path / "run").verify()
 
 
+def test_forks_hang_in_the_tree_where_they_began_also_on_a_line_that_was_left(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 6)
+    first = learner.fork(tmp_path / "first")
+    step_on(learner, 6)
+    learner.fork(tmp_path / "second")
+    learner.rewind(to=(1, 7))
+    edited(learner, 0.1, 1)
+    learner.save()
+    tree = [
+        "this run to epoch 1, step 8",
+        f"├─ fork {tmp_path / 'first'}: epoch 1, step 6",
+        "└─ 1: epoch 1, step 7 to epoch 2, step 4",
+        f"   └─ fork {tmp_path / 'second'}: epoch 2, step 4",
+    ]
+    assert learner.branches.tree().splitlines() == tree
+    assert learner.branches["1"].changes == ()
+    assert Artifacts(tmp_path / "run").branches.tree().splitlines() == ["this run", *tree[1:]]
+    own = first.branches.tree()
+    assert own == (
+        f"this run to epoch 1, step 6, forked from {tmp_path / 'run'} at epoch 1, train, step 6 of 8, "
+        "training step 6"
+    )
+    learner.go_to("1")
+    assert learner.branches.tree().splitlines()[-1] == f"└─ fork {tmp_path / 'second'}: epoch 2, step 4"
+
+
+def test_a_finished_run_stays_finished_when_it_goes_back(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 4 * STEPS - 1)
+    assert not learner.artifacts.finished
+    learner.fit()
+    learner.restore(learner.checkpoints[0].label)
+    run = Artifacts(tmp_path / "run")
+    assert learner.status == "paused" and run.status == "finished" and run.finished
+    edited(learner, 0.1, 2)
+    assert run.status == "paused" and run.finished
+
+
 def test_a_branch_that_is_not_there_is_named(tmp_path: Path) -> None:
     learner = learner_in(tmp_path / "run")
     step_on(learner, 4)

@@ -434,14 +434,15 @@ def test_a_comparison_draws_the_sibling_from_where_they_parted(tmp_path):
     sibling.fit()
     both = Artifacts.compare([learner.artifacts, sibling.artifacts])
     parent, child = both.plot("Loss", "valid").axes[0].lines
-    assert parent.get_xdata().tolist() == [1, 2, 3, 4, 5] and child.get_xdata().tolist() == [3, 4, 5]
+    assert parent.get_xdata().tolist() == [1, 2, 3, 4, 5] and child.get_xdata().tolist() == [2, 3, 4, 5]
+    assert parent.get_ydata()[1] == child.get_ydata()[0], "it begins at a point of its parent: no gap"
     (alone,) = Artifacts.compare([sibling.artifacts]).plot("Loss", "valid").axes[0].lines
     assert alone.get_xdata().tolist() == [1, 2, 3, 4, 5], "without its parent it has all of its own curve"
     (tmp_path / "moved").mkdir()
     for name in ("parent", "child"):
         shutil.copytree(tmp_path / name, tmp_path / "moved" / name)
     moved = Artifacts.compare([tmp_path / "moved" / name for name in ("parent", "child")])
-    assert moved.plot("Loss", "valid").axes[0].lines[1].get_xdata().tolist() == [3, 4, 5]
+    assert moved.plot("Loss", "valid").axes[0].lines[1].get_xdata().tolist() == [2, 3, 4, 5]
 
 
 def test_everything_that_was_asked_for_goes_along(tmp_path):

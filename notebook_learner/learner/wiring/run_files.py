@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ...artifacts.branches import ORIGIN
 from ...artifacts.live_index import LiveIndex
 from ...artifacts.read_record import read_record
 from ...artifacts.weights import Base
@@ -259,7 +260,7 @@ def _options(settings: Settings) -> Mapping[str, str]:
         rule = settings.early_stopping
         words["early stopping"] = f"{rule.split} {rule.metric}, patience {rule.patience}"
     if settings.parent:
-        words["forked from"] = settings.parent
+        words[ORIGIN] = settings.parent
     if settings.seed is not None:
         words["seed"] = str(settings.seed)
     return words
