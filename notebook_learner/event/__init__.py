@@ -5,7 +5,7 @@ must not change it: all listeners get the same objects.
 """
 
 from .fanout import Display, FanOut, Sink
-from .record import cut, drift, rows, steps_before
+from .record import cut, drift, rows, steps_before, with_more
 from .values import (
     CheckpointSaved,
     Column,
@@ -57,4 +57,5 @@ __all__ = [
     "drift",
     "rows",
     "steps_before",
+    "with_more",
 ]

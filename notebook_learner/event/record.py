@@ -14,6 +14,8 @@ from .texts import Run, Texts
 from .values import Column, Floats, MetricBlock, Record, Split, SplitRecord
 
 TextRuns = Sequence[Run]
+Pass = tuple[int, Split]
+"""Epoch and split."""
 
 
 def text_runs(block: MetricBlock, name: str) -> TextRuns:
@@ -128,6 +130,47 @@ def cut(record: Record, epoch: int, split: Split, step: int) -> Record:
         elif place == here and step > 0:
             kept.append(SplitRecord(part.epoch, part.split, _first_rows(part.blocks, step)))
     return tuple(kept)
+
+
+def with_more(
+    record: Record, blocks: Sequence[MetricBlock], finals: Mapping[Pass, Mapping[str, float]]
+) -> Record:
+    """A record with the metrics that these blocks, of steps that were taken again, have and it does not."""
+    return tuple(
+        replace(
+            part,
+            blocks=tuple(_with_columns(part.blocks, blocks)),
+            finals=part.finals and {**finals.get((part.epoch, part.split), {}), **part.finals},
+        )
+        for part in record
+    )
+
+
+def _with_columns(own: Sequence[MetricBlock], others: Sequence[MetricBlock]) -> Iterator[MetricBlock]:
+    for block in own:
+        left = block.first
+        for other in others:
+            first, last = max(left, other.first), min(block.last, other.last)
+            if (other.epoch, other.split) == (block.epoch, block.split) and first <= last:
+                if first > left:
+                    yield _rows_of(block, left, first - 1)
+                yield _merged(_rows_of(block, first, last), _rows_of(other, first, last))
+                left = last + 1
+        if left <= block.last:
+            yield _rows_of(block, left, block.last)
+
+
+def _rows_of(block: MetricBlock, first: int, last: int) -> MetricBlock:
+    return rows(block, first - block.first, last - block.first + 1)
+
+
+def _merged(block: MetricBlock, other: MetricBlock) -> MetricBlock:
+    return replace(
+        block,
+        columns={**other.columns, **block.columns},
+        texts={**other.texts, **block.texts},
+        text_runs={**other.text_runs, **block.text_runs},
+    )
 
 
 def rows(block: MetricBlock, start: int, stop: int) -> MetricBlock:

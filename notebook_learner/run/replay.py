@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
-from ..event import Event, MetricBlock, Record, SetProgress, cut, rows
+from ..event import Event, MetricBlock, Record, SetProgress, Split, SplitEnded, cut, rows
 from ..event.position import Position
 from ..state.checkpoint_files import Lineage
 from .bounds import FAR, At
@@ -144,6 +144,7 @@ class Replay:
     ) -> None:
         self.compared = Compared(known)
         self.blocks: list[MetricBlock] = []
+        self.finals: dict[tuple[int, Split], Mapping[str, float]] = {}
         self.steps = 0
         self._target = target
         self._length = max(0, steps_until(known, target) - steps_until(known, start))
@@ -168,6 +169,8 @@ class Replay:
             self.steps += event.count
             self.blocks.append(event)
             self.compared.take(event)
+        elif isinstance(event, SplitEnded):
+            self.finals[event.epoch, event.split] = event.finals
 
     def reached(self, position: Position) -> None:
         """The loop stands at a boundary between two blocks."""

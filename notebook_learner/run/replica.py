@@ -14,7 +14,7 @@ from typing import Any
 
 from ..checkpoint.info import Kind
 from ..errors import BusyError, CheckpointError, LoggerError, RankDied, StateError, StoreError
-from ..event import Notice, Record, Rewound
+from ..event import Notice, Record, Rewound, with_more
 from ..event.position import Position
 from ..state.checkpoint_files import Lineage, place_of
 from ..state.state import Large, State, require_fit
@@ -45,6 +45,7 @@ class Replica(ReplicaState):
     def run(self, until: Until) -> Why:
         """Move until the bound, a request or the end. After an error the replica stands before that step."""
         __tracebackhide__ = True
+        self.measure_again()
         self.carried.begin()
         if self.ranks is not None:
             self.shape.look()
@@ -93,6 +94,7 @@ class Replica(ReplicaState):
         `adapt` may change the state that was read; `opening` comes before any listener gets an event."""
         state, logged = self.saving.load(which)
         adapt(state)
+        state, owed = self.with_own_metrics(state)
         before, known, way = self.capture(), self.history.snapshot(), self.saving.lineage
         try:
             self._require_sound(state, self.shaping.in_shape_of(state, before, self.capture), which)
@@ -102,7 +104,10 @@ class Replica(ReplicaState):
                 self.history.restore(logged)
                 self._expected = ComparedWithLog(logged, state.position)
             self._stand_at(state, f"checkpoint {which}", self.saving.loaded)
+            self.owe(owed)
+            self.measure_again()
         except Exception as error:
+            self._owed = None
             self.saving.lineage = way
             self.put_back(before)
             self.history.restore(known)
@@ -146,12 +151,34 @@ class Replica(ReplicaState):
         if not self.loop.finished and self.saving.due_at_pause(self.loop.position):
             self.saving.take_auto(self.capture())
 
-    def rewind(self, target: Position, line: LeftLine | None = None) -> RewindReport:
+    def owe(self, why: str) -> None:
+        """The sums of this pass, as far as it has come, are not those of these metrics."""
+        self._owed = (self.loop.position, why) if why else None
+
+    def measure_again(self) -> None:
+        """If metrics came or went in the midst of a pass, take its steps again, and measure them."""
+        owed, here = self._owed, self.loop.position
+        if owed is None or owed[0].key != here.key:
+            return
+        begin = replace(here, step=0)
+        self.timeline.forget_after(begin)
+        try:
+            report = self.rewind(here, through=begin)
+        except StateError as lost:
+            raise StateError(f"{owed[1]}, or from a state before it: {lost}") from lost
+        self._owed = None
+        told = f"other metrics than the checkpoint's: the steps of this pass were measured again; {report}"
+        self.emit(Notice(told, "info" if report.exact else "warning"))
+
+    def rewind(
+        self, target: Position, line: LeftLine | None = None, through: Position | None = None
+    ) -> RewindReport:
         """Go back to a position: to the nearest keyframe, then forward again in silence. With a line that the
-        run has left, the position is one of that."""
+        run has left, the position is one of that. With `through`, the way leads over that position, and what
+        is measured on it joins the record."""
         start, edits = self.shown_position, self.edits if line is None else line.edits
         with self._on_line(line):
-            keyframe = self.state_before(target)
+            keyframe = self.state_before(through or target)
             self.carried.begin()
             if self.ranks is not None:
                 self.ranks.enter()
@@ -174,7 +201,10 @@ class Replica(ReplicaState):
                     self.ranks.leave()
         reached = self.loop.position
         way, reason = (None, f"rewound from {start}") if line is None else (line.way, f"came from {start}")
-        self._rewrite(cut_at(known, reached), reason, way)
+        record = cut_at(known, reached)
+        if through is not None:
+            record = with_more(record, replay.blocks, replay.finals)
+        self._rewrite(record, reason, way, leaves=through is None)
         self.timeline.forget_after(reached)
         self.timeline.beyond = Beyond(known, options_of(self.loop.update.optimizer))
         self.watch.forget_after(reached)
@@ -321,15 +351,17 @@ class Replica(ReplicaState):
         """The last whole checkpoint on this run's way, of this process or an earlier one, at or before a
         position."""
         before = [info for info in self.saving.on_the_way() if info.key <= target.key]
-        if not before:
-            return None
-        near = max(before, key=lambda info: info.key)
-        state = self.saving.load_on_the_way(near)
+        for near in sorted(before, key=lambda info: info.key, reverse=True):
+            state, owed = self.with_own_metrics(self.saving.load_on_the_way(near))
+            if not owed:
+                return self._sound(state, near.label)
+        return None
+
+    def _sound(self, state: State, label: str) -> State:
+        """This state, if it is a valid one of this run."""
         here = self.shape.look()
         try:
-            self._require_sound(
-                state, self.shaping.in_shape_of(state, self.capture(), self.capture), near.label
-            )
+            self._require_sound(state, self.shaping.in_shape_of(state, self.capture(), self.capture), label)
         finally:
             self.shape.back_to(here)
         return state

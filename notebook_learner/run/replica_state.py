@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..checkpoint.info import Kind
@@ -10,7 +11,7 @@ from ..errors import LoggerError, MovedError
 from ..event import Event, FanOut, Notice
 from ..event.position import Position
 from ..logger import History
-from ..state.parts import RngPart
+from ..state.parts import MetricsPart, RngPart
 from ..state.shape import Change
 from ..state.snapshot import WRITES_ITSELF, Pending, Snapshots
 from ..state.state import Part, State, require_fit
@@ -57,6 +58,8 @@ class ReplicaState:
         self._lost: tuple[Position, Kind] | None = None  # a checkpoint whose copy was void
         self._failure: LoggerError | MovedError | None = None
         self._expected: ComparedWithLog | None = None
+        self._owed: tuple[Position, str] | None = None
+        """Where the sums of this pass are not those of these metrics, and why."""
         self.edits: Edits = no_edits
         self.causes: Callable[[], Sequence[str]] = tuple
         self._left: tuple[Position, dict[str, Any]] = (loop.position, {})
@@ -120,6 +123,16 @@ class ReplicaState:
         for data that comes with `fit`, and for every state that is captured before."""
         position, left = self._left
         return dict(left) if left and position.key == self.loop.position.key else {}
+
+    def with_own_metrics(self, state: State) -> tuple[State, str]:
+        """A state with the sums of these metrics. If it lacks those of its pass, words say so."""
+        parts, owed = dict(state.parts), ""
+        for name, part in self.parts.items():
+            if isinstance(part, MetricsPart) and name in parts:
+                parts[name], lacks = part.own(parts[name])
+                if state.position.step and name == f"metrics {state.position.split}":
+                    owed = lacks
+        return replace(state, parts=parts), owed
 
     def claim(self, name: str) -> Any:
         """Return one of them, when its data has come; None if the state has no such part."""

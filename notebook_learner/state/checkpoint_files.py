@@ -8,7 +8,7 @@ each of them once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,8 +26,8 @@ from ..checkpoint.strategy import KeepAll
 from ..errors import CheckpointError, DamagedError, StateError, StoreError
 from ..event import MetricInfo, Record, SplitRecord
 from ..event.position import Position
-from ..store.layout import RunLayout, sync_logs
-from .checkpoint_passes import MOST, ToldPasses, Trunk, told_of
+from ..store.layout import SPLITS, RunLayout, sync_logs
+from .checkpoint_passes import MOST, SavedPass, ToldPasses, Trunk, told_of
 from .state import State, written
 
 Key = tuple[int, int, int]
@@ -350,7 +350,7 @@ class FileCheckpointer:
         if self.model is not None:
             parts["model"] = with_base(parts["model"], info.label, self.model)
         known = self._record(info.label) or (() if self._stood_by else self.known())
-        self.logged = () if known else self._logs()
+        self.logged = () if known else self._logs(_measured(parts, told.passes))
         self.run_id, self.loaded = commit["run_id"], Lineage.of(commit)
         self.recipe_found = commit.get("recipe")
         self.keeps_start = False
@@ -366,15 +366,26 @@ class FileCheckpointer:
         trunk, ended, open_one = self._records[label]
         return (*trunk.ended[:ended], *open_one)
 
-    def _logs(self) -> Record:
-        """What the directory's logs hold; they are about to be cut to it."""
+    def _logs(self, measured: Iterable[MetricInfo]) -> Record:
+        """What the directory's logs hold; they are about to be cut to it. `measured` are the checkpoint's
+        metrics, which this run may not have."""
         try:
-            return read_record(self.layout.directory, self.metrics, strict=True)
+            return read_record(self.layout.directory, (*measured, *self.metrics), strict=True)
         except OSError as error:
             raise StoreError(
                 f"the logs in {self.layout.directory} cannot be read ({error.strerror or error}), and going "
                 "on would cut them; nothing was changed. Remove the cause and try again"
             ) from error
+
+
+def _measured(parts: Mapping[str, Any], passes: Iterable[SavedPass]) -> Iterator[MetricInfo]:
+    """The metrics of a checkpoint: a log's name has `_` for a space, so the logs do not tell their names."""
+    for each in passes:
+        yield from (MetricInfo(name, each.split) for name in each.finals or ())
+    for split in SPLITS:
+        state = parts.get(f"metrics {split}")
+        sums = state.get("sums") if isinstance(state, dict) else None  # it is not checked yet
+        yield from (MetricInfo(str(name), split) for name in (sums if isinstance(sums, dict) else ()))
 
 
 def _not_exact(info: CheckpointInfo, directory: Path) -> str:

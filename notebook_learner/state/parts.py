@@ -128,6 +128,19 @@ class MetricsPart:
                 f"{', '.join(sorted(mine)) or 'none'}; register the same ones to go on inside an epoch"
             )
 
+    def own(self, state: Any) -> tuple[Any, str]:
+        """A state for these metrics: the given one, or, if that is of others, that of a pass without a step,
+        with words that say so."""
+        try:
+            self.check(state)
+        except StateError as others:
+            before = self.group.state_dict()
+            self.group.reset()
+            fresh = self.group.state_dict()
+            self.group.load_state_dict(before)
+            return fresh, str(others)
+        return state, ""
+
     def capture(self) -> Any:
         return self.group.state_dict()
 

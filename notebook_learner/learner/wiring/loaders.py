@@ -331,9 +331,14 @@ class Loaders:
         """Move a new loader to its place in the state, if the learner was restored before the loader came."""
         timeline = self.replica.timeline
         timeline.keyframes = [state for state in timeline.keyframes if f"data {split}" in state.parts]
+        replica, metrics = self.replica, MetricsPart(self.groups[split])
         for name in (f"data {split}", f"metrics {split}"):
-            if (found := self.replica.claim(name)) is not None:
-                self.replica.parts[name].restore(found)
+            if (found := replica.claim(name)) is not None:
+                if name.startswith("metrics "):
+                    found, owed = metrics.own(found)
+                    if replica.loop.split == split and replica.loop.done:
+                        replica.owe(owed)
+                replica.parts[name].restore(found)
 
     def _tell(self, text: str, level: Level = "info") -> None:
         self.replica.emit(Notice(text, level))
