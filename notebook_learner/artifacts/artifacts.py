@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..checkpoint.info import CheckpointInfo
 from ..errors import names_descriptors
@@ -20,11 +20,15 @@ from .live_index import FILE
 from .recorded_run import RecordedRun
 from .run_status import is_run, require_run
 from .timeline import mark_of_checkpoint
+from .varied import edits_of
 
 if TYPE_CHECKING:
     from ..widget.panel import Panel
     from .compare import RunComparison
     from .verification import Report
+
+
+Given: TypeAlias = "Artifacts | RecordedBranch | str | os.PathLike[str]"
 
 
 class Artifacts(RecordedRun):
@@ -124,12 +128,34 @@ class Artifacts(RecordedRun):
     @staticmethod
     @names_descriptors
     def diff(
-        one: Artifacts | RecordedBranch | str | os.PathLike[str],
-        other: Artifacts | RecordedBranch | str | os.PathLike[str],
+        one: Given,
+        other: Given,
+        *,
+        builder: Callable[[Path], Any] | None = None,
     ) -> RunDifference:
         """In what two runs differ: `Artifacts.diff("runs/a", "runs/b")` shows what differs in what made them,
-        and the first step that measured something else. A branch of a run can be given, too."""
-        return difference(_sides(one), _sides(other))
+        and the first step that measured something else. A branch of a run can be given, too; its cause is
+        what was changed by hand.
+
+        Args:
+            one: a run, its directory, or a branch.
+            other: likewise.
+            builder: a function of a run's directory that builds its learner again, with `.resume()`. Both
+                runs then take their steps again, aside, up to the first that left other weights, and
+                `cause` says what was not the same there: the order of the data, a batch's content, weights
+                before, the rate, the random state, a module's output ...
+        """
+        found = difference(*_sides(one, other))
+        if builder is None:
+            return found
+        if isinstance(one, RecordedBranch) or isinstance(other, RecordedBranch):
+            raise TypeError("diff(builder=...): give two runs; the cause of a branch needs no builder")
+        runs = [each if isinstance(each, Artifacts) else Artifacts(each) for each in (one, other)]
+        for run in runs:
+            require_run(run.directory)
+        mine, its = (builder(run.directory) for run in runs)
+        cause, notes = mine.tools._first_cause(its, found.first)
+        return replace(found, cause=cause, notes=notes)
 
     def ask(self, what: Any, *, builder: Callable[[], Any], **options: Any) -> Any:
         """Compute what the run did not measure, as `learner.ask` does.
@@ -167,9 +193,15 @@ class Artifacts(RecordedRun):
         durable.replace(self.directory / FILE, [data], len(data))
 
 
-def _sides(given: Artifacts | RecordedBranch | str | os.PathLike[str]) -> Side:
-    """What `diff` compares of a run, or of a branch, which has the recipe of its run."""
+def _sides(one: Given, other: Given) -> tuple[Side, Side]:
+    """What `diff` compares of two runs; of a branch, what was changed by hand on it."""
+    begins = [each.begin.iteration for each in (one, other) if isinstance(each, RecordedBranch)]
+    return _side(one, begins), _side(other, begins)
+
+
+def _side(given: Given, begins: Sequence[int]) -> Side:
     if isinstance(given, RecordedBranch):
-        return Side(f"branch {given.name}", None, given.record)
+        return Side(f"branch {given.name}", None, given.record, "; ".join(given.changes))
     run = given if isinstance(given, Artifacts) else Artifacts(given)
-    return Side(str(run.directory), run.recipe, run.history.snapshot())
+    since = edits_of(run.recipe, min(begins)) if begins else []
+    return Side(str(run.directory), run.recipe, run.history.snapshot(), "; ".join(since))

@@ -11,7 +11,28 @@ from ..event.record import drift, rows
 from ..event.values import Record
 from .recorded_recipe import RecordedRecipe
 from .tables import Table
-from .varied import varied
+from .varied import BY_HAND, varied
+
+
+@dataclass(frozen=True)
+class FirstCause:
+    """What made two runs differ: the first thing that is not the same at the first step that left other
+    weights.
+
+    `step` is that training step. `kind` is "order of the data", "a batch's content", "weights before",
+    "the optimizer", "rate", "an option of the optimizer", "random state", "state before", "a module's
+    output", "the loss", "a gradient" or "the optimizer's step"; `name` says which one, and `values` has
+    both: of tensors, their checksums. `also` names the kinds that differ at this step, too.
+    """
+
+    step: Position
+    kind: str
+    name: str = ""
+    values: tuple[str, str] = ("", "")
+    also: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.name}" if self.name else self.kind
 
 
 @dataclass(frozen=True, repr=False)
@@ -20,7 +41,8 @@ class RunDifference:
 
     `made_by` has what differs in the recipes, by name, as pairs. `first` is the first step whose value
     differs, `metric` the value's name, and `values` the pair; all are None if no value differs of the steps
-    that both have. `steps` is how many training steps are the same.
+    that both have. `steps` is how many training steps are the same. `cause` is why, if `diff` could take the
+    steps again, and `notes` says what limits that.
     """
 
     names: tuple[str, str]
@@ -29,11 +51,13 @@ class RunDifference:
     metric: str | None
     values: tuple[float, float] | None
     steps: int
+    cause: FirstCause | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs: neither what made them nor what they measured."""
-        return self.first is None and not self.made_by
+        """Whether nothing differs: neither what made them, nor what they measured, nor weights."""
+        return self.first is None and not self.made_by and self.cause is None
 
     def _table(self) -> Table:
         from ..renderer.text import number
@@ -41,9 +65,12 @@ class RunDifference:
         rows = [(name, *(_short(value) for value in pair)) for name, pair in self.made_by.items()]
         if self.first is not None and self.values is not None:
             rows.append((f"{self.metric} after {self.first}", *(number(value) for value in self.values)))
+        if self.cause is not None:
+            rows.append((f"first cause, {self.cause.step}: {self.cause}", *map(_short, self.cause.values)))
         told = f"the first {self.steps:,} training steps measured the same"
         if self.first is None:
             told = f"all {self.steps:,} training steps that both have measured the same"
+        told = "; ".join([told, *self.notes])
         return Table(told, ("what differs", *self.names), rows, (False, False, False), "nothing else differs")
 
     def __repr__(self) -> str:
@@ -65,18 +92,23 @@ class Side(NamedTuple):
     name: str
     recipe: RecordedRecipe | None
     record: Record
+    edits: str = ""
+    """What was changed by hand since the branch began that is compared."""
 
 
 def difference(one: Side, other: Side) -> RunDifference:
     """Compare two runs or branches."""
-    names, steps = (one.name, other.name), 0
+    names, steps, edits = (one.name, other.name), 0, (one.edits, other.edits)
     recipes = [each.recipe for each in (one, other) if each.recipe is not None]
     pairs = varied(recipes) if len(recipes) == 2 else {}
-    made_by = {name: (mine, its) for name, (mine, its) in pairs.items()}
+    made_by: dict[str, tuple[Any, Any]] = {name: (mine, its) for name, (mine, its) in pairs.items()}
+    if edits[0] != edits[1]:
+        made_by[BY_HAND] = edits
     for first, metric, values, same in _compared(one.record, other.record):
         steps += same
         if first is not None:
-            return RunDifference(names, made_by, first, metric, values, steps)
+            cause = FirstCause(first, BY_HAND, "", edits) if edits[0] != edits[1] else None
+            return RunDifference(names, made_by, first, metric, values, steps, cause)
     return RunDifference(names, made_by, None, None, None, steps)
 
 

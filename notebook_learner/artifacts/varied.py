@@ -12,6 +12,7 @@ _LEFT_OUT = ("cells", "changes")
 """What differs from run to run without being a choice."""
 _SHORT = ("config", "optimizer", "loss", "schedule", "model")
 """Groups whose members are known by their own names."""
+BY_HAND = "changed by hand"
 _TEXTS = ("source", "diff")
 
 Columns = dict[str, list[Any]]
@@ -39,12 +40,23 @@ def varied(recipes: Sequence[RecordedRecipe]) -> Columns:
 
 def _members(recipe: RecordedRecipe) -> dict[str, Any]:
     members = {name: _briefly(name, value) for name, value in recipe.members.items() if name not in _LEFT_OUT}
-    edits = [
+    return {**members, BY_HAND: "; ".join(edits_of(recipe)) or None}
+
+
+def edits_of(recipe: RecordedRecipe, since: int = 0) -> list[str]:
+    """What was changed by hand on a run's own line, from a training step on.
+
+    >>> done = [{"text": "lr = 0.1", "iteration": 3}, {"text": "lr = 9", "iteration": 5, "branch": "1"}]
+    >>> edits_of(RecordedRecipe({"changes": done}))
+    ['lr = 0.1 at step 3']
+    """
+    return [
         f"{each.get('text')} at step {each.get('iteration')}"
         for each in recipe.get("changes", ())
-        if isinstance(each, Mapping) and not each.get("resumed")
+        if isinstance(each, Mapping)
+        and not (each.get("resumed") or each.get("branch") or each.get("fork"))
+        and int(each.get("iteration") or 0) >= since
     ]
-    return {**members, "changed by hand": "; ".join(edits) or None}
 
 
 def _briefly(name: str, value: Any) -> Any:

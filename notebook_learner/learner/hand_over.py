@@ -37,7 +37,8 @@ from ..run.replica import Replica
 from ..run.step_reports import HandedOver, RunTakenBack, why_over
 from ..state.state import State, written
 from ..trial.excursion import excursion
-from ..trial.verify import Footprint, Verification, cause_of, first_difference, footprints, verify
+from ..trial.footprint import Footprint, first_difference
+from ..trial.verify import Verification, cause_of, footprints, verify
 
 STEP = 10.0
 """Seconds to wait for the first step, in which most failures happen. The step may also take an hour."""

@@ -21,6 +21,7 @@ from .display import why_built
 if TYPE_CHECKING:
     from ..artifacts.branches import Branches, RecordedBranch
     from ..artifacts.clock import Series
+    from ..artifacts.diff import FirstCause
     from ..artifacts.timeline import TimelineTable
     from ..event.position import Position
     from ..metric.base import AnyMetric
@@ -180,6 +181,14 @@ class Tools:
         from .asking import ask
 
         return self._learner._leaving_locals(lambda: ask(self._learner, what, steps, every, split))
+
+    def _first_cause(
+        self, other: LearnerCore, first: Position | None
+    ) -> tuple[FirstCause | None, tuple[str, ...]]:
+        """What made this run and another one differ, for `Artifacts.diff`."""
+        from .asking import first_cause_of
+
+        return first_cause_of(self._learner, other, first)
 
     # Change the code of the step -----------------------------------------------------------------------
 

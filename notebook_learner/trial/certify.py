@@ -18,7 +18,7 @@ from ..run.replica import Replica
 from ..state.checkpoint_files import place_of
 from ..state.state import State
 from .excursion import excursion
-from .verify import Footprint, first_difference, state_print
+from .footprint import Footprint, first_difference, state_print
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from time import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-from torch import Tensor
-from torch.nn.modules.module import register_module_forward_hook
-
-from ..data.sampling import SkippingSampler
 from ..errors import a_kind
 from ..event.position import Position
 from ..run.bounds import Steps
 from ..run.compared import Difference
-from ..run.rank_protocol import OWN
 from ..run.replica import Replica
 from ..state.state import written
-from ..store.tensors import digest_of_tensor
 from .excursion import Excursion, excursion
-
-Prints = Mapping[str, str]
-"""What a step left: the name of each value, and a checksum of its bytes."""
+from .footprint import Footprint, first_difference, left_by, named_by_path, orders_seen, outputs_seen
 
 _LARGE = (
     "it was taken to be read only, as it is large, and the steps have changed it. Unless it is a table, it "
     "is kept from now on"
 )
-_LAST = ("rng", "loop", "window", "scheduler", "scaler", "early_stopping", "ema")
-"""Parts that only say what the others have said already."""
-
-
-class Footprint(NamedTuple):
-    """A step, and what it left."""
-
-    place: str
-    found: Prints
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -118,22 +98,13 @@ def verify(replica: Replica, steps: int) -> tuple[list[Footprint], Difference | 
 def footprints(replica: Replica, trip: Excursion, steps: int) -> list[Footprint]:
     """Take steps one by one, and note what each of them left."""
     found: list[Footprint] = []
-    with _orders_seen(replica) as orders:
+    with orders_seen(replica) as orders:
         for _ in range(steps):
             if replica.loop.finished:
                 break
             trip.walk(Steps(1))
-            found.append(Footprint(str(replica.loop.position), _left_by(replica, orders)))
+            found.append(Footprint(str(replica.loop.position), left_by(replica, orders)))
     return found
-
-
-def first_difference(ones: Sequence[Footprint], others: Sequence[Footprint]) -> tuple[int, str] | None:
-    """The number of the first step that left something else, and what that is."""
-    for number, (one, other) in enumerate(zip(ones, others, strict=False)):
-        for name in dict.fromkeys([*one.found, *other.found]):
-            if one.found.get(name) != other.found.get(name):
-                return number, name
-    return (min(len(ones), len(others)), "the number of steps") if len(ones) != len(others) else None
 
 
 def cause_of(replica: Replica, name: str) -> str:
@@ -150,117 +121,6 @@ def cause_of(replica: Replica, name: str) -> str:
         data = getattr(loader, "dataset", loader)
         return f"the data ({a_kind(data)}) gives another batch in the same place"
     return "a step uses a value that is not in the state"
-
-
-# What a step leaves ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def _orders_seen(replica: Replica) -> Iterator[list[list[str]]]:
-    """Inside, samplers note the indices that they give."""
-    samplers = [
-        sampler
-        for each in replica.loop.passes.values()
-        if isinstance(sampler := getattr(each.cursor.walk, "_sampler", None), SkippingSampler)
-    ]
-    orders: list[list[str]] = [[] for _ in samplers]
-    for sampler, order in zip(samplers, orders, strict=True):
-        sampler.seen = order
-    try:
-        yield orders
-    finally:
-        for sampler in samplers:
-            sampler.seen = None
-
-
-def _left_by(replica: Replica, orders: list[list[str]]) -> dict[str, str]:
-    loop = replica.loop
-    found = {"the data's order": _digest(repr(orders).encode())} if orders else {}
-    found |= dict(_named(loop.batch, "batch"))
-    found |= _of_output(loop.output)
-    replica.carried.tidy()
-    parts = replica.capture().parts
-    for name in sorted(parts, key=lambda each: (each in _LAST, not each.startswith("m"))):
-        if name == "carried":
-            found |= dict(_named_by_path(written(parts[name])["objects"]))
-        elif name == OWN:
-            for rank, own in enumerate(parts[name]["each"][1:], 1):
-                reached = own.get("carried", {"objects": []})["objects"]  # not in files of earlier versions
-                theirs = {**_of_rank(own), **dict(_named_by_path(reached))}
-                found |= {f"rank {rank}: {said}": print_ for said, print_ in theirs.items()}
-        else:
-            part = parts[name]
-            if name.startswith("data "):  # what steps reach is compared by its names, above
-                part = {key: value for key, value in part.items() if key != "began"}
-            found |= dict(_named(part, name))
-    return found
-
-
-def state_print(replica: Replica) -> Prints:
-    """The checksum of each value of the state that the run stands in."""
-    batch = replica.loop.batch
-    replica.loop.batch = replica.loop.output = None  # they are of the step before, and of no state
-    try:
-        return _left_by(replica, [])
-    finally:
-        replica.loop.batch = batch
-
-
-def _of_rank(own: Mapping[str, Any]) -> dict[str, str]:
-    """The rest of what is a rank's own."""
-    return dict(_named({key: own[key] for key in ("rng", "window", "streams")}, "its own"))
-
-
-def _named_by_path(objects: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """What steps reach, with the names by which the program brings it. An object that a step made has no such
-    name: it is told where it is referred to."""
-
-    def told(value: Any, above: tuple[int, ...]) -> Any:
-        if isinstance(value, list) and value[:1] == ["#"]:
-            path, *_, taken = objects[value[1]]
-            if path is not None or value[1] in above:
-                return path or "itself"
-            return told(taken, (*above, value[1]))
-        return [told(each, above) for each in value] if isinstance(value, list) else value
-
-    for path, said, kind, _, taken in objects:
-        if path is None:
-            continue
-        value, name = told(taken, ()), said.replace("=", "")
-        if kind in ("module", "object", "optimizer"):  # a copy may have its attributes in another order
-            for attribute, each in zip(*value, strict=True):
-                yield from _named(each, f"{name}.{attribute[-1]}")
-        else:
-            yield from _named(value, name)
-
-
-def _of_output(output: Any) -> dict[str, str]:
-    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
-    return dict(_named(loss, "the loss")) if isinstance(loss, Tensor) else {}
-
-
-def _named(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Each tensor, array and plain value in a nested value, with its name and the checksum of its bytes."""
-    if isinstance(value, Tensor):
-        yield name, digest_of_tensor(value)
-    elif isinstance(value, np.ndarray):
-        yield name, _digest(value.tobytes() + str((value.dtype, value.shape)).encode())
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            said = str(key) if name == "model" or name.endswith(".tensors") else f"{name}.{key}"
-            yield from _named(each, said if key != "tensors" else name)
-    elif isinstance(value, (list, tuple)):
-        if all(each is None or type(each) in (int, float, bool, str) for each in value):
-            yield name, _digest(repr(value).encode())
-        else:
-            for number, each in enumerate(value):
-                yield from _named(each, f"{name}[{number}]")
-    elif value is None or isinstance(value, (int, float, bool, str, bytes, complex)):
-        yield name, _digest(repr(value).encode())
-
-
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=8).hexdigest()
 
 
 # Why it differs --------------------------------------------------------------------------------------
@@ -280,7 +140,7 @@ def _cause(
                 f"{module} ({kind}) gives another output for the same input: an operation in it is not "
                 "deterministic, or uses a value that is not in the state"
             )
-    if name in dict(_named_by_path(written(replica.carried.capture())["objects"])):
+    if name in dict(named_by_path(written(replica.carried.capture())["objects"])):
         return (
             "batch, weights and loss are the same, so it is made of something outside of the training, like "
             "the clock"
@@ -303,24 +163,9 @@ def _names_left(replica: Replica) -> str:
 
 def _outputs(replica: Replica, trip: Excursion, number: int) -> list[tuple[str, str, str, str]]:
     """Each call of a module in a step, with checksums of what it was given and what it made."""
-    names = {id(module): name for name, module in replica.loop.update.model.named_modules()}
-    found: list[tuple[str, str, str, str]] = []
-
-    def note(module: Any, given: Any, made: Any) -> None:
-        if id(module) in names:
-            name = names[id(module)] or "the model"
-            found.append((name, type(module).__name__, _all_of(given), _all_of(made)))
-
     trip.back()
     if number:
         trip.walk(Steps(number))
-    handle = register_module_forward_hook(note)
-    try:
+    with outputs_seen(replica) as found:
         trip.walk(Steps(1))
-    finally:
-        handle.remove()
     return found
-
-
-def _all_of(value: Any) -> str:
-    return _digest(repr(list(_named(value, ""))).encode())
