@@ -201,14 +201,19 @@ def branches_in(
     return Branches(found, here, forks, origin)
 
 
+def own_passes(directory: str | os.PathLike[str], branch: Branch, infos: Sequence[MetricInfo]) -> Record:
+    """The passes in a branch's own files; the first one is whole."""
+    begin = branch.begin
+    inside = begin.step if begin.split == "train" else 0
+    folder = Path(RunLayout(directory).branches / branch.name)
+    return read_record(folder, infos, trained=begin.iteration - inside)
+
+
 def _whole(
     directory: str | os.PathLike[str], branch: Branch, parent: Record, infos: Sequence[MetricInfo]
 ) -> Record:
     """All passes on the way to a branch's end: those of its parent up to where it leaves, and its own."""
-    begin = branch.begin
-    inside = begin.step if begin.split == "train" else 0
-    folder = Path(RunLayout(directory).branches / branch.name)
-    own = read_record(folder, infos, trained=begin.iteration - inside)
+    begin, own = branch.begin, own_passes(directory, branch, infos)
     passes = {(part.epoch, part.split) for part in own}
     before = cut(parent, begin.epoch, begin.split, begin.step)
     return (*(part for part in before if (part.epoch, part.split) not in passes), *own)

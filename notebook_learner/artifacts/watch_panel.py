@@ -20,7 +20,10 @@ from ..event import (
     StatusChanged,
     cut,
 )
+from ..logger.branches import read_branches
 from ..store.layout import SPLITS
+from ..widget.branch_lines import Left
+from .branches import own_passes
 from .evaluations import Evaluation
 from .follow import Block, EpochValues, News, TakenBack, follow
 from .run_status import Standing, last_lines
@@ -108,6 +111,7 @@ class Watching:
                 # Only up to there: what follows is sent again, step by step.
                 record = self._run.history.snapshot()
                 self._again(cut(record, news.epoch, news.split, news.step))
+                self._show_branches()
 
     def _block(self, block: Block) -> None:
         last = block.first + block.count - 1
@@ -147,9 +151,16 @@ class Watching:
     def _show_files(self) -> None:
         self.panel.show_files(self._run.checkpoints, last_lines(self._run.directory, _TAIL)[-100:])
 
+    def _show_branches(self) -> None:
+        directory, known = self._run.directory, () if self._known is None else self._known.metrics
+        self.panel.show_branches(
+            Left(read_branches(directory), lambda branch: own_passes(directory, branch, known), lambda _: 0)
+        )
+
     def _open(self) -> None:
         self._known, self._told = self._opened(), None
         self._tell(self._known)
+        self._show_branches()
 
     def _opened(self) -> RunOpened:
         run = self._run.run

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..artifacts.branches import ORIGIN, Branches, RecordedBranch, branches_in
+from ..artifacts.branches import ORIGIN, Branches, RecordedBranch, branches_in, own_passes
 from ..artifacts.timeline import TimelineMark, TimelineTable
 from ..errors import StateError
 from ..event.position import Position, after_training_step
-from ..logger.branches import Branch, chain_to
+from ..logger.branches import Branch, chain_to, read_branches
 from ..run.bounds import as_position
 from ..run.replay import Edit, Edits, LeftLine
 from ..run.step_reports import RewindReport
 from ..state.checkpoint_files import Lineage
+from ..widget.branch_lines import Left
 from .core import LearnerCore
 
 
@@ -28,6 +29,24 @@ def _found(learner: LearnerCore) -> Branches:
     origin = opened.settings.get(ORIGIN, "")
     record = learner.history.snapshot()
     return branches_in(opened.directory, opened.metrics, record, learner.position, forks, origin)
+
+
+def left_by(learner: LearnerCore) -> Left:
+    """The branches in the run's directory for a panel, which reads them while the run trains."""
+    directory, infos = learner._opened.directory, learner._opened.metrics
+    known = {each.name: each for each in read_branches(directory)}
+
+    def again(branch: Branch) -> int:
+        first, way = chain_to(branch.name, known)[0], Lineage.of({"lineage": branch.lineage})
+        kept = [each.position for each in [*learner._replica.timeline.keyframes]]
+        edited = _is_edited(learner, first)
+        near = [at.iteration for at in kept if at < first.begin or (at <= first.begin and not edited)]
+        if not near:  # as the way there: from memory, or else from the disk
+            near = [info.iteration for info in learner._replica.saving.saved()[0] if way.passes(info)]
+        last = branch.end.iteration
+        return last - max((each for each in near if each <= last), default=0)
+
+    return Left([*known.values()], lambda branch: own_passes(directory, branch, infos), again)
 
 
 def timeline_of(learner: LearnerCore) -> TimelineTable:
@@ -56,8 +75,7 @@ def go_to(learner: LearnerCore, branch: Any, step: Any) -> RewindReport:
     chain = chain_to(name, {each.name: each.branch for each in found})
     first = chain[0]
     way = Lineage.of({"lineage": wanted.branch.lineage})
-    edited = {*learner._supplies.recipe.at(first.begin)} - {*first.shared} != set()
-    line = LeftLine(wanted.record, way, first.begin, edited, _edits(learner, chain))
+    line = LeftLine(wanted.record, way, first.begin, _is_edited(learner, first), _edits(learner, chain))
     with learner._supplies.branches.going_through(first):
         report = learner._replica.rewind(_target(learner, wanted, step), line)
     reached = learner._replica.loop.position
@@ -66,6 +84,11 @@ def go_to(learner: LearnerCore, branch: Any, step: Any) -> RewindReport:
     learner._supplies.branches.adopt([each.name for each in chain], reached, wanted.record)
     learner._settle()
     return report
+
+
+def _is_edited(learner: LearnerCore, first: Branch) -> bool:
+    """Whether something was changed by hand where a branch leaves, after the run had left it."""
+    return bool({*learner._supplies.recipe.at(first.begin)} - {*first.shared})
 
 
 def _target(learner: LearnerCore, branch: RecordedBranch, step: Any) -> Position:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from ..checkpoint.info import CheckpointInfo
     from ..renderer.summary import Summary
+    from ..widget.branch_lines import Left
 
 from .core import LearnerCore
 
@@ -84,6 +85,17 @@ class DisplayVerbs(LearnerCore):
         """The checkpoints on the disk right now, and the label of the best: like `checkpoints`, but without
         waiting."""
         return self._replica.saving.saved()
+
+    @property
+    def _branch_changes(self) -> int:
+        """Grows when the run leaves a branch, goes to one, or takes one again."""
+        return self._supplies.branches.changes
+
+    def _left(self) -> Left:
+        """The branches that the run has left, read without waiting for it."""
+        from .branching import left_by
+
+        return left_by(self)
 
     @property
     def _lacks(self) -> str:

@@ -188,6 +188,8 @@ class BranchLogger:
         self._going: Branch | None = None
         """The branch through which the run goes to another line, while it does."""
         self._waiting: list[Callable[[], None]] = []
+        self.changes = 0
+        """Grows after each change of the branches; who shows them looks at it, and reads no file in vain."""
 
     def handle(self, event: Event, /) -> None:
         """Take one event. What a full disk refuses is tried again with the next one."""
@@ -250,6 +252,7 @@ class BranchLogger:
                 self._record[key] = part
         self._pending = branch
         self._hang_on(branch)
+        self.changes += 1
 
     def _take(self, folder: RunPath, part: SplitRecord, whole: bool) -> None:
         """Move a pass to the branch, or write it there if the run's line keeps a part of it."""
@@ -349,6 +352,7 @@ class BranchLogger:
             }
         else:
             self._pending = None
+        self.changes += 1
 
     def _drop(self, branch: Branch) -> None:
         for other in read_branches(self.layout.directory):
@@ -356,12 +360,14 @@ class BranchLogger:
                 self._write(replace(other, parent=branch.parent))
         _delete(self.layout.branches / branch.name)
         _remove_if_empty(self.layout.branches)
+        self.changes += 1
 
     def _delete_all(self) -> None:
         for name in names_if_folder(self.layout.branches):
             if NAME.fullmatch(name):
                 _delete(self.layout.branches / name)
         _remove_if_empty(self.layout.branches)
+        self.changes += 1
 
 
 def _agree(known: Sequence[MetricBlock], new: MetricBlock) -> bool:

@@ -149,7 +149,8 @@ class RunRecipe:
 
     def leave(self, position: Position, branch: str, shared: Collection[str] | None = None) -> list[str]:
         """The run goes back: what was changed by hand behind this place is on a branch now. Return what was
-        changed on that branch.
+        changed on that branch, and at this place if both have it: the run may change it anew. Of several
+        changes of one thing at one place it is the last.
 
         Args:
             position: the place.
@@ -170,11 +171,14 @@ class RunRecipe:
                 each["branch"] = branch
             self._known |= now
             self._text = ""
-            return [
-                str(each["text"])
-                for each in self._changes
-                if _is_on(each, branch) and not each.get("resumed") and not each.get("fork")
-            ]
+            on = [each for each in here if each["id"] in stays]
+            on += [each for each in self._changes if _is_on(each, branch) and not each.get("resumed")]
+            last = {
+                (_place_of(each).key, *each["changed"]): str(each["text"])
+                for each in on
+                if not each.get("fork")
+            }
+            return [*last.values()]
 
     def forks(self) -> list[RecordedFork]:
         """The runs that began with a state of this one."""

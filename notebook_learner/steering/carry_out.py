@@ -95,6 +95,8 @@ class Steering:
                 return Answer(True, str(learner.rewind(args["n"])))
             case "rewind_to":
                 return Answer(True, str(learner.rewind(to=args["step"])))
+            case "go_to":
+                return Answer(True, str(learner.tools.go_to(args["branch"])))
             case "save":
                 return Answer(True, f"saved as {learner.save()}")
             case "restore":

@@ -71,7 +71,8 @@ def checked(cmd: object, args: object) -> Command:
     Traceback (most recent call last):
         ...
     notebook_learner.steering.command.CommandError: there is no command 'eval'; there are status, run, \
-resume, pause, stop, step, step_epoch, rewind, rewind_to, save, restore, breakpoint, inspect, verify, set
+resume, pause, stop, step, step_epoch, rewind, rewind_to, go_to, save, restore, breakpoint, inspect, verify, \
+set
     """
     if not isinstance(cmd, str) or not (cmd in ARGUMENTS or cmd == "set"):
         known = ", ".join([*ARGUMENTS, "set"])
@@ -176,6 +177,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     "step_epoch": {},
     "rewind": {"n": COUNT},
     "rewind_to": {"step": PLACE},
+    "go_to": {"branch": NAME},
     "save": {},
     "restore": {"label": NAME},
     "breakpoint": {"name": NAME, "on": FLAG},

@@ -62,11 +62,15 @@ class Inspected(Protocol):
     def place(self) -> str: ...
 
 
-class Notes(Protocol):
-    """The log that takes lines about the run."""
+class Tools(Protocol):
+    """What a learner has besides its own verbs."""
 
     def note(self, text: str) -> None:
         """Write a line into the run's application log."""
+        ...
+
+    def go_to(self, branch: str) -> Any:
+        """Go to the end of a branch."""
         ...
 
 
@@ -108,4 +112,4 @@ class Steered(Protocol):
         ...
 
     @property
-    def tools(self) -> Notes: ...
+    def tools(self) -> Tools: ...

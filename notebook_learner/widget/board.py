@@ -33,11 +33,14 @@ from ..renderer.text import count, number, one_line, place, rate, remaining, siz
 from .wire import Json
 
 BUTTONS = (
-    *("run", "pause", "step", "step_epoch", "rewind", "rewind_to", "stop"),
+    *("run", "pause", "step", "step_epoch", "rewind", "rewind_to", "go_to", "stop"),
     *("inspect", "verify", "save", "restore", "epochs"),
 )
 _STILL = "it is running; pause it first"
-_NOT_MEANWHILE = ("run", "step", "step_epoch", "rewind", "rewind_to", "inspect", "verify", "restore")
+_NOT_MEANWHILE = (
+    *("run", "step", "step_epoch", "rewind", "rewind_to", "go_to"),
+    *("inspect", "verify", "restore"),
+)
 _MOVES = ("run", "step", "step_epoch")
 
 
@@ -75,7 +78,7 @@ def obstacles(
     if not saved:
         found["restore"] = "there is no checkpoint"
     if lacks:
-        found.update({name: found[name] or lacks for name in (*_MOVES, "inspect", "verify")})
+        found.update({name: found[name] or lacks for name in (*_MOVES, "go_to", "inspect", "verify")})
     return found
 
 
@@ -139,27 +142,27 @@ class Board:
             case SplitStarted():
                 if event.split == "train":
                     self._starts[event.epoch] = self.trained
-                self._note(f"epoch {event.epoch}, {event.split}: {_batches(event.total)}")
+                self.note(f"epoch {event.epoch}, {event.split}: {_batches(event.total)}")
             case SplitEnded():
                 values = ", ".join(
                     f"{one_line(name)} {number(value)}" for name, value in event.finals.items()
                 )
-                self._note(f"epoch {event.epoch}, {event.split}: {values or 'over'}")
+                self.note(f"epoch {event.epoch}, {event.split}: {values or 'over'}")
             case EpochEnded():
                 self._mark("epoch", f"epoch {event.epoch}")
             case StatusChanged():
                 self._status(event)
             case Marked():
                 self._mark(_MARKS[event.kind], event.text)
-                self._note(f"{event.kind}: {event.text}")
+                self.note(f"{event.kind}: {event.text}")
             case CheckpointSaved():
                 self._mark("checkpoint", f"checkpoint {event.label}", self._place(event))
-                self._note(f"checkpoint {event.label} saved, {size_text(event.size)}")
+                self.note(f"checkpoint {event.label} saved, {size_text(event.size)}")
             case Evaluated():
                 self.evaluated[event.name] = event
-                self._note(evaluation(event))
+                self.note(evaluation(event))
             case Notice():
-                self._note(event.text if event.level == "info" else f"{event.level}: {event.text}")
+                self.note(event.text if event.level == "info" else f"{event.level}: {event.text}")
             case Rewound():
                 self._rewound(event)
             case RunOpened():
@@ -294,11 +297,11 @@ class Board:
         self.evaluated.clear()
         self._starts.clear()
         self.marks.clear()
-        self._note(f"{event.model}, {count(event.parameters)} parameters")
+        self.note(f"{event.model}, {count(event.parameters)} parameters")
 
     def _status(self, event: StatusChanged) -> None:
         why = f": {one_line(event.reason)}" if event.reason else ""
-        self._note(f"{event.status} at {self.tally.place()}{why}")
+        self.note(f"{event.status} at {self.tally.place()}{why}")
         if event.status == "running":
             self.error = None
         elif event.status == "paused" and not self._at_breakpoint:
@@ -324,7 +327,7 @@ class Board:
         self.marks.extend(sorted(dict.fromkeys([*kept, *self._epochs()]), key=lambda mark: mark.x))
         if before:  # else the event only informs a new display of the present state
             self._mark("rewind", f"back to {self.tally.place()}")
-        self._note(f"now at {self.tally.place()}{': ' + one_line(event.reason) if event.reason else ''}")
+        self.note(f"now at {self.tally.place()}{': ' + one_line(event.reason) if event.reason else ''}")
 
     def _epochs(self) -> list[BoardMark]:
         """Marks at the ends of all epochs but the last."""
@@ -344,7 +347,8 @@ class Board:
             return float(self.trained)
         return float(start + event.step)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Add a line to the log."""
         if self.notes:
             self.log.append(f"{datetime.now():%H:%M:%S}  {one_line(text)}")
 

@@ -173,7 +173,8 @@ class Curves:
     Training has a point for each step, validation one for each pass, at the step where the pass took place.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
         self.series: dict[Key, CurveSeries] = {}
         self._fresh: dict[Key, _Fresh] = {}
 
@@ -205,10 +206,9 @@ class Curves:
             if series is None or series.last <= start:
                 self.point(name, "train", end, finals[name])
 
-    def rebuild(self, record: Record, names: dict[Split, set[str]]) -> None:
-        """Start again from the recorded values."""
+    def rebuild(self, record: Record, names: dict[Split, set[str]], trained: int = 0) -> None:
+        """Start again from the recorded values, which so many training steps precede."""
         self.clear()
-        trained = 0
         for past in record:
             start = trained
             for block in past.blocks:
@@ -232,7 +232,7 @@ class Curves:
         self._fresh.clear()
 
     def _of(self, key: Key) -> CurveSeries:
-        return self.series.setdefault(key, CurveSeries())
+        return self.series.setdefault(key, CurveSeries(self.limit))
 
     def _note(self, key: Key, x: Floats, values: Floats) -> None:
         fresh = self._fresh.setdefault(key, _Fresh())

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol
@@ -33,6 +33,7 @@ from ..steering.carry_out import Steering
 from ..steering.command import CommandError
 from . import board as boards
 from .board import Board, Saved, obstacles
+from .branch_lines import BranchLines, Left
 from .curves import Curves
 from .shown_learner import NOTHING, Debugger, ShownLearner
 from .wire import Json, Message, Request, parse
@@ -93,6 +94,11 @@ class Panel:
         self._later: threading.Timer | None = None
         self._fixed_changed = self._events_changed = self._files_changed = True
         self._files: list[Json] = []
+        self._branches = BranchLines()
+        self._branches_seen = 0
+        """Which changes of the branches the lines know, by the learner's count; -1 for none."""
+        self._reads_branches = False
+        self._since = time.time()
         self._away = ""
         """Which other process or learner continues the run, as last sent to the pages."""
         self._debugger = Debugger()
@@ -115,6 +121,17 @@ class Panel:
             self._board.log.clear()
             self._board.log.extend(lines)
             self._events_changed = True
+
+    def show_branches(self, left: Left) -> None:
+        """Read and show the lines that a run has left. Any thread may call this."""
+        with self._lock:
+            before, names = self._branches, self._board.plotted()
+        branches = before.read(left, names)
+        with self._lock:
+            for line in branches.left_since(before, self._since):
+                self._board.note(line)
+            self._branches, self._events_changed, self._current = branches, True, False
+            self._tell_soon()
 
     def close(self) -> None:
         """Close the panel: the learner is gone, or the panel was frozen."""
@@ -185,10 +202,11 @@ class Panel:
                 self._draw_from_the_past(event.info)
             case RunOpened():
                 self._curves.clear()
+                self._branches = BranchLines()
                 self._fixed_changed, self._current = True, False
             case Rewound():
                 self._curves.rebuild(event.record, self._board.plotted())
-                self._current = False
+                self._current, self._branches_seen = False, -1
             case _:
                 pass
         self._events_changed = True
@@ -265,7 +283,7 @@ class Panel:
         self._rest = min(IDLE_PER_COST * (self._sent - began), LONGEST)
 
     def _everything(self) -> Message:
-        series = self._curves.series
+        own, left = self._curves.series, self._branches.series()
         self._curves.forget()
         self._fixed_changed = self._events_changed = True
         return Message(
@@ -273,9 +291,15 @@ class Panel:
                 "type": "snapshot",
                 "seq": self._seq,
                 "board": self._changed(),
-                "series": [_head(name, split, len(each)) for (name, split), each in series.items()],
+                "series": [
+                    *(_head(name, split, len(each)) for (name, split), each in own.items()),
+                    *(
+                        _head(name, split, len(each)) | {"branch": branch}
+                        for (branch, name, split), each in left.items()
+                    ),
+                ],
             },
-            tuple(each.tobytes() for each in series.values()),
+            tuple(each.tobytes() for each in (*own.values(), *left.values())),
         )
 
     def _news(self) -> Message:
@@ -296,6 +320,7 @@ class Panel:
         if learner is not None:
             board.tally.num_epochs = learner.num_epochs  # the user's own assignment sends no event
             self._events_changed |= self._debugger.changed(learner)
+            self._look_at_branches(learner)
         told = board.moving() | {"ranks": [] if learner is None else boards.ranks(learner._ranks())}
         if self._fixed_changed:
             told |= board.fixed() | {"readonly": learner is None}
@@ -308,7 +333,8 @@ class Panel:
     def _state_of(self, learner: ShownLearner | None) -> Json:
         if learner is None:
             nobody = {"mode": "none", "text": ""}
-            return {"controls": {}, "checkpoints": self._files, "connection": nobody, **NOTHING}
+            shown = {"checkpoints": self._files, "branches": self._branches.told}
+            return {"controls": {}, "connection": nobody, **shown, **NOTHING}
         if self._files_changed:
             self._files_changed = False
             # Not on this thread: it may be the training thread, which must not wait for a disk.
@@ -328,6 +354,7 @@ class Panel:
             **told,
             "controls": controls,
             "checkpoints": self._files,
+            "branches": self._branches.told,
             "connection": {"mode": "away", "text": away} if away else self._connection(),
         }
 
@@ -344,6 +371,32 @@ class Panel:
             if files != self._files:
                 self._files, self._events_changed = files, True
                 self._tell_soon()
+
+    def _look_at_branches(self, learner: ShownLearner) -> None:
+        """Read the branches if there was a change, on a thread of its own: training waits for no file."""
+        if learner._branch_changes == self._branches_seen or self._reads_branches:
+            return
+        self._reads_branches = True
+        threading.Thread(target=self._read_branches, name="notebook_learner panel", daemon=True).start()
+
+    def _read_branches(self) -> None:
+        try:
+            while (learner := self._behind_the_branches()) is not None:
+                with suppress(NotebookLearnerError, OSError):  # what is being moved now is read once it is
+                    self.show_branches(learner._left())
+        except BaseException:
+            self._reads_branches = False
+            raise
+
+    def _behind_the_branches(self) -> ShownLearner | None:
+        """The learner, if its branches have changed since they were read; counts them as read."""
+        with self._lock:
+            learner = self._learner()
+            if learner is None or learner._elsewhere or learner._branch_changes == self._branches_seen:
+                self._reads_branches = False
+                return None
+            self._branches_seen = learner._branch_changes
+            return learner
 
     def _connection(self) -> Json:
         mode = "background" if self._servant is None or not self._blocking else self._servant.mode

@@ -11,6 +11,7 @@ from ..renderer.history_source import StepSource
 from ..renderer.text import count, one_line
 from ..steering.steered import Inspected, Standing, Steered, Switch
 from .board import Rank, Saved
+from .branch_lines import Left
 from .wire import Json
 
 
@@ -85,6 +86,15 @@ class ShownLearner(Steered, Protocol):
 
     def _saved(self) -> tuple[Sequence[Saved], str | None]:
         """The checkpoints now on the disk, and the label of the best one."""
+        ...
+
+    @property
+    def _branch_changes(self) -> int:
+        """Grows when the run leaves a branch, goes to one, or takes one again."""
+        ...
+
+    def _left(self) -> Left:
+        """The branches that the run has left, without waiting for it."""
         ...
 
     def _tell(self, newcomer: Sink) -> None:

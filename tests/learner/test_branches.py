@@ -318,3 +318,21 @@ def test_what_a_run_has_left_is_no_run_of_its_own(tmp_path: Path) -> None:
     edited(learner, 0.1, 2)
     assert learner.artifacts is not None
     assert list(runs_below(tmp_path)) == [tmp_path / "run"]
+
+
+def test_each_way_from_one_place_is_known_by_the_rate_that_it_took(tmp_path: Path) -> None:
+    """A rate that was set at the place where a branch leaves, before it was left, is that branch's, too."""
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 3)
+    for rate in (0.2, 0.3, 0.4):
+        step_on(learner, 4)
+        learner.rewind(to=(1, 3))
+        learner.lr = rate
+    step_on(learner, 1)
+    assert [each.changes for each in learner.branches] == [(), ("lr = 0.2",), ("lr = 0.3",)]
+    learner.go_to("2")
+    assert {each.name: each.changes for each in learner.branches} == {
+        "1": (),
+        "3": ("lr = 0.3",),
+        "4": ("lr = 0.4",),
+    }

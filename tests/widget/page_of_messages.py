@@ -27,6 +27,8 @@ class Page:
         self.messages: list[Message] = []
         self.board: dict[str, Any] = {}
         self.curves: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+        self.thin: dict[tuple[str, str, str], tuple[list[float], list[float]]] = {}
+        """Curves of branches: steps and means by branch, metric and split."""
         self.answers: dict[int, tuple[bool, str]] = {}
         self.seq = 0
         self.closed = False
@@ -49,8 +51,13 @@ class Page:
         self.board.update(content["board"])
         if whole:
             self.curves.clear()
+            self.thin.clear()
         for head, data in zip(content["series"], message.buffers, strict=True):
             numbers = np.frombuffer(data, "<f8").reshape(4 if whole else 2, head["points"])
+            if "branch" in head:
+                key = (head["branch"], head["metric"], head["split"])
+                self.thin[key] = (numbers[0].tolist(), numbers[-1].tolist())
+                continue
             x, y = self.curves.setdefault((head["metric"], head["split"]), ([], []))
             for at, value in zip(numbers[0], numbers[-1], strict=True):
                 if x and x[-1] == at:

@@ -32,7 +32,25 @@ function series(steps, perEpoch) {
   return found;
 }
 
-const usable = { run: "", pause: "", step: "", step_epoch: "", rewind: "", rewind_to: "", stop: "", inspect: "", save: "", restore: "", epochs: "" };
+/** Branches: name, where it left, where it went, what was changed, and how much its loss is off. */
+const LEFT = [
+  ["3", 480, 760, "lr = 0.01", 0.35],
+  ["4", 700, 1240, "lr = 0.003", -0.08],
+  ["7", 838, 861, "", 0.02],
+];
+const branches = { lines: LEFT.map(([name, from, to, changes]) => ({ name, from, to, changes, again: to - from, text: `branch ${name}: from epoch ${1 + Math.floor(from / EPOCH)}, train, step ${from % EPOCH} to epoch ${1 + Math.floor(to / EPOCH)}, train, step ${to % EPOCH}${changes && ` (${changes})`}` })), more: 4 };
+
+function thin() {
+  const steps = ([, from, to]) => Array.from({ length: to - from + 1 }, (_, at) => from + at);
+  return LEFT.flatMap(([name, from, to, , off]) =>
+    [["Loss", (x) => lossAt(x) * 0.8 + 0.1 + off * (1 - Math.exp((from - x) / 40))], ["Accuracy", (x) => 100 * accuracyAt(x) - 30 * off]].map(([metric, at]) => {
+      const xs = steps([name, from, to]);
+      return [metric, "train", { xs, ys: xs.map(at) }, name];
+    }),
+  );
+}
+
+const usable = { run: "", pause: "", step: "", step_epoch: "", rewind: "", rewind_to: "", go_to: "", stop: "", inspect: "", save: "", restore: "", epochs: "" };
 const off = (reason, ...names) => Object.fromEntries(names.map((name) => [name, reason]));
 
 const ready = {
@@ -134,7 +152,7 @@ const going = {
     { x: 838, kind: "rewind", text: "rewound from step 861" },
     { x: 960, kind: "checkpoint", text: "checkpoint 4-240" },
   ],
-  controls: { ...usable, run: "it is running", step: "it is running", step_epoch: "it is running", rewind: "it is running", rewind_to: "it is running", inspect: "it is running", restore: "it is running" },
+  controls: { ...usable, run: "it is running", step: "it is running", step_epoch: "it is running", rewind: "it is running", rewind_to: "it is running", go_to: "it is running", inspect: "it is running", restore: "it is running" },
   connection: { mode: "boundary", text: "buttons act at the next step" },
 };
 
@@ -164,6 +182,8 @@ const paused = {
   controls: { ...usable, pause: "nothing is running" },
   connection: { mode: "background", text: "Run trains in the background" },
 };
+
+const branched = { ...going, status: "paused", rate: "", left: "", branches, ranks: [], controls: { ...usable, pause: "nothing is running" }, connection: { mode: "background", text: "" } };
 
 const failed = {
   ...going,
@@ -208,7 +228,7 @@ const hostile = {
   table: [{ ...going.table[0], metric: BAD, unit: BAD }, ...going.table],
 };
 
-const STATES = { idle: [ready, 0], running: [going, 1077], paused: [paused, 1077], failed: [failed, 1077], finished: [finished, 2400], hostile: [hostile, 1077], readonly: [{ ...finished, readonly: true, controls: {} }, 2400], million: [{ ...going, marks: epochs(4000) }, 1_000_000] };
+const STATES = { idle: [ready, 0], running: [going, 1077], paused: [paused, 1077], failed: [failed, 1077], finished: [finished, 2400], hostile: [hostile, 1077], readonly: [{ ...finished, readonly: true, controls: {} }, 2400], branched: [branched, 1077], million: [{ ...going, marks: epochs(4000) }, 1_000_000] };
 
 export class FakeModel {
   #handlers = new Set();
@@ -248,13 +268,13 @@ export class FakeModel {
   }
 
   #snapshot() {
-    const found = series(this.#step, true);
+    const found = [...series(this.#step, true), ...(this.board.branches ? thin() : [])];
     const buffers = found.map(([, , { xs, ys }]) => {
       const all = new Float64Array(xs.length * 4);
       for (const [at, column] of [xs, ys, ys, ys].entries()) all.set(column, at * xs.length);
       return new DataView(all.buffer);
     });
-    const heads = found.map(([metric, split, { xs }]) => ({ metric, split, points: xs.length }));
+    const heads = found.map(([metric, split, { xs }, branch]) => ({ metric, split, points: xs.length, branch }));
     this.#emit({ type: "snapshot", seq: ++this.#seq, board: structuredClone(this.board), series: heads }, buffers);
   }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 WIDGET = Path(__file__).parents[2]
-STATES = ("idle", "running", "paused", "failed", "finished", "hostile", "readonly", "silent")
+STATES = ("idle", "running", "paused", "branched", "failed", "finished", "hostile", "readonly", "silent")
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",

@@ -1,5 +1,6 @@
 // The plots: a tab for each metric, the views of it, and the same as a table.
 
+import { Branches } from "./branches.js";
 import { fill, freshId, h, setAttribute, setText, show } from "./dom.js";
 import { number, whole } from "./format.js";
 import { epochOf, epochSpans, wordOf } from "./marks.js";
@@ -24,12 +25,13 @@ export class Curves {
   #described = 0;
   #asTable = false;
 
-  constructor(panel, signal, redraw) {
+  constructor(panel, ask, refuse, signal, redraw) {
     this.panel = panel;
     this.#signal = signal;
     this.#redraw = redraw;
+    this.branches = new Branches(ask, refuse, (name) => this.#light(name), signal);
     this.#make();
-    this.plot = new Plot(this.canvas, () => (this.#colours ??= colours(this.panel)), (at) => this.#hovered(at));
+    this.plot = new Plot(this.canvas, () => (this.#colours ??= colours(this.panel)), (at) => this.#hovered(at), (name) => this.branches.choose(name));
     this.plot.slider = SMOOTHING / 100;
     this.plot.onWindow = () => this.#again();
     const sized = new ResizeObserver(() => this.#again());
@@ -51,6 +53,8 @@ export class Curves {
     this.plot.lines = metric.splits
       .map((split) => ({ split, series: store.series.get(keyOf(metric.name, split)) }))
       .filter(({ series }) => series !== undefined);
+    this.branches.update(board, store);
+    this.plot.branches = this.branches.lines.map((line) => ({ ...line, parts: this.#partsOf(line, metric) })).filter(({ parts }) => parts.length > 0);
     this.plot.marks = board.marks ?? [];
     this.plot.epoch = board.epoch;
     this.unit = metric.unit;
@@ -59,6 +63,18 @@ export class Curves {
     this.#draw(store.curves);
     this.#read();
     this.#describe(metric);
+  }
+
+  #partsOf({ name }, metric) {
+    const known = this.store.branches.get(name);
+    return metric.splits.map((split) => ({ split, series: known?.get(keyOf(metric.name, split)) })).filter(({ series }) => series?.length > 0);
+  }
+
+  /** Show a branch strongly; null for none. */
+  #light(name) {
+    this.plot.lit = name;
+    this.plot.repaint();
+    this.#redraw();
   }
 
   /** Show a step of the past that the user considers; null for no step. */
@@ -99,17 +115,19 @@ export class Curves {
     this.marks = h("span", { class: "nl-read-marks" });
     this.readout = h("div", { class: "nl-readout" }, this.values, this.where, this.marks);
     this.canvas = h("div", { class: "nl-canvas", role: "img", "aria-label": "Plot" });
+    this.tip = h("div", { class: "nl-tip", "aria-hidden": "true", hidden: true });
     this.caption = h("span", { class: "nl-unseen" });
     this.frame = h(
       "div",
       { class: "nl-frame", "data-part": "plot", "data-points": 0, tabindex: 0, role: "group", "aria-label": "Plot: arrows read it, plus and minus zoom, shift and arrows move, 0 shows everything" },
       this.caption,
       this.canvas,
+      this.tip,
     );
     this.rows = h("tbody");
     this.heads = h("tr");
     this.numbers = h("div", { class: "nl-frame nl-scroll", tabindex: 0, role: "group", "aria-label": "The plot as a table", hidden: true }, h("table", { class: "nl-table" }, h("thead", {}, this.heads), this.rows));
-    this.sheet = h("div", { role: "tabpanel", id: freshId("sheet"), class: "nl-sheet" }, h("div", { class: "nl-over" }, this.readout, tools), this.frame, this.numbers);
+    this.sheet = h("div", { role: "tabpanel", id: freshId("sheet"), class: "nl-sheet" }, h("div", { class: "nl-over" }, this.readout, tools), this.frame, this.numbers, this.branches.element);
     this.element = h("section", { class: "nl-section nl-curves", "aria-label": "Curves" }, this.tabs, this.sheet);
   }
 
@@ -194,7 +212,7 @@ export class Curves {
     setAttribute(this.table, "aria-pressed", String(this.#asTable));
     show(this.frame, !this.#asTable);
     show(this.numbers, this.#asTable);
-    const now = `${version} ${this.#metric} ${this.plot.marks.length}`;
+    const now = `${version} ${this.#metric} ${this.plot.marks.length} ${this.plot.branches.map(({ name }) => name)}`;
     if (now === this.#drawn) return;
     this.#drawn = now;
     const memory = Math.round(this.plot.memory);
@@ -215,8 +233,23 @@ export class Curves {
   }
 
   #hovered(at) {
+    const before = this.#hover?.branch ?? null;
     this.#hover = at;
+    if (before !== (at?.branch ?? null)) this.#light(at?.branch ?? this.branches.chosen);
+    this.#hint(at);
     if (this.store) this.#read();
+  }
+
+  /** Beside the pointer: which branch this is. */
+  #hint(at) {
+    const line = at?.branch ? this.branches.lines.find(({ name }) => name === at.branch) : undefined;
+    show(this.tip, line !== undefined);
+    if (line === undefined) return;
+    setText(this.tip, line.text);
+    const { clientWidth: width, clientHeight: height } = this.frame;
+    const edge = this.plot.left;
+    this.tip.style.left = `${Math.max(4, Math.min(width - this.tip.offsetWidth - 4, edge + at.left + 12))}px`;
+    this.tip.style.top = `${at.top > height / 2 ? at.top - this.tip.offsetHeight : at.top + 36}px`;
   }
 
   /** The line above the plot: what is under the pointer, or else the newest values. */
@@ -232,7 +265,7 @@ export class Curves {
       setText(item.children[1], `${split} ${isOfEpochs(split, series, marks) ? "avg" : "batch"}`);
       setText(item.children[2], at < 0 ? "–" : valueText(series, at, this.unit));
     });
-    const epoch = step === null ? null : epochOf(epochSpans(marks, this.board.epoch, this.plot.bounds), step);
+    const epoch = step === null ? null : epochOf(epochSpans(marks, this.board.epoch, this.plot.own), step);
     setText(this.where, step === null ? "" : `step ${whole(step)}${epoch === null ? "" : ` · epoch ${epoch}`}`);
     setText(this.marks, (this.#hover?.marks ?? []).map(({ kind, text }) => text || wordOf(kind)).join(" · "));
   }

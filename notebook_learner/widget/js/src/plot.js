@@ -1,9 +1,10 @@
 // The picture of one metric: uPlot under a small set of views (all, recent, zoomed).
 
 import uPlot from "uplot";
+import { drawBranches, drawNames, labelOf, nearest, pointsOf } from "./branches.js";
 import { logTicks, steps, ticks } from "./format.js";
 import { drawGlyphs, drawLines, drawTarget, epochLabels, epochSpans, nearestMarks } from "./marks.js";
-import { align, downsample, extent, memoryOf, recentFrom, smooth } from "./series.js";
+import { align, besides, downsample, extent, memoryOf, recentFrom, smooth } from "./series.js";
 
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
 const CLICK = 5; // pixels: a drag shorter than this is a click
@@ -12,6 +13,7 @@ export class Plot {
   #host;
   #colours;
   #hovered;
+  #clicked;
   #chart = null;
   #shape = "";
   #size = [0, 0];
@@ -21,12 +23,18 @@ export class Plot {
   #range = [0, 1];
   #axisWidth = 40;
   #samples = new WeakMap();
+  #thin = []; // the branches as they are drawn, in steps and values
+  #over = null; // the branch under the pointer
+  #down = 0;
 
-  constructor(host, colours, hovered) {
+  constructor(host, colours, hovered, clicked) {
     this.#host = host;
     this.#colours = colours;
     this.#hovered = hovered;
+    this.#clicked = clicked;
     this.lines = []; // {split, series}
+    this.branches = []; // {name, changes, parts: the same}
+    this.lit = null; // the name of the branch that is shown strongly
     this.marks = [];
     this.epoch = null;
     this.target = null; // a step that the user considers going back to
@@ -38,19 +46,19 @@ export class Plot {
 
   /** The steps that can be shown. */
   get bounds() {
-    const held = this.lines.filter(({ series }) => series.length > 0);
-    if (held.length === 0) return [0, 1];
-    const newest = Math.max(...held.map(({ series }) => series.x[series.length - 1]));
-    const oldest = Math.min(...held.map(({ series }) => series.x[0]));
-    return newest > oldest ? [oldest, newest] : [oldest - 0.5, newest + 0.5];
+    return boundsOf([...this.lines, ...this.branches.flatMap(({ parts }) => parts)]);
+  }
+
+  /** Those that the run's own line has taken. */
+  get own() {
+    return boundsOf(this.lines);
   }
 
   /** The steps that are shown. */
   get shown() {
-    const [oldest, newest] = this.bounds;
     if (Array.isArray(this.window)) return this.window;
-    if (this.window === "recent") return [Math.max(oldest, recentFrom(newest, this.#epochEnds())), newest];
-    return [oldest, newest];
+    const [oldest, newest] = this.window === "recent" ? this.own : this.bounds;
+    return this.window === "recent" ? [Math.max(oldest, recentFrom(newest, this.#epochEnds())), newest] : [oldest, newest];
   }
 
   /** How many steps the smoothing remembers. */
@@ -113,6 +121,11 @@ export class Plot {
     this.#chart?.setCursor({ left: -10, top: -10 });
   }
 
+  /** Where the plot begins, in pixels from the left. */
+  get left() {
+    return this.#chart?.over.offsetLeft ?? 0;
+  }
+
   #epochEnds() {
     return this.marks.filter(({ kind }) => kind === "epoch").map(({ x }) => x);
   }
@@ -137,10 +150,13 @@ export class Plot {
       for (const x of raw.bad) if (x >= from && x <= to) bad.add(x);
     }
     this.#bad = [...bad];
-    this.#spans = epochSpans(this.marks, this.epoch, this.bounds);
-    const shown = columns.map(({ x, y }) => y.filter((_, at) => x[at] >= from && x[at] <= to));
-    this.#range = this.#padded(extent(shown, this.log));
-    return align(columns);
+    this.#spans = epochSpans(this.marks, this.epoch, this.own);
+    this.#thin = this.branches.flatMap((branch) => branch.parts.map((part, at) => this.#thinned(branch, part, at, width, memory)));
+    const inside = ({ x, y }) => y.filter((_, at) => x[at] >= from && x[at] <= to);
+    this.#range = this.#padded(besides(extent(columns.map(inside), this.log), extent(this.#thin.map(inside), this.log), this.log));
+    const data = align(columns);
+    // Without a step of its own the run may still have branches, and uPlot draws no axis of nothing.
+    return data[0].length > 0 ? data : [[from, to], ...columns.map(() => [null, null])];
   }
 
   /** What is to be drawn of a series, kept while only colours and smoothing change. */
@@ -152,6 +168,19 @@ export class Plot {
     const sample = downsample(series, from - 3 * memoryOf(1, to - from), to, width);
     this.#samples.set(series, { key, sample });
     return sample;
+  }
+
+  #thinned({ name, changes }, { split, series }, at, width, memory) {
+    const { x, y } = pointsOf(series, this.#window, width, memory);
+    return { name, changes, label: at === 0 ? labelOf({ name, changes }) : "", dash: split === "valid" ? [4, 3] : [], x, y: this.#positive(y) };
+  }
+
+  /** The branches in pixels, from the upper left corner of the plot. */
+  #traced(chart) {
+    return this.#thin.map((line) => {
+      const there = line.x.map((_, at) => at).filter((at) => line.y[at] !== null);
+      return { ...line, x: there.map((at) => chart.valToPos(line.x[at], "x")), y: there.map((at) => chart.valToPos(line.y[at], "y")) };
+    });
   }
 
   #positive(values) {
@@ -174,7 +203,10 @@ export class Plot {
     this.#shape = shape;
     this.#axisWidth = 40;
     this.#chart = new uPlot({ width, height, ...this.#options() }, data, this.#host);
-    this.#chart.over.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
+    const { over } = this.#chart;
+    over.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
+    over.addEventListener("pointerdown", (event) => (this.#down = event.clientX));
+    over.addEventListener("click", (event) => this.#over !== null && Math.abs(event.clientX - this.#down) < CLICK && this.#clicked(this.#over));
   }
 
   #options() {
@@ -224,8 +256,12 @@ export class Plot {
         },
       },
       hooks: {
-        drawClear: [(chart) => drawLines(chart, this.#spans, this.#colours())],
+        drawClear: [
+          (chart) => drawLines(chart, this.#spans, this.#colours()),
+          (chart) => this.#thin.length > 0 && drawBranches(chart, this.#traced(chart), this.#colours()),
+        ],
         draw: [
+          (chart) => this.#thin.length > 0 && drawNames(chart, this.#traced(chart), this.lit, this.#colours()),
           (chart) => drawGlyphs(chart, { marks: this.marks, bad: this.#bad, spans: this.#spans }, this.#colours()),
           (chart) => drawTarget(chart, this.target, this.#colours()),
         ],
@@ -268,12 +304,17 @@ export class Plot {
   }
 
   #pointed(chart) {
-    const { left } = chart.cursor;
-    if (left === undefined || left < 0) return this.#hovered(null);
+    const { left, top } = chart.cursor;
+    if (left === undefined || left < 0) {
+      this.#over = null;
+      return this.#hovered(null);
+    }
+    this.#over = nearest(this.#traced(chart), left, top);
+    chart.over.style.cursor = this.#over === null ? "" : "pointer";
     const x = chart.posToVal(left, "x");
     const [from, to] = this.#window;
     const reach = ((to - from) / Math.max(1, chart.over.clientWidth)) * 6;
-    this.#hovered({ x, marks: nearestMarks(this.marks, x, reach) });
+    this.#hovered({ x, marks: nearestMarks(this.marks, x, reach), branch: this.#over, left, top });
   }
 
   #drag(chart, event) {
@@ -300,6 +341,15 @@ export class Plot {
       this.pan(sideways / Math.max(200, this.#chart.over.clientWidth));
     }
   }
+}
+
+/** The first and the last step of some lines. */
+function boundsOf(lines) {
+  const held = lines.filter(({ series }) => series.length > 0);
+  if (held.length === 0) return [0, 1];
+  const newest = Math.max(...held.map(({ series }) => series.x[series.length - 1]));
+  const oldest = Math.min(...held.map(({ series }) => series.x[0]));
+  return newest > oldest ? [oldest, newest] : [oldest - 0.5, newest + 0.5];
 }
 
 /** Steps are whole numbers: no axis label between them. */

@@ -266,6 +266,15 @@ export function extent(columns, log) {
   return low <= high ? [low, high] : null;
 }
 
+/** The range of the curves, and of the branches as far as they leave the curves half of the height. */
+export function besides(own, thin, log) {
+  if (own === null || thin === null) return own ?? thin;
+  const [to, from] = log ? [Math.log, Math.exp] : [Number, Number];
+  const [low, high] = own.map(to);
+  const room = (high - low) / 2 || Infinity;
+  return [from(Math.max(Math.min(low, to(thin[0])), low - room)), from(Math.min(Math.max(high, to(thin[1])), high + room))];
+}
+
 /** At most so many rows that say of each stretch of steps the mean and the extremes of every series. */
 export function tabulate(all, from, to, rows) {
   const first = Math.ceil(from);

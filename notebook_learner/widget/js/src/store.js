@@ -27,6 +27,7 @@ export class Store {
     this.client = randomName();
     this.board = null;
     this.series = new Map();
+    this.branches = new Map(); // the same by the name of a branch, which no delta changes
     this.seq = null;
     this.pending = new Map(); // number of a request -> {cmd, at}
     this.heard = clock.now();
@@ -74,7 +75,7 @@ export class Store {
 
   /** Whether any step was taken that has a value. */
   get begun() {
-    return [...this.series.values()].some(({ length }) => length > 0);
+    return [this.series, ...this.branches.values()].some((all) => [...all.values()].some(({ length }) => length > 0));
   }
 
   get visible() {
@@ -110,9 +111,12 @@ export class Store {
     this.#forgetLost();
     this.seq = content.seq;
     this.board = content.board;
-    this.series = new Map(
-      content.series.map(({ metric, split, points }, at) => [keyOf(metric, split), Series.fromBuckets(columns[at], points)]),
-    );
+    this.series = new Map();
+    this.branches = new Map();
+    content.series.forEach(({ metric, split, points, branch }, at) => {
+      if (branch && !this.branches.has(branch)) this.branches.set(branch, new Map());
+      (branch ? this.branches.get(branch) : this.series).set(keyOf(metric, split), Series.fromBuckets(columns[at], points));
+    });
     this.curves++;
     this.#tell("board");
   }

@@ -35,8 +35,8 @@ export class View {
     this.panel = h("section", { class: "nl-panel", role: "region", "aria-label": "Learner", "data-lm-suppress-shortcuts": "true", "data-p-suppress-shortcuts": "true" });
     this.header = new Header();
     this.progress = new Progress();
-    this.curves = new Curves(this.panel, signal, () => this.schedule());
     const refuse = (text) => this.#note(false, text);
+    this.curves = new Curves(this.panel, ask, refuse, signal, () => this.schedule());
     this.controls = new Controls(ask, refuse, () => this.inspection.rank, signal);
     this.rewinder = new Rewinder(ask, refuse, (step) => this.curves.aim(step), signal);
     this.checkpoints = new Checkpoints(ask, signal);

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { align, bucketWidth, downsample, extent, memoryOf, recentFrom, Series, smooth, tabulate } from "../src/series.js";
+import { align, besides, bucketWidth, downsample, extent, memoryOf, recentFrom, Series, smooth, tabulate } from "../src/series.js";
 
 function grown(values, first = 1) {
   const series = new Series();
@@ -168,4 +168,15 @@ test("the nearest point is found from either side", () => {
   const series = grown([1, 2, 3], 10);
   assert.deepEqual([0, 10.4, 10.6, 99].map((x) => series.nearest(x)), [0, 0, 1, 2]);
   assert.equal(new Series().nearest(3), -1);
+});
+
+test("branches widen the picture, but never take more of it than the curves have", () => {
+  assert.deepEqual(besides([1, 3], [0.5, 3.5], false), [0.5, 3.5]);
+  assert.deepEqual(besides([1, 3], [-100, 1e9], false), [0, 4]);
+  assert.deepEqual(besides([1, 3], [1.5, 2], false), [1, 3]);
+  assert.deepEqual(besides([1, 3], null, false), [1, 3]);
+  assert.deepEqual(besides(null, [1, 3], false), [1, 3]);
+  assert.deepEqual(besides([2, 2], [0, 9], false), [0, 9]);
+  const [low, high] = besides([1, 100], [1e-9, 1e9], true);
+  assert.ok(Math.abs(low - 0.1) < 1e-9 && Math.abs(high - 1000) < 1e-6);
 });

@@ -191,3 +191,17 @@ test("messages of no kind that it knows are ignored", () => {
   for (const content of [null, {}, { type: "other" }, 3]) store.receive(content);
   assert.equal(store.board, null);
 });
+
+test("the curves of branches come with a snapshot, apart from those of the run", () => {
+  const { store } = bench();
+  const thin = { ...loss(1), branch: "2" };
+  store.receive({ type: "snapshot", seq: 1, board: {}, series: [loss(1), thin] }, [bytes(1, 0.5, 0.5, 0.5), bytes(1, 0.9, 0.9, 0.9)]);
+  assert.deepEqual(train(store), [[1, 0.5]]);
+  assert.equal(store.branches.get("2").get(keyOf("Loss", "train")).mean[0], 0.9);
+  store.receive(...delta(2, [loss(1)], [bytes(2, 0.4)]));
+  assert.equal(store.branches.get("2").get(keyOf("Loss", "train")).length, 1);
+  store.receive({ type: "snapshot", seq: 3, board: {}, series: [thin] }, [bytes(1, 0.9, 0.9, 0.9)]);
+  assert.equal(store.begun, true, "the run stands at its beginning, and has left a branch");
+  store.receive({ type: "snapshot", seq: 4, board: {}, series: [] }, []);
+  assert.deepEqual([store.branches.size, store.begun], [0, false]);
+});

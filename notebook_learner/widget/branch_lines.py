@@ -1,0 +1,98 @@
+"""The lines that a run has left, as the page draws them behind its curves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ..event import Record, Split, rows
+from ..logger.branches import Branch
+from ..renderer.text import one_line, place
+from .curves import Curves, CurveSeries
+from .wire import Json
+
+MOST = 8
+"""The latest so many are drawn: more thin lines cannot be told apart."""
+BUCKETS = 256
+"""Buckets of a thin line, at most: eight of them take as many bytes as the curve in front of them."""
+
+
+class Left(NamedTuple):
+    """The branches of a run, and what is known of each."""
+
+    found: Sequence[Branch]
+    passes: Callable[[Branch], Record]
+    """Returns the passes in a branch's own files; the first one is whole."""
+    again: Callable[[Branch], int]
+    """Returns how many training steps are taken again on the way to its end."""
+
+
+@dataclass
+class BranchLines:
+    """The latest branches. The files of a branch do not change after it was left. They are read twice,
+    because the first time some of them may still be on their way."""
+
+    told: Json = field(default_factory=lambda: {"lines": [], "more": 0})
+    """What the page is told about them."""
+    curves: dict[str, Curves] = field(default_factory=dict)
+    _known: dict[str, Branch] = field(default_factory=dict)
+    _whole: frozenset[str] = frozenset()
+    """Those that were read twice."""
+
+    def read(self, left: Left, names: dict[Split, set[str]]) -> BranchLines:
+        """The branches as they are now, in the order in which they were left."""
+        latest = left.found[-MOST:]
+        curves = {each.name: self._curves_of(each, left, names) for each in latest}
+        lines = [_told(each, left.again(each)) for each in latest]
+        told = {"lines": lines, "more": len(left.found) - len(latest)}
+        whole = frozenset(each.name for each in latest if self._has(each))
+        return BranchLines(told, curves, {each.name: each for each in latest}, whole)
+
+    def series(self) -> Mapping[tuple[str, str, Split], CurveSeries]:
+        """The curves by branch, metric and split."""
+        return {(name, *key): each for name, of in self.curves.items() for key, each in of.series.items()}
+
+    def left_since(self, before: BranchLines, when: float) -> list[str]:
+        """A line for the log about each branch that was left after a time, and is not in `before`."""
+        new = [name for name, each in self._known.items() if name not in before._known and each.when >= when]
+        return [f"left {each['text']}" for each in self.told["lines"] if each["name"] in new]
+
+    def _has(self, branch: Branch) -> bool:
+        known = self._known.get(branch.name, branch)
+        same = (known.begins, known.ends, known.when) == (branch.begins, branch.ends, branch.when)
+        return same and branch.name in self._known
+
+    def _curves_of(self, branch: Branch, left: Left, names: dict[Split, set[str]]) -> Curves:
+        if branch.name in self._whole and self._has(branch):
+            return self.curves[branch.name]
+        curves = Curves(BUCKETS)
+        curves.rebuild(_beyond(left.passes(branch), branch), names, branch.begin.iteration)
+        return curves
+
+
+def _beyond(own: Record, branch: Branch) -> Record:
+    """A branch's passes from the last step on that it shares with the line that it left: the thin line
+    begins on the curve."""
+    epoch, split, step, _ = branch.begins
+    cut = []
+    for part in own:
+        if (part.epoch, part.split) == (epoch, split):
+            kept = [block for block in part.blocks if block.last >= step]
+            blocks = (rows(block, max(0, step - block.first), block.count) for block in kept)
+            part = replace(part, blocks=tuple(blocks))
+        cut.append(part)
+    return tuple(cut)
+
+
+def _told(branch: Branch, again: int) -> Json:
+    begin, end = (place(*each[:3], None) for each in (branch.begins, branch.ends))
+    changes = one_line("; ".join(branch.changes))
+    return {
+        "name": branch.name,
+        "changes": changes,
+        "text": f"branch {branch.name}: from {begin} to {end}" + f" ({changes})" * bool(changes),
+        "from": branch.begin.iteration,
+        "to": branch.end.iteration,
+        "again": again,
+    }
