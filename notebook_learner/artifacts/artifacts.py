@@ -12,14 +12,14 @@ from ..checkpoint.info import CheckpointInfo
 from ..errors import names_descriptors
 from ..store import durable
 from . import verification
-from .branches import RecordedBranch
+from .branches import RecordedBranch, passes_of_branches
 from .certificate import Certificate, problems_with, read_certificate
 from .diff import RunDifference, Side, difference
 from .index import encode_index
 from .live_index import FILE
 from .recorded_run import RecordedRun
 from .run_status import is_run, require_run
-from .timeline import mark_of_checkpoint
+from .timeline import TimelineMark, mark_of_checkpoint
 from .varied import edits_of
 
 if TYPE_CHECKING:
@@ -170,27 +170,29 @@ class Artifacts(RecordedRun):
         return builder().ask(what, **options)
 
     def _encoded(self, checkpoints: Sequence[CheckpointInfo]) -> bytes:
-        run = self._described(self.run)
-        history = self.history
-        record = history.snapshot()
-        sets = tuple(history.evaluated.values())
-        return encode_index(
-            run, record, self._clock(), self.timeline, checkpoints, evaluated=sets, recipe=self._recipe_text
-        )
+        return self._index_of(self.timeline, checkpoints)
 
     def _rebuild(self) -> None:
         known = [info for info in self._folder.list() if not info.damage]
-        run = self._described(self.run)
         told = self.timeline
         noted = {mark.text for mark in told if mark.kind == "checkpoint"}
         marks = [*told, *(mark_of_checkpoint(info) for info in known if info.label not in noted)]
         marks.sort(key=lambda mark: mark.when)
-        history = self.history
-        sets = tuple(history.evaluated.values())
-        data = encode_index(
-            run, history.snapshot(), self._clock(), marks, known, evaluated=sets, recipe=self._recipe_text
-        )
+        data = self._index_of(marks, known)
         durable.replace(self.directory / FILE, [data], len(data))
+
+    def _index_of(self, timeline: Sequence[TimelineMark], checkpoints: Sequence[CheckpointInfo]) -> bytes:
+        run, history = self._described(self.run), self.history
+        return encode_index(
+            run,
+            history.snapshot(),
+            self._clock(),
+            timeline,
+            checkpoints,
+            evaluated=tuple(history.evaluated.values()),
+            recipe=self._recipe_text,
+            branches=passes_of_branches(self.directory, run.metrics),
+        )
 
 
 def _sides(one: Given, other: Given) -> tuple[Side, Side]:

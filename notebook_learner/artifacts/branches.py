@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import DamagedError
+from ..errors import DamagedError, StoreError
 from ..event import cut
 from ..event.position import Position
 from ..event.values import Floats, MetricInfo, Record, Split
@@ -207,6 +208,18 @@ def own_passes(directory: str | os.PathLike[str], branch: Branch, infos: Sequenc
     inside = begin.step if begin.split == "train" else 0
     folder = Path(RunLayout(directory).branches / branch.name)
     return read_record(folder, infos, trained=begin.iteration - inside)
+
+
+def passes_of_branches(
+    directory: str | os.PathLike[str], infos: Sequence[MetricInfo]
+) -> list[tuple[Branch, Record]]:
+    """The branches of a run with the passes in their own files. One whose files are being moved is left
+    out."""
+    found = []
+    for branch in read_branches(directory):
+        with suppress(OSError, StoreError):
+            found.append((branch, own_passes(directory, branch, infos)))
+    return found
 
 
 def _whole(

@@ -14,6 +14,8 @@ it at a click:
     /epochs/valid/Loss      value, epoch: a row an epoch that has ended
     /series/test/clean/Loss, /epochs/test/clean/Loss    the same of the evaluated set "clean"; epoch and
                             iteration are those of the weights
+    /branches/1             attributes: where the run left this branch, and why; series and epochs as
+                            above, from the epoch on in which it begins
     /checkpoints/3-117      attributes; links "model", "optim", ... to the checkpoint's own files
     /timeline               kind, epoch, split, step, time, text: pauses, rewinds, checkpoints, ...
 
@@ -63,6 +65,7 @@ from ..event.values import (
     Split,
     SplitRecord,
 )
+from ..logger.branches import Branch
 from ..store import durable
 from ..store.durable import digest_of
 from ..store.json_text import parse, to_text
@@ -92,6 +95,7 @@ def encode_index(
     written_at: float | None = None,
     evaluated: Sequence[Evaluated] = (),
     recipe: str = "",
+    branches: Sequence[tuple[Branch, Record]] = (),
 ) -> bytes:
     """Make the whole file in memory: in a training process HDF5 never writes to the disk."""
     header = _header(run, clock, timeline, time.time() if written_at is None else written_at, recipe)
@@ -111,6 +115,8 @@ def encode_index(
         _write_epochs(epochs, run, record)
         if evaluated:
             _write_evaluated(series.group(TEST), epochs.group(TEST), evaluated)
+        if branches:
+            _write_branches(root.group("branches"), run, branches)
         _write_checkpoints(root.group("checkpoints"), checkpoints)
         _write_timeline(root.group("timeline"), timeline)
 
@@ -209,6 +215,29 @@ def _write_checkpoints(group: IndexGroup, checkpoints: Sequence[CheckpointInfo])
                 each.external_link(part, f"checkpoint/{name}")
             else:
                 each.attributes({part: name})
+
+
+def _write_branches(group: IndexGroup, run: RunInfo, branches: Sequence[tuple[Branch, Record]]) -> None:
+    for branch, record in branches:
+        each, begin, end = group.group(branch.name), branch.begin, branch.end
+        each.attributes(
+            {
+                "parent": branch.parent,
+                "epoch": begin.epoch,
+                "split": begin.split,
+                "step": begin.step,
+                "iteration": begin.iteration,
+                "end_epoch": end.epoch,
+                "end_split": end.split,
+                "end_step": end.step,
+                "end_iteration": end.iteration,
+                "left_at": branch.when,
+                "why": branch.why,
+                "changes": "; ".join(branch.changes),
+            }
+        )
+        _write_series(each.group("series", "NXentry"), run, record, Clock())
+        _write_epochs(each.group("epochs", "NXentry"), run, record)
 
 
 def _write_timeline(group: IndexGroup, timeline: Sequence[TimelineMark]) -> None:

@@ -27,6 +27,7 @@ from ..event.values import (
 )
 from ..store import durable, files
 from ..store.layout import RunLayout
+from .branches import passes_of_branches
 from .claims import Claims
 from .clock import Clock
 from .index import encode_index, read_header
@@ -231,7 +232,10 @@ class LiveIndex:
         logged = evaluated_in(self.path.parent, run.metrics, timeline, record)
         evaluated.update({each.name: each for each in logged})
         sets = tuple(evaluated.values())
-        data = encode_index(run, record, clock, timeline, checkpoints, evaluated=sets, recipe=self._recipe())
+        left, recipe = passes_of_branches(self.path.parent, run.metrics), self._recipe()
+        data = encode_index(
+            run, record, clock, timeline, checkpoints, evaluated=sets, recipe=recipe, branches=left
+        )
         if not self._directory_made:  # later on, a directory that has gone is an error
             files.make_directory(self.path.parent)
             self._directory_made = True

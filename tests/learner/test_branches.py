@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import torch
 from branching_support import STEPS, learner_in, step_on, weights
@@ -336,3 +337,34 @@ def test_each_way_from_one_place_is_known_by_the_rate_that_it_took(tmp_path: Pat
         "3": ("lr = 0.3",),
         "4": ("lr = 0.4",),
     }
+
+
+def test_a_viewer_of_artifacts_h5_sees_the_branches(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 20)
+    losses = learner.history["train", "Loss"]
+    learner.rewind(to=(2, 3))
+    edited(learner, 0.1, 6)
+    learner.rewind(2)
+    edited(learner, 0.2, 2)
+    run = learner.artifacts
+
+    def seen() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        with h5py.File(tmp_path / "run" / "artifacts.h5", "r") as file:
+            for name, group in file["branches"].items():
+                at = dict(group.attrs)
+                found[name] = (at["parent"], at["epoch"], at["step"], at["end_iteration"], at["changes"])
+                for split in group["series"]:
+                    loss = group["series"][split]["Loss"]
+                    found[name, split] = (loss["value"][:].tolist(), loss["iteration"][:].tolist())
+                found[name, "epochs"] = {
+                    each: group["epochs"][each]["Loss/value"][:] for each in group["epochs"]
+                }
+        return found
+
+    live = seen()
+    assert live["1"] == ("", 2, 3, 20, "") and live["2"][3] == STEPS + 9
+    assert live["1", "train"] == (losses[STEPS:].tolist(), [*range(STEPS + 1, 21)])
+    run.renew()
+    assert str(seen()) == str(live)
