@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 from torch import Tensor
 
 from ..artifacts.tables import Table
-from ..errors import Paused, StateError
-from ..event import MetricBlock, SplitEnded, SplitRecord
+from ..checkpoint.info import CheckpointInfo
+from ..errors import Paused, StateError, StoreError
+from ..event import MetricBlock, Notice, SplitEnded, SplitRecord
 from ..event.position import Position, after_training_step
 from ..event.values import Event, Record, SetProgress, Split
 from ..metric.base import AnyMetric, own_copy
@@ -22,7 +24,9 @@ from ..run.compared import Compared, Difference
 from ..run.loop import Loop
 from ..run.replay import Edit, Unheard, steps_until
 from ..run.replica import Replica
+from ..state.checkpoint_files import place_of
 from .excursion import excursion
+from .footprint import Footprint, first_difference, named
 
 PATIENCE = 1.0
 """Seconds until the user sees the first progress."""
@@ -102,12 +106,28 @@ class _PastTape:
         """How many steps there are to take."""
         self._replica, self._function, self._wanted = replica, function, wanted
         self._compared, self._steps = Compared(known), 0
+        self._elsewhere: Difference | None = None
         self._began, self._shown = perf_counter(), False
 
     @property
     def differs(self) -> Difference | None:
-        """The first value that was not the one that was recorded."""
-        return self._compared.difference(self._replica.carried.left_names(), self._replica.causes())
+        """The first value that was not the one that was recorded, or else what another state had than the
+        checkpoint there."""
+        left, causes = self._replica.carried.left_names(), self._replica.causes()
+        return self._compared.difference(left, causes) or self._elsewhere
+
+    def compare(self, info: CheckpointInfo) -> None:
+        """Compare weights and what the optimizer remembers with a checkpoint of the place reached."""
+        if self._elsewhere is None:
+            try:
+                there = self._replica.saving.load_on_the_way(info).parts
+            except StoreError as damage:
+                self._replica.emit(Notice(f"ask() compares nothing with checkpoint {info.label}: {damage}"))
+                return
+            pair = [[Footprint("", dict(_learned(each)))] for each in (there, self._replica.capture().parts)]
+            if found := first_difference(*pair):
+                why = f"checkpoint {info.label} has another one, though the values on the way were the same"
+                self._elsewhere = Difference(str(place_of(info)), found[1], why)
 
     def pass_by(self, event: Event) -> None:
         """Compare what the steps before the stretch measured."""
@@ -146,6 +166,12 @@ class _PastTape:
             self._shown = not over
             what = "on the way through the past"
             self._replica.emit(SetProgress(what, self._steps, self.length, over, unit="step"))
+
+
+def _learned(parts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from named(parts["model"], "model")
+    # Its options may have been set by hand at this very place, before or after the checkpoint was saved.
+    yield from (each for each in named(parts["optimizer"], "optimizer") if ".groups[" not in each[0])
 
 
 def _kept(value: Any) -> Any:
@@ -209,13 +235,21 @@ def _taken_again(
         for each in loop.passes.values():
             for metric in metrics:
                 stack.enter_context(each.metrics.beside(own_copy(metric)))
-        _walk(loop, replica.edits(start, target), target)
+        _walk(loop, [*_checks(replica, tape, start, target), *replica.edits(start, target)], target)
     tape.tell(over=True)
     return tape
 
 
+def _checks(replica: Replica, tape: _PastTape, start: Position, target: Position) -> list[Edit]:
+    """The comparisons with the checkpoints in a stretch, each at its place."""
+    if replica.ranks is not None:  # each rank has a part of the state, and a file has the whole
+        return []
+    known = {place_of(info): info for info in replica.saving.on_the_way()}
+    return [(at, partial(tape.compare, info)) for at, info in known.items() if start < at <= target]
+
+
 def _walk(loop: Loop, edits: Sequence[Edit], target: Position) -> None:
-    for position, repeat in edits:
+    for position, repeat in sorted(edits, key=lambda edit: edit[0].key):
         loop.run(At(position))
         repeat()
     if loop.run(At(target)) == "pause":

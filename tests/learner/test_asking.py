@@ -106,6 +106,63 @@ def test_steps_that_are_others_now_are_told(tmp_path: Path) -> None:
     assert "ask() took other steps than the run" in shown.told[-1] and "data.train" in shown.told[-1]
 
 
+class Counted(nn.Module):
+    """Has a buffer on which no value depends, and which a number outside of the run moves."""
+
+    outside = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("moved", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.moved += Counted.outside
+        return self.layer(x)
+
+
+def counted_in(directory: Path) -> Any:
+    torch.manual_seed(1)
+    model = Counted()
+    builder = LearnerBuilder(directory).loss(F.mse_loss).num_epochs(3).renderer("silent")
+    loader = DataLoader(TensorDataset(X, Y), batch_size=4, shuffle=True)
+    return builder.with_file_checkpointer().build(model, Adam(model.parameters(), lr=0.01), None, loader)
+
+
+@pytest.mark.parametrize(
+    ("outside", "steps", "differs"),
+    [(1.0, (1, 24), None), (2.0, (1, 7), None), (2.0, (9, 20), "moved differs after epoch 3, train, step 0")],
+)
+def test_the_steps_are_verified_at_each_checkpoint_on_their_way(
+    outside: float, steps: Any, differs: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = counted_in(tmp_path / "run")
+    learner.fit()
+    learner.artifacts  # noqa: B018  # waits for the files
+    monkeypatch.setattr(Counted, "outside", outside)
+    answer = learner.ask(lambda learner: learner.output.loss, steps=steps)
+    assert answer.exact == (differs is None)
+    if differs is not None:
+        assert str(answer.differs).startswith(differs) and "checkpoint 2 has another one" in str(
+            answer.differs
+        )
+
+
+def test_a_damaged_checkpoint_on_the_way_is_told_and_the_answer_is_given(tmp_path: Path) -> None:
+    shown = Shown()
+    learner = learner_in(tmp_path / "run", shown=shown)
+    learner.fit()
+    losses = learner.artifacts.series("Loss").value
+    path = tmp_path / "run" / "checkpoint" / "optim-3.h5"
+    data = bytearray(path.read_bytes())
+    data[-200:] = bytes(200)
+    path.write_bytes(data)
+    answer = learner.ask(lambda learner: learner.output.loss, steps=(9, 28))
+    assert answer.exact and answer.value.tolist() == losses[8:28].tolist()
+    assert any("ask() compares nothing with checkpoint 3" in text for text in shown.told)
+
+
 @pytest.mark.parametrize(
     ("what", "steps", "told"),
     [
