@@ -235,6 +235,13 @@ class Fleet:
                 self._changes = changes
                 self._stale = self._stale or changes is not None  # they get them after this rank's state
 
+    def follow(self) -> None:
+        """Give the other ranks what was changed by hand on rank 0, at this boundary inside of a run."""
+        if self._entered and not self._stale:  # else they get it when they enter, or before the next step
+            self.whole()
+            self._synchronise()
+            self._ask("enter", self._changes)
+
     def walk(self, changes: Changes) -> None:
         """Have the other ranks take steps with these changes until `leave`, as this rank does."""
         self._changes = self.source.packed(changes)

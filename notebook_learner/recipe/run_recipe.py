@@ -68,6 +68,8 @@ class RunRecipe:
         """Returns the data of each split; set when the learner has loaders."""
         self.found: Callable[[], str | None] = lambda: None
         """Returns the recipe in the checkpoint that was loaded last."""
+        self.repeated: Callable[[], None] = lambda: None
+        """Called after a change of the optimizer's options was made again, on the way through past steps."""
         self._in_use, self._place, self._num_epochs = in_use, place, num_epochs
         self._file = file
         self._first: Told = {}
@@ -251,6 +253,7 @@ class RunRecipe:
         put_options(optimizer, {name: pair[1] for name, pair in change["changed"].items()})
         if len(change["rates"]) == len(optimizer.param_groups):
             set_rates(optimizer, change["rates"])
+        self.repeated()
 
     # Gathering ---------------------------------------------------------------------------------------
 

@@ -101,6 +101,9 @@ class Ranks(Protocol):
         """Layers, groups or functions are other ones: have the other ranks built anew from this one. `order`
         has the former place of each parameter."""
 
+    def follow(self) -> None:
+        """Rank 0 was changed by hand at this boundary: give the ranks its state."""
+
     def walk(self, changes: Any) -> None:
         """Let the ranks take steps with these changes, as this rank does, until `leave`."""
 

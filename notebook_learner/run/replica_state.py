@@ -86,6 +86,11 @@ class ReplicaState:
         if self.ranks is not None:
             self.ranks.whole()
 
+    def have_ranks_follow(self) -> None:
+        """Call this after a change of this rank's state at a boundary inside of a run."""
+        if self.ranks is not None:
+            self.ranks.follow()
+
     def settle(self) -> None:
         """Call this before any code changes the weights: the copy in progress is then complete, or void."""
         deferring = self._deferring

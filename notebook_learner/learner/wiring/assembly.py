@@ -411,6 +411,7 @@ class _Wiring:
             settings.in_parts and settings.share is not None,
         )
         replica.edits, replica.causes = recipe.edits, recipe.causes
+        recipe.repeated = replica.have_ranks_follow
         replica.timeline.beside = lambda: sum(each.cursor.kept_bytes for each in loop.passes.values())
         storing.emit = replica.emit
         for condition, once in settings.breakpoints:
