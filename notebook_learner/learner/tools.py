@@ -164,8 +164,9 @@ class Tools:
         """Compute what was not measured: a metric, or a function of the learner, over steps of the past.
 
         The steps are taken again, aside: the learner stands afterwards where it stood, to the bit. They are
-        compared with what was recorded, and with the checkpoints on their way; a line says where they differ. A metric's answer is a series, as
-        `Artifacts.series` gives, and it stays in the run's directory: `Artifacts(dir).asked`.
+        compared with what was recorded, and with the checkpoints on their way; a line says where they differ.
+        A metric's answer is a series, as `Artifacts.series` gives, and it stays in the run's directory:
+        `Artifacts(dir).asked`.
 
         `learner.ask(Accuracy(), split="valid")`,
         `learner.ask(lambda learner: learner.model[0].weight.norm(), steps=(100, 200), every=10)`

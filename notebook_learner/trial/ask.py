@@ -14,17 +14,18 @@ from torch import Tensor
 
 from ..artifacts.tables import Table
 from ..checkpoint.info import CheckpointInfo
-from ..errors import Paused, StateError, StoreError
+from ..errors import Paused, StoreError
 from ..event import MetricBlock, Notice, SplitEnded, SplitRecord
 from ..event.position import Position, after_training_step
 from ..event.values import Event, Record, SetProgress, Split
-from ..metric.base import AnyMetric, own_copy
+from ..metric.base import AnyMetric
 from ..run.bounds import FAR, At
 from ..run.compared import Compared, Difference
 from ..run.loop import Loop
 from ..run.replay import Edit, Unheard, steps_until
 from ..run.replica import Replica
 from ..state.checkpoint_files import place_of
+from .changes import Changes, changed
 from .excursion import excursion
 from .footprint import Footprint, first_difference, named
 
@@ -204,8 +205,6 @@ def ask_metrics(
 ) -> tuple[Record, Difference | None]:
     """Measure metrics over the epochs of these training steps; return what they measured, pass by pass, and
     the first difference from what was recorded."""
-    if replica.ranks is not None:
-        raise StateError("ask() measures metrics on one device; give it a function, or resume on one device")
     known = replica.history.snapshot()
     start = Position(
         after_training_step(known, first - 1).epoch, "train", 0
@@ -232,9 +231,11 @@ def _taken_again(
         loop.boundary = tape
         _walk(loop, replica.edits(state.position, start), start)
         loop.emit = tape.emit
-        for each in loop.passes.values():
-            for metric in metrics:
-                stack.enter_context(each.metrics.beside(own_copy(metric)))
+        if metrics:
+            changes = Changes(metrics=metrics)
+            stack.enter_context(changed(loop, changes))
+            if replica.ranks is not None:
+                replica.ranks.walk(changes)
         _walk(loop, [*_checks(replica, tape, start, target), *replica.edits(start, target)], target)
     tape.tell(over=True)
     return tape

@@ -5,8 +5,8 @@ Other ranks take the same steps with the same changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from ..data.sampling import END
 from ..errors import ConfigurationError, a_kind, names_descriptors, wrong_arguments
 from ..event.position import Position
 from ..event.values import Floats
+from ..metric.base import AnyMetric, own_copy
 from ..metric.step_values import LossIfAny
 from ..renderer.text import number
 from ..run.bounds import FAR
@@ -41,6 +42,8 @@ class Changes:
     """Run no validation, no policy and no last epoch."""
     quiet: bool = False
     """Make no metric of a name that a step logs."""
+    metrics: Sequence[AnyMetric] = ()
+    """Measure these, too, in training and validation."""
 
 
 AS_IT_IS = Changes()
@@ -71,7 +74,11 @@ def changed(loop: Loop, changes: Changes) -> Iterator[None]:
     run = loop.passes, loop.policies, loop.num_epochs, loop.schedule, loop.quiet
     own = train.step.function, train.cursor, update.clips, update.plain
     try:
-        with train.metrics.beside(LossOfStep()):
+        with ExitStack() as stack:
+            stack.enter_context(train.metrics.beside(LossOfStep()))
+            for each in loop.passes.values():
+                for metric in changes.metrics:
+                    stack.enter_context(each.metrics.beside(own_copy(metric)))
             if changes.train_only:
                 _train_only(loop)
             loop.quiet, loop.trying = changes.quiet, True

@@ -178,7 +178,7 @@ def test_texts_of_users_stay_texts_on_one_line_and_all_is_json() -> None:
 
 
 ALWAYS = {"save", "epochs"}
-GOES_BACK = {"rewind", "rewind_to", "inspect", "verify", "restore"}
+GOES_BACK = {"rewind", "rewind_to", "go_to", "inspect", "verify", "restore"}
 STANDING = {"run", "step", "step_epoch"} | GOES_BACK | ALWAYS
 
 

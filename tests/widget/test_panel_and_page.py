@@ -350,6 +350,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    time = monotonic
+
 
 @pytest.mark.parametrize(("takes", "rests"), [(0.0005, 0.3), (0.002, 0.5), (0.05, 2.0)])
 def test_after_a_message_steps_are_told_no_sooner_than_in_proportion_to_what_it_took(

@@ -8,7 +8,11 @@ const series = (ys, from = 1) => Series.fromBuckets(Float64Array.from([...ys.map
 test("a line is called by its number and its changes, as far as there is room", () => {
   assert.equal(labelOf({ name: "2", changes: "" }), "branch 2");
   assert.equal(labelOf({ name: "2", changes: "lr = 0.1" }), "2 · lr = 0.1");
+});
+
+test("a label that is too long for the picture ends in dots, and not in a space", () => {
   assert.equal(labelOf({ name: "12", changes: "lr = 0.1; weight_decay = 0.01" }), "12 · lr = 0.1; weight_dec…");
+  assert.equal(labelOf({ name: "1", changes: "twenty letters here: and more" }), "1 · twenty letters here:…");
 });
 
 test("the button says how many steps are taken again, where that is known", () => {
