@@ -22,7 +22,7 @@ from ..event import (
 )
 from ..logger.branches import read_branches
 from ..store.layout import SPLITS
-from ..widget.branch_lines import Left
+from ..widget.branch_lines import LeftBranches
 from .branches import own_passes
 from .evaluations import Evaluation
 from .follow import Block, EpochValues, News, TakenBack, follow
@@ -154,7 +154,9 @@ class Watching:
     def _show_branches(self) -> None:
         directory, known = self._run.directory, () if self._known is None else self._known.metrics
         self.panel.show_branches(
-            Left(read_branches(directory), lambda branch: own_passes(directory, branch, known), lambda _: 0)
+            LeftBranches(
+                read_branches(directory), lambda branch: own_passes(directory, branch, known), lambda _: 0
+            )
         )
 
     def _open(self) -> None:

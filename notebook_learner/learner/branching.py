@@ -14,7 +14,7 @@ from ..run.bounds import as_position
 from ..run.replay import Edit, Edits, LeftLine
 from ..run.step_reports import RewindReport
 from ..state.checkpoint_files import Lineage
-from ..widget.branch_lines import Left
+from ..widget.branch_lines import LeftBranches
 from .core import LearnerCore
 
 
@@ -31,7 +31,7 @@ def _found(learner: LearnerCore) -> Branches:
     return branches_in(opened.directory, opened.metrics, record, learner.position, forks, origin)
 
 
-def left_by(learner: LearnerCore) -> Left:
+def left_by(learner: LearnerCore) -> LeftBranches:
     """The branches in the run's directory for a panel, which reads them while the run trains."""
     directory, infos = learner._opened.directory, learner._opened.metrics
     known = {each.name: each for each in read_branches(directory)}
@@ -46,7 +46,7 @@ def left_by(learner: LearnerCore) -> Left:
         last = branch.end.iteration
         return last - max((each for each in near if each <= last), default=0)
 
-    return Left([*known.values()], lambda branch: own_passes(directory, branch, infos), again)
+    return LeftBranches([*known.values()], lambda branch: own_passes(directory, branch, infos), again)
 
 
 def timeline_of(learner: LearnerCore) -> TimelineTable:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..checkpoint.info import CheckpointInfo
     from ..renderer.summary import Summary
-    from ..widget.branch_lines import Left
+    from ..widget.branch_lines import LeftBranches
 
 from .core import LearnerCore
 
@@ -91,7 +91,7 @@ class DisplayVerbs(LearnerCore):
         """Grows when the run leaves a branch, goes to one, or takes one again."""
         return self._supplies.branches.changes
 
-    def _left(self) -> Left:
+    def _left(self) -> LeftBranches:
         """The branches that the run has left, read without waiting for it."""
         from .branching import left_by
 

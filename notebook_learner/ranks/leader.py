@@ -26,7 +26,7 @@ from .rank_processes import Crew, Dead, Failed, Lost, Member, crew_for, exceptio
 from .rank_steps import RankClock, buffers_of_rank_0, ranked, share_for
 from .rank_table import RankTable, of_member, of_this_process
 from .recipe import RecipeSource
-from .reduction import Reducer, Severed
+from .reduction import Reducer, Severed, reference_for
 from .rendezvous import process_group
 from .state_transfer import fingerprint, joined, nothing_of, reshaped, seed_of, told_by
 from .weight_parts import InParts, Whole
@@ -486,7 +486,7 @@ class Fleet:
         crew.generation += 1
         place, generation = crew.engines.place, crew.generation
         self._sized = "train" in loop.passes
-        reference = _reference(loop.passes["train"].cursor.loader, self.world) if self._sized else 1.0
+        reference = reference_for(loop.passes["train"].cursor.loader, self.world) if self._sized else 1.0
         self._tell("meet", place, generation, self.world, reference)
         group = process_group(self.devices[0], place, generation, 0, self.world)
         self._reducer = (Reducer if self._whole is None else InParts)(group, reference)
@@ -595,11 +595,3 @@ class RankTour:
         if isinstance(cause, CannotBeCut) and self.cursor.walks_again:
             return Alone(str(cause))
         return cause
-
-
-def _reference(loader: Any, world: int) -> float:
-    """A power of two near a rank's share of a batch, so that gradients are of their usual size while they are
-    summed; a loss scale of fp16 depends on that."""
-    size = getattr(loader, "batch_size", None)
-    share = size // world if isinstance(size, int) else 1
-    return float(1 << (max(share, 1).bit_length() - 1))

@@ -371,3 +371,11 @@ def _dense(grad: Tensor | None) -> Tensor | None:
 def _odd(tensor: Tensor) -> bool:
     """Whether not every backend can send this kind of tensor; all of them can send its bytes."""
     return tensor.dtype not in (torch.float32, torch.float64, torch.int64, torch.int32)
+
+
+def reference_for(loader: Any, world: int) -> float:
+    """A power of two near a rank's share of a batch, so that gradients are of their usual size while they are
+    summed; a loss scale of fp16 depends on that."""
+    size = getattr(loader, "batch_size", None)
+    share = size // world if isinstance(size, int) else 1
+    return float(1 << (max(share, 1).bit_length() - 1))

@@ -62,7 +62,7 @@ class Inspected(Protocol):
     def place(self) -> str: ...
 
 
-class Tools(Protocol):
+class RareVerbs(Protocol):
     """What a learner has besides its own verbs."""
 
     def note(self, text: str) -> None:
@@ -112,4 +112,4 @@ class Steered(Protocol):
         ...
 
     @property
-    def tools(self) -> Tools: ...
+    def tools(self) -> RareVerbs: ...

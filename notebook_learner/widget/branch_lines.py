@@ -18,7 +18,7 @@ BUCKETS = 256
 """Buckets of a thin line, at most: eight of them take as many bytes as the curve in front of them."""
 
 
-class Left(NamedTuple):
+class LeftBranches(NamedTuple):
     """The branches of a run, and what is known of each."""
 
     found: Sequence[Branch]
@@ -40,7 +40,7 @@ class BranchLines:
     _whole: frozenset[str] = frozenset()
     """Those that were read twice."""
 
-    def read(self, left: Left, names: dict[Split, set[str]]) -> BranchLines:
+    def read(self, left: LeftBranches, names: dict[Split, set[str]]) -> BranchLines:
         """The branches as they are now, in the order in which they were left."""
         latest = left.found[-MOST:]
         curves = {each.name: self._curves_of(each, left, names) for each in latest}
@@ -63,7 +63,7 @@ class BranchLines:
         same = (known.begins, known.ends, known.when) == (branch.begins, branch.ends, branch.when)
         return same and branch.name in self._known
 
-    def _curves_of(self, branch: Branch, left: Left, names: dict[Split, set[str]]) -> Curves:
+    def _curves_of(self, branch: Branch, left: LeftBranches, names: dict[Split, set[str]]) -> Curves:
         if branch.name in self._whole and self._has(branch):
             return self.curves[branch.name]
         curves = Curves(BUCKETS)

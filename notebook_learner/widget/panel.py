@@ -33,7 +33,7 @@ from ..steering.carry_out import Steering
 from ..steering.command import CommandError
 from . import board as boards
 from .board import Board, Saved, obstacles
-from .branch_lines import BranchLines, Left
+from .branch_lines import BranchLines, LeftBranches
 from .curves import Curves
 from .shown_learner import NOTHING, Debugger, ShownLearner
 from .wire import Json, Message, Request, parse
@@ -122,7 +122,7 @@ class Panel:
             self._board.log.extend(lines)
             self._events_changed = True
 
-    def show_branches(self, left: Left) -> None:
+    def show_branches(self, left: LeftBranches) -> None:
         """Read and show the lines that a run has left. Any thread may call this."""
         with self._lock:
             before, names = self._branches, self._board.plotted()

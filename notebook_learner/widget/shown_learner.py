@@ -11,7 +11,7 @@ from ..renderer.history_source import StepSource
 from ..renderer.text import count, one_line
 from ..steering.steered import Inspected, Standing, Steered, Switch
 from .board import Rank, Saved
-from .branch_lines import Left
+from .branch_lines import LeftBranches
 from .wire import Json
 
 
@@ -93,7 +93,7 @@ class ShownLearner(Steered, Protocol):
         """Grows when the run leaves a branch, goes to one, or takes one again."""
         ...
 
-    def _left(self) -> Left:
+    def _left(self) -> LeftBranches:
         """The branches that the run has left, without waiting for it."""
         ...
 

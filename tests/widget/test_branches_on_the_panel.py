@@ -19,7 +19,7 @@ from notebook_learner.artifacts.watch_panel import Watching
 from notebook_learner.logger.branches import Branch
 from notebook_learner.widget import branch_lines
 from notebook_learner.widget import panel as panels
-from notebook_learner.widget.branch_lines import MOST, BranchLines, Left
+from notebook_learner.widget.branch_lines import MOST, BranchLines, LeftBranches
 from notebook_learner.widget.panel import Panel
 
 
@@ -212,10 +212,10 @@ def test_the_files_of_a_branch_are_read_twice_and_no_more(tmp_path: Path) -> Non
     names_of: dict[Any, set[str]] = {"train": set(), "valid": set()}
     lines = BranchLines()
     for found in ([first], [first, second], [first, second], [first, second]):
-        lines = lines.read(Left(found, passes, lambda _: 5), names_of)
+        lines = lines.read(LeftBranches(found, passes, lambda _: 5), names_of)
     assert asked == ["1", "1", "2", "2"]
     longer = replace(second, ends=(1, "train", 9, 9))
-    lines = lines.read(Left([first, longer], passes, lambda _: 5), names_of)
+    lines = lines.read(LeftBranches([first, longer], passes, lambda _: 5), names_of)
     assert asked == ["1", "1", "2", "2", "2"]
     assert json.loads(json.dumps(lines.told))["lines"][0]["text"].endswith("step 8 (lr = 0.1)")
 
