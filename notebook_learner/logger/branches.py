@@ -179,6 +179,8 @@ class BranchLogger:
         self._read, self._now = read, now
         self._lineage: Sequence[Any] | None = None
         self._fresh = True
+        self._resumes = False
+        """Whether the way back is to where an earlier process stood, before any step of this one."""
         self._pending: Branch | None = None
         """The branch that was left last, as long as the run takes the same steps again."""
         self._record: dict[tuple[int, Split], SplitRecord] = {}
@@ -197,7 +199,9 @@ class BranchLogger:
             self._waiting[0]()
             self._waiting.pop(0)
         if isinstance(event, Rewound):
-            self._fresh = False
+            self._resumes, self._fresh = self._fresh, False
+            if self._resumes:
+                self._clear_away()
             beyond = _beyond(event) if self._going is None else _behind(event.former, self._going.begin)
             if sum(part.steps for _, part in beyond):
                 self._waiting.append(partial(self._leave, event, beyond, self._going))
@@ -228,6 +232,8 @@ class BranchLogger:
         ends = (last.epoch, last.split, last.steps, _trained(former))
         stays = None if going is None else going.shared
         pending = self._pending if going is None else None
+        if self._resumes and going is None:
+            pending = self._found_again(here, beyond)
         if pending is not None and _position(here) <= pending.begin and pending.parent == "":
             branch = replace(pending, begins=here)
             if _position(ends) > pending.end:
@@ -253,6 +259,19 @@ class BranchLogger:
         self._pending = branch
         self._hang_on(branch)
         self.changes += 1
+
+    def _found_again(self, here: Place, beyond: Sequence[tuple[int, SplitRecord]]) -> Branch | None:
+        """The branch that an earlier process was making of the same steps when it was killed: its logs may
+        lack what a power cut took, and the run's own may still have it."""
+        edits = self._shared(_position(here), True)
+        for branch in read_branches(self.layout.directory):
+            if branch.begins != here or branch.parent or branch.changes or {*edits} - {*branch.shared}:
+                continue
+            record = {_key(part): part for part in self._read(self.layout.branches / branch.name)}
+            if all(_key(part) not in record or _all_agree(record[_key(part)], part) for _, part in beyond):
+                self._record = record
+                return branch
+        return None
 
     def _take(self, folder: RunPath, part: SplitRecord, whole: bool) -> None:
         """Move a pass to the branch, or write it there if the run's line keeps a part of it."""
@@ -295,17 +314,18 @@ class BranchLogger:
             if not branch.parent and not edits and branch.begin <= here < branch.end:
                 record = {_key(part): part for part in self._read(self.layout.branches / branch.name)}
                 since = [part for part in event.record if _key(part) >= branch.begins[:2]]
-                if all(_key(part) in record and _all_agree(record[_key(part)], part) for part in since):
+                if all(_key(part) not in record or _all_agree(record[_key(part)], part) for part in since):
                     self._pending, self._record = branch, record
                     return
 
     # Going on ----------------------------------------------------------------------------------------
 
     def _compare(self, block: MetricBlock) -> None:
-        """A branch whose steps all come out the same again is no branch."""
+        """A branch whose steps all come out the same again is no branch. What a power cut has lost of its
+        logs is no difference."""
         assert self._pending is not None
         known = self._record.get((block.epoch, block.split))
-        if known is None or not _agree(known.blocks, block):
+        if known is not None and not _agree(known.blocks, block):
             self._pending = None
         elif Position(block.epoch, block.split, block.last) >= self._pending.end:
             self._drop(self._pending)
@@ -361,6 +381,14 @@ class BranchLogger:
         _delete(self.layout.branches / branch.name)
         _remove_if_empty(self.layout.branches)
         self.changes += 1
+
+    def _clear_away(self) -> None:
+        """Delete what is left of a branch that an earlier process was deleting when the power failed."""
+        for name in names_if_folder(self.layout.branches):
+            folder = self.layout.branches / name
+            if NAME.fullmatch(name) and ABOUT not in names_if_folder(folder):
+                _delete(folder)
+        _remove_if_empty(self.layout.branches)
 
     def _delete_all(self) -> None:
         for name in names_if_folder(self.layout.branches):

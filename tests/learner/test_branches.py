@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -368,3 +369,25 @@ def test_a_viewer_of_artifacts_h5_sees_the_branches(tmp_path: Path) -> None:
     assert live["1", "train"] == (losses[STEPS:].tolist(), [*range(STEPS + 1, 21)])
     run.renew()
     assert str(seen()) == str(live)
+
+
+def test_what_a_power_cut_left_of_a_branch_is_gone_when_the_run_comes_by_the_same_steps(
+    tmp_path: Path,
+) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 12)
+    learner.save()
+    learner.rewind(to=9)
+    learner.save()
+    learner.artifacts  # noqa: B018  # waits for the files
+    shutil.copytree(tmp_path / "run", tmp_path / "cut")
+    logs = [*(tmp_path / "cut" / "branches" / "1").rglob("*.log")]
+    assert logs
+    for log in logs:  # what was not on the disk yet
+        log.write_bytes(b"")
+    remains = tmp_path / "cut" / "branches" / "7" / "train" / "epoch-2" / "Loss.log"  # of one being deleted
+    remains.parent.mkdir(parents=True)
+    remains.write_bytes(logs[0].read_bytes())
+    again = learner_in(tmp_path / "cut", plain=True)
+    step_on(again, 12)
+    assert not again.branches and not (tmp_path / "cut" / "branches").exists()
