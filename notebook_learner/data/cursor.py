@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import StateError
+from .in_memory import OnDevice
 from .loader_walk import Walk, length_of
 from .rank_share import Several, Share, per_device
 from .rng import (
@@ -106,6 +107,8 @@ class Cursor:
         self.seed = seed
         self.first_epoch = 0
         """The number that samplers get for the first epoch."""
+        self.home: OnDevice | None = None
+        """Where data that lie in memory are copied to."""
         self.watch: Callable[[Walk], None] = _unwatched
         """Has a walk watch what draws from the generators of its data, in a run without a seed."""
         self.walk = self._walk()
@@ -170,7 +173,7 @@ class Cursor:
 
     def _walk(self) -> Walk:
         walk = walk_of(self.loader, self.seed is not None, self.share)
-        walk.tell, walk.first_epoch = self.tell, self.first_epoch
+        walk.tell, walk.first_epoch, walk.home = self.tell, self.first_epoch, self.home
         if self.seed is None:
             self.watch(walk)
         return walk

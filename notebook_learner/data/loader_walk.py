@@ -11,18 +11,16 @@ from typing import Any, cast
 import torch
 from torch.utils.data import (
     BatchSampler,
-    ConcatDataset,
     DataLoader,
     RandomSampler,
     SequentialSampler,
-    Subset,
     SubsetRandomSampler,
-    TensorDataset,
     WeightedRandomSampler,
 )
 from torch.utils.data.dataloader import _DatasetKind
 
 from ..store import hdf5_library
+from .in_memory import OnDevice, gathering, looks_up
 from .rank_share import Idle, Share
 from .rng import SharedDraws, mix
 from .sampling import SeededDataset, SkippingSampler
@@ -85,6 +83,10 @@ class Walk:
     """What `set_epoch` gets for the first epoch: torch and Hugging Face count from 0."""
     tell: Callable[[str], None] = staticmethod(lambda text: None)
     """Where the user is told what this cannot do."""
+    home: OnDevice | None = None
+    """Where data that lie in memory are copied to, if they train from there."""
+    gathers = False
+    """Whether its data may lie there."""
     cuts = False
     """Whether each rank can walk its own loader and find the same batches; then `mine` gives its part.
     Otherwise one rank walks for all: it is not known what another kind of iterator draws, and when."""
@@ -268,9 +270,10 @@ class _LoaderWalk(Walk):
         # The loader's own generator is also drawn from at the end of an epoch, with any number of workers.
         self._sampler.keeps = loader._auto_collation and not self.generators and _drawn_at_once(loader)
         self.cuts = loader._auto_collation and _known_order(loader)
-        calm = _draws_nothing(loader.dataset)
+        calm = looks_up(loader.dataset)
         self.skips = seeded or calm or loader.num_workers == 0
         self.seeds_all = seeded and self.cuts
+        self.gathers = calm and loader.num_workers == 0 and _joins_as_torch(loader) and loader._auto_collation
         self.quiet = (calm and _order_drawn_at_start(loader)) or loader.num_workers > 0
 
     def _copy_of(self, loader: DataLoader[Any], seeded: bool) -> DataLoader[Any]:
@@ -278,7 +281,7 @@ class _LoaderWalk(Walk):
         # DataLoader forbids setting these after construction; a copy that has not been iterated is safe.
         mine.__dict__["batch_sampler" if loader._auto_collation else "sampler"] = self._sampler
         mine.__dict__["_iterator"] = None
-        if _draws_nothing(loader.dataset):
+        if looks_up(loader.dataset):
             return mine
         self._sampler.tags = seeded
         self._carries = not seeded and loader.num_workers > 0 and loader.persistent_workers
@@ -342,11 +345,13 @@ class _LoaderWalk(Walk):
         self._sampler.skip, self._sampler.base = skip, base
         if self._carries:
             self._sampler.round = mix(self._first_seed, self._epoch) if self.warm else None
+        if self.home is not None and self.gathers:
+            self._copy.__dict__["pin_memory"] = False  # only memory of the host can be pinned
         with starting_workers(self.loader.num_workers):
             iterator = iter(self._copy)
         if self._carries and self._sampler.round is None:
             self._first_seed = cast(int, iterator._base_seed)
-        return self._kept(iterator)
+        return self._kept(gathering(iterator, self.home))
 
 
 # What a loader draws ---------------------------------------------------------------------------------
@@ -365,17 +370,12 @@ def _distinct(generators: Iterable[torch.Generator | None]) -> list[torch.Genera
     return found
 
 
-def _draws_nothing(dataset: Any) -> bool:
-    """Datasets of torch whose samples are only look-ups."""
-    if type(dataset) is TensorDataset:
-        return True
-    if type(dataset) is Subset:
-        return _draws_nothing(dataset.dataset)
-    return type(dataset) is ConcatDataset and all(_draws_nothing(part) for part in dataset.datasets)
-
-
 def _order_drawn_at_start(loader: DataLoader[Any]) -> bool:
-    return _known_order(loader) and loader.collate_fn.__module__.startswith("torch.utils.data")
+    return _known_order(loader) and _joins_as_torch(loader)
+
+
+def _joins_as_torch(loader: DataLoader[Any]) -> bool:
+    return loader.collate_fn.__module__.startswith("torch.utils.data")
 
 
 def _drawn_at_once(loader: DataLoader[Any]) -> bool:

@@ -307,7 +307,7 @@ class _Drawing:
         return drawn if self._sampler.share is None else self._cut(drawn, self._sampler.share)
 
     def _next(self) -> Any:
-        inner, draws = self._begun(), self._sampler.draws
+        inner, draws = self._inner or self._begun(), self._sampler.draws
         return next(inner, END) if draws is None else draws.fetched(lambda: next(inner, END))
 
     def _cut(self, drawn: Any, share: Share) -> Any:

@@ -252,6 +252,7 @@ class CombinedWalk(Walk):
         self.walks = [walk_of(each, seeded) for each in together.loaders]
         self._seeded = seeded
         self.skips = all(each.skips for each in self.walks)
+        self.gathers = all(each.gathers for each in self.walks)
         self.quiet = all(each.quiet for each in self.walks) and together.mode != "max_size_cycle"
         self.generators = [one for each in self.walks for one in each.generators]
 
@@ -269,7 +270,7 @@ class CombinedWalk(Walk):
 
     def set_epoch(self, epoch: int) -> None:
         for each in self.walks:
-            each.first_epoch = self.first_epoch
+            each.first_epoch, each.home = self.first_epoch, self.home
             each.set_epoch(epoch)
 
     def draw_order(self) -> None:

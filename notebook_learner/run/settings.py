@@ -84,6 +84,8 @@ class Settings:
     """The engines that run the other ranks, if this process does not start the ranks."""
     batch: Any = "global"
     """Whether a loader's batch is for all devices together or, "per_device", for each one."""
+    data: Any = "host"
+    """Whether data that lie in memory are copied to the "device" that trains."""
     together: Any = "ddp"
     """The way several devices train together."""
     share: Share | None = None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 EPOCHS = 4
 BATCH = 32
@@ -30,6 +31,12 @@ def batches(steps: int) -> Batches:
     return list(zip(x, y, strict=True))
 
 
+def shuffled(data: Batches) -> Any:
+    """The same samples, in the loader that most notebooks have."""
+    x, y = (torch.cat(column) for column in zip(*data, strict=True))
+    return DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=True)
+
+
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -41,7 +48,7 @@ def timed(train: Callable[[], Tensor | float]) -> Result:
     return time.process_time() - cpu, time.perf_counter() - wall, loss
 
 
-def by_hand(data: Batches, metrics: bool) -> Result:
+def by_hand(data: Any, metrics: bool) -> Result:
     """A sensible loop: metrics stay tensors, and are read once an epoch."""
     net = model()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -68,7 +75,7 @@ def by_hand(data: Batches, metrics: bool) -> Result:
     return timed(train)
 
 
-def by_learner(data: Batches, configure: Callable[[Any], Any]) -> Result:
+def by_learner(data: Any, configure: Callable[[Any], Any]) -> Result:
     from notebook_learner import LearnerBuilder
 
     net = model()
@@ -107,6 +114,10 @@ WORKLOADS: dict[str, dict[str, Callable[[Batches], Result]]] = {
     "default": {
         "raw": lambda data: by_hand(data, metrics=True),
         "learner": lambda data: by_learner(data, measured),
+    },
+    "memory": {
+        "raw": lambda data: by_hand(shuffled(data), metrics=False),
+        "learner": lambda data: by_learner(shuffled(data), lambda b: quiet(b).metrics()),
     },
 }
 

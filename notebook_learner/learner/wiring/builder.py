@@ -193,6 +193,7 @@ class LearnerBuilder:
         devices: str | torch.device | Sequence[str | torch.device] | Cluster | Client | DirectView,
         *,
         batch: Literal["global", "per_device"] = "global",
+        data: Literal["host", "device"] = "host",
         here: str | torch.device | None = None,
         address: str | None = None,
     ) -> Self:
@@ -214,12 +215,16 @@ class LearnerBuilder:
             batch: with "per_device" a loader's batch is the batch of each device, as with torch's own
                 DistributedSampler: two devices and `batch_size=32` train on 64 samples a step, and an
                 epoch has half the steps.
+            data: with "device", tensors of a TensorDataset, also of Subsets and ConcatDatasets of it, are
+                copied to the device once, and no batch of them crosses. A tensor that takes more than half
+                of the device's free memory stays. Other data, and loaders with workers, stay, too; you are
+                told. A change in place is seen, but not one through NumPy or `.data`.
             here: with engines, the device of this process; by default its first CUDA device, else the CPU.
             address: with engines, the address at which they reach this process, if its machine has several.
         """
         self._settings.devices = [devices] if isinstance(devices, (str, torch.device)) else devices
         self._settings.here, self._settings.address = here, address
-        self._settings.batch = batch
+        self._settings.batch, self._settings.data = batch, data
         return self
 
     def strategy(self, strategy: Literal["ddp", "fsdp"]) -> Self:

@@ -53,6 +53,8 @@ def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
             f"devices(..., batch={settings.batch!r}): a loader's batch is that of all devices together, "
             "'global', or that of each, 'per_device'"
         )
+    if settings.data not in ("host", "device"):
+        yield f"devices(..., data={settings.data!r}): the data stay on the 'host', or live on the 'device'"
     yield from metric_mistakes(settings.metrics)
     yield from _merging(settings)
     yield from _early_stopping(settings)

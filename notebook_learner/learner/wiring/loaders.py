@@ -8,11 +8,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ...data.cursor import Cursor
+from ...data.in_memory import OnDevice
 from ...data.loader_walk import Walk
 from ...data.rng import SharedDraws, data_of, mix
 from ...data.sources import MODES, Combined, FromFunction, is_source, is_used_up
@@ -93,6 +95,7 @@ class Loaders:
         """What keeps the lines that the run leaves."""
         self._given: dict[Split, Any] = {}
         self._told = False
+        self._on_device: OnDevice | None = None
         self._waits: Cursor | None = None
         """Validation data for which there is no validation step yet."""
 
@@ -111,6 +114,7 @@ class Loaders:
         loader, own = _loader(self.settings, split, given), None if seed is None else mix(seed, len(split))
         cursor = Cursor(loader, own, self._tell, self.settings.share, self._devices, self.replica.carried)
         cursor.first_epoch = cursor.walk.first_epoch = self.settings.first_epoch
+        cursor.home = cursor.walk.home = self._home(split, cursor)
         cursor.watch = partial(self._watch, split, loader)
         if seed is None:
             cursor.watch(cursor.walk)
@@ -138,6 +142,20 @@ class Loaders:
     def keep_seed(self, seed: int | None) -> None:
         """The seed of the checkpoint that the run goes on from holds, also for data that comes later."""
         self.settings.seed = seed
+
+    def _home(self, split: Split, cursor: Cursor) -> OnDevice | None:
+        """Where the data live, if not where they are."""
+        if self.settings.data != "device" or not self.settings.devices:
+            return None
+        if not cursor.walk.gathers:
+            self._warn(
+                f'devices(..., data="device"): the {split} data ({type(cursor.source).__name__}) stay where '
+                "they are: a DataLoader can have its data on the device if it has no workers and torch's own "
+                "collate, and reads TensorDatasets, or Subsets and ConcatDatasets of them"
+            )
+        if self._on_device is None:
+            self._on_device = OnDevice(torch.device(self.settings.devices[0]), self._warn)
+        return self._on_device
 
     def _watch(self, split: Split, loader: Any, walk: Walk) -> None:
         walk.watch(SharedDraws(data_of(split, loader), self._warn))

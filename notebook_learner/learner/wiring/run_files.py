@@ -245,6 +245,8 @@ def _options(settings: Settings) -> Mapping[str, str]:
     words = {}
     if settings.share is not None and settings.batch == "per_device":
         words["batch"] = "per device"
+    if settings.data == "device":
+        words["data"] = "on the device"
     if settings.window > 1:
         words["accumulation"] = f"{settings.window} batches"
     clips = {"norm": settings.clip_norm, "value": settings.clip_value}
