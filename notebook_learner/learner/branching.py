@@ -11,7 +11,7 @@ from ..errors import StateError
 from ..event.position import Position, after_training_step
 from ..logger.branches import Branch, chain_to, read_branches
 from ..run.bounds import as_position
-from ..run.replay import Edit, Edits, LeftLine
+from ..run.replay import LeftLine
 from ..run.step_reports import RewindReport
 from ..state.checkpoint_files import Lineage
 from ..widget.branch_lines import LeftBranches
@@ -75,7 +75,8 @@ def go_to(learner: LearnerCore, branch: Any, step: Any) -> RewindReport:
     chain = chain_to(name, {each.name: each.branch for each in found})
     first = chain[0]
     way = Lineage.of({"lineage": wanted.branch.lineage})
-    line = LeftLine(wanted.record, way, first.begin, _is_edited(learner, first), _edits(learner, chain))
+    by_hand = learner._supplies.recipe.by_hand(_ways(chain))
+    line = LeftLine(wanted.record, way, first.begin, _is_edited(learner, first), by_hand)
     with learner._supplies.branches.going_through(first):
         report = learner._replica.rewind(_target(learner, wanted, step), line)
     reached = learner._replica.loop.position
@@ -115,13 +116,3 @@ def _ways(chain: Sequence[Branch]) -> list[tuple[str, Position, Sequence[str] | 
     by hand at that very place that are on the way."""
     ends = [*((each.begin, each.shared) for each in chain), (chain[-1].end, None)]
     return [(name, *end) for name, end in zip(["", *(each.name for each in chain)], ends, strict=True)]
-
-
-def _edits(learner: LearnerCore, chain: Sequence[Branch]) -> Edits:
-    """What was changed by hand on the way to a branch's end."""
-    own = learner._supplies.recipe.edits_on(_ways(chain))
-
-    def between(start: Position, target: Position) -> Sequence[Edit]:
-        return [edit for edit in own if start <= edit[0] <= target]
-
-    return between

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from IPython.core.error import UsageError
+from torch import Tensor
 
 from ..learner.learner import Learner
 from ..step.output import (
@@ -42,6 +43,7 @@ class CellStep:
         names = body.function.__globals__ if carried is None else carried
         self.carried = {name: names[name] for name in body.carried if name in names}
         """The values that go from step to step, at first the notebook's; a rewind brings them back."""
+        self._at_first = {name: copied for name, value in self.carried.items() if (copied := _copy(value))}
         self.make_output = output_maker(kind, body.assigned, body.targets)
 
     @property
@@ -80,6 +82,11 @@ class CellStep:
         """Take over the values of the cell before an edit, as far as both carry them."""
         self.carried |= {name: value for name, value in other.carried.items() if name in self.body.carried}
 
+    def begin_again(self) -> None:
+        """Take the values with which the cell was put in, where they are small: the steps since are taken
+        again."""
+        self.carried |= {name: deepcopy(value) for name, (value,) in self._at_first.items()}
+
     def adopt(self, other: CellStep) -> None:
         """Take the place of the unchanged cell that was run again, as its lines may have moved."""
         self.body = other.body
@@ -108,6 +115,23 @@ class CellStep:
                 f"{error}: the cell assigns {name!r}, so it is the step's own name all through the cell, and "
                 f"not the notebook's {name!r}; take another name for one of the two",
             )
+
+
+_LARGEST = 1 << 12
+"""Numbers in a value that is kept as it was at first."""
+
+
+def _copy(value: Any) -> tuple[Any] | None:
+    """A copy of a number, a text, or a small collection or tensor of these; None of anything else."""
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return (value,)
+    if isinstance(value, Tensor) and value.numel() <= _LARGEST:
+        return (value.detach().clone(),)
+    if type(value) in (list, tuple, dict) and len(value) <= _LARGEST:
+        inner = value.values() if isinstance(value, dict) else value
+        if all(_copy(each) for each in inner):
+            return (deepcopy(value),)
+    return None
 
 
 class _Nobody:

@@ -237,10 +237,12 @@ class Fleet:
 
     def follow(self) -> None:
         """Give the other ranks what was changed by hand on rank 0, at this boundary inside of a run."""
-        if self._entered and not self._stale:  # else they get it when they enter, or before the next step
+        if self._entered:  # else they get it when they enter
             self.whole()
-            self._synchronise()
-            self._ask("enter", self._changes)
+            self._stale = self.source.tell(self._crew()) or self._stale
+            if not self._stale:  # else they get it before the next step
+                self._synchronise()
+                self._ask("enter", self._changes)
 
     def walk(self, changes: Changes) -> None:
         """Have the other ranks take steps with these changes until `leave`, as this rank does."""

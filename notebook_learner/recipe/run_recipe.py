@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from ..artifacts.recorded_recipe import RecordedRecipe, flat
 from ..artifacts.run_info import git_commit
 from ..errors import DamagedError
 from ..event.position import Position
-from ..event.values import Event, Marked, Rewound, RunOpened, Split, SplitStarted
+from ..event.values import Event, Marked, MetricBlock, Rewound, RunOpened, Split, SplitStarted
 from ..step.schedule import rates_of, set_rates
 from ..store.json_text import to_text
 from . import environment, source_text
 from .data_fingerprint import fingerprint, loader_of
+from .former_code import Code, FormerCode, MadeByHand, is_code
 from .hyper_parameters import function_of, module_options, optimizers, put_options, schedule_of
 from .plain_values import own_values, plain
 
@@ -33,6 +34,7 @@ MOST_CHANGES = 256
 """The latest changes that are kept."""
 _LONGEST_WAIT = 5.0
 """Seconds that a file waits for what the thread gathers: versions, work tree, fingerprint."""
+_FAR = Position(1 << 40)
 UNTOLD = ("cells", "changes", "hardware")
 """What may differ from one process to the next without being a change of the run."""
 
@@ -70,6 +72,9 @@ class RunRecipe:
         """Returns the recipe in the checkpoint that was loaded last."""
         self.repeated: Callable[[], None] = lambda: None
         """Called after a change of the optimizer's options was made again, on the way through past steps."""
+        self.code = FormerCode(settings)
+        self._went_back: Position | None = None
+        """Where the run went back to, as long as it has not gone on."""
         self._in_use, self._place, self._num_epochs = in_use, place, num_epochs
         self._file = file
         self._first: Told = {}
@@ -93,13 +98,20 @@ class RunRecipe:
         """Follow the run: it opens, begins anew, or was changed."""
         if isinstance(event, RunOpened):
             self._fresh = True
+            self.code.begin()
             self._begin(self._before())
+        elif isinstance(event, MetricBlock):
+            self._go_on()
         elif isinstance(event, SplitStarted):
+            if self._place().iteration == 0:
+                self.code.begin()  # before the first step nothing is an edit
             if self._fresh and self._goes_on and (event.epoch, event.split) == (1, "train"):
                 self._begin("")  # another run in this directory
             self._fresh = False
         elif isinstance(event, Rewound):
             self._fresh = False
+            self._went_back = self._place()
+            self.code.went_back()
             self.leave(Position(event.epoch, event.split, event.step), "-")
         elif isinstance(event, Marked) and event.kind == "edited":
             with self._lock:
@@ -211,13 +223,31 @@ class RunRecipe:
         Where a schedule moves a rate, it goes on from there."""
         with self._lock:
             ids = {each["id"] for way in ways for each in self._up_to(*way)}
-            changes = [each for each in self._changes if each["id"] in ids and _can_be_repeated(each)]
+            changes = [each for each in self._changes if each["id"] in ids and self._is_known(each)]
         found = [(_place_of(each), partial(self._repeat, each)) for each in changes]
         return sorted(found, key=lambda edit: edit[0].key)
 
-    def edits(self, start: Position, target: Position) -> list[tuple[Position, Callable[[], None]]]:
-        """Those on the way here, between two places."""
-        return [edit for edit in self.edits_on([("", target, None)]) if start <= edit[0]]
+    def by_hand(self, ways: Sequence[Way] | None = None) -> MadeByHand:
+        """What was changed by hand on these lines; by default on the way here."""
+        on = [("", _FAR, None)] if ways is None else ways
+        return MadeByHand(partial(self.edits_on, on), partial(self.code_at, on))
+
+    @contextmanager
+    def code_at(self, ways: Sequence[Way], place: Position) -> Iterator[None]:
+        """Inside, steps run the code that was in force at a place of these lines; afterwards the cells of now
+        are in use again."""
+        with self._lock:
+            on = [each for way in ways for each in self._up_to(*way)]
+        now = self.code.now
+        self._take(self.code.in_force(_ids_up_to(place, on)))
+        try:
+            yield
+        finally:
+            self._take(self.code.now.with_cells_of(now))
+
+    def _take(self, code: Code) -> None:
+        if not code.is_same(self.code.now):
+            self.code.put(code)
 
     def _up_to(self, branch: str, end: Position, shared: Collection[str] | None) -> list[Told]:
         found = [each for each in self._changes if _is_on(each, branch)]
@@ -234,7 +264,7 @@ class RunRecipe:
         with self._lock:
             changed: Told = {}
             for each in self._changes:
-                if _is_on(each, "") and not _can_be_repeated(each):
+                if _is_on(each, "") and not self._is_known(each):
                     changed |= {name: (each, pair) for name, pair in each["changed"].items()}
         return [
             _as_cause(name, pair, "since the run went on" if each.get("resumed") else _by_hand(each))
@@ -248,12 +278,45 @@ class RunRecipe:
         with self._lock:
             return not self._changes or _can_be_repeated(self._changes[-1])
 
+    def _is_known(self, change: Told) -> bool:
+        """Whether a change can be made again here: one of options, or of code that this process has."""
+        others = [name for name in change.get("changed", {}) if not _is_option(name)]
+        return _can_be_repeated(change) or (
+            self.code.after(change["id"]) is not None and all(map(is_code, others))
+        )
+
     def _repeat(self, change: Told) -> None:
+        if (code := self.code.after(change["id"])) is not None:
+            self._take(code)
+        if not _can_be_repeated(change):
+            return
         optimizer, _ = self._in_use()
         put_options(optimizer, {name: pair[1] for name, pair in change["changed"].items()})
         if len(change["rates"]) == len(optimizer.param_groups):
             set_rates(optimizer, change["rates"])
         self.repeated()
+
+    def _go_on(self) -> None:
+        """The run goes on after a way back. A cell that was put in behind that place is still in use, which
+        is a change of the line that the run is on now."""
+        place, self._went_back = self._went_back, None
+        if place is None or not self._first:
+            return
+        with self._lock:
+            on = [each for each in self._up_to("", _FAR, None) if _place_of(each) <= place]
+            then, now = self.code.in_force(_ids_up_to(place, on)), self.code.now
+            cells = [
+                name for name, one, other in zip(Code._fields, then, now, strict=True) if one is not other
+            ]
+            if not cells:
+                return
+            known = _latest({**self._first, "changes": on})
+            change = self._change(f"goes on with the present {' and '.join(cells)}", place)
+            found = {name: each for name, each in _flat(self._quick()).items() if is_code(name)}
+            change["changed"] = _differences(known, found)
+            self._changes = [*self._changes, change][-MOST_CHANGES:]
+            self.code.put_in(change["id"])
+            self._text = ""
 
     # Gathering ---------------------------------------------------------------------------------------
 
@@ -364,8 +427,15 @@ class RunRecipe:
 
     def _note(self, text: str, now: Told) -> None:
         found = _flat(now)
-        at = self._place()
-        change = {
+        change = self._change(text, self._place())
+        change["changed"] = _differences(self._known, found)
+        self._known |= found
+        self._changes = [*self._changes, change][-MOST_CHANGES:]
+        self.code.note(change["id"])
+        self._text = ""
+
+    def _change(self, text: str, at: Position) -> Told:
+        return {
             "id": uuid4().hex[:12],
             "text": text,
             "iteration": at.iteration,
@@ -374,11 +444,7 @@ class RunRecipe:
             "step": at.step,
             "when": time.time(),
             "rates": [float(rate) for rate in rates_of(self._in_use()[0])],
-            "changed": _differences(self._known, found),
         }
-        self._known |= found
-        self._changes = [*self._changes, change][-MOST_CHANGES:]
-        self._text = ""
 
     def _is_new_data(self) -> bool:
         given = self.given()
@@ -437,9 +503,13 @@ def _is_on(change: Told, branch: str) -> bool:
 def _can_be_repeated(change: Told) -> bool:
     """Whether a change can be made again from what is recorded of it: it is of options alone."""
     changed, rates = change.get("changed", {}), change.get("rates")
-    own = all(name.startswith(("optimizer.", "optimizers.")) and "class" not in name for name in changed)
+    own = all(map(_is_option, changed))
     sound = isinstance(rates, list) and all(type(rate) in (int, float) for rate in rates)
     return own and sound and not change.get("resumed")
+
+
+def _is_option(name: str) -> bool:
+    return name.startswith(("optimizer.", "optimizers.")) and "class" not in name
 
 
 def _in_force(changes: Sequence[Told], now: Told) -> Sequence[str]:
@@ -483,6 +553,12 @@ def _as_cause(name: str, pair: list[Any], when: str) -> str:
 
 def _place_of(change: Told) -> Position:
     return Position(change["epoch"], change["split"], change["step"], change["iteration"])
+
+
+def _ids_up_to(place: Position, changes: Sequence[Told]) -> list[str]:
+    """The names of the changes up to a place, in their order."""
+    found = [each for each in changes if _place_of(each) <= place]
+    return [each["id"] for each in sorted(found, key=lambda each: _place_of(each).key)]
 
 
 def _latest(told: Told) -> Told:

@@ -97,5 +97,5 @@ def _latest(cells: list[str]) -> Iterator[str]:
 
 def _shell() -> Any:
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = getattr(ipython, "get_ipython", lambda: None)()  # another thread may be importing it
     return shell if getattr(shell, "history_manager", None) is not None else None

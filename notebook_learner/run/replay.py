@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ..event import Event, MetricBlock, Record, SetProgress, Split, SplitEnded, cut, rows
 from ..event.position import Position
@@ -98,13 +99,29 @@ _PARTS = 16
 
 Edit = tuple[Position, Callable[[], None]]
 """A change that was made by hand: where, and what makes it again."""
-Edits = Callable[[Position, Position], Sequence[Edit]]
-"""Returns those between two positions, in their order."""
 
 
-def no_edits(start: Position, target: Position) -> Sequence[Edit]:
-    """None is known."""
-    return ()
+class ByHand(Protocol):
+    """What was changed by hand on a way."""
+
+    def edits(self, start: Position, target: Position) -> Sequence[Edit]:
+        """The changes between two positions, in their order."""
+
+    def code(self, place: Position) -> AbstractContextManager[None]:
+        """Inside, steps run the code that was in force at a place, and then what the edits put in. Afterwards
+        the cells of now are in use again."""
+
+
+class NothingByHand:
+    """Nothing is known to have been changed."""
+
+    def edits(self, start: Position, target: Position) -> Sequence[Edit]:
+        """None."""
+        return ()
+
+    def code(self, place: Position) -> AbstractContextManager[None]:
+        """That of now."""
+        return nullcontext()
 
 
 class LeftLine(NamedTuple):
@@ -116,7 +133,7 @@ class LeftLine(NamedTuple):
     """Up to where it is the way that led here."""
     edited: bool
     """Whether something was changed by hand at that place, after the run had left this line."""
-    edits: Edits
+    by_hand: ByHand
 
 
 class Replay:

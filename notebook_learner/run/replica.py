@@ -24,7 +24,7 @@ from .breakpoint_watch import Again, BreakpointWatch, Hit, Reached
 from .compared import Beyond, ComparedWithLog, options_of
 from .failure import explain, explain_keyframe, release_device_memory, stage_of, teach, what_moved
 from .loop import Loop, Why, shown_position
-from .replay import Edits, LeftLine, Replay, Unheard, cut_at, shape_of
+from .replay import ByHand, LeftLine, Replay, Unheard, cut_at, shape_of
 from .replica_state import ReplicaState
 from .saving import no_way
 from .step_reports import RewindReport
@@ -176,7 +176,7 @@ class Replica(ReplicaState):
         """Go back to a position: to the nearest keyframe, then forward again in silence. With a line that the
         run has left, the position is one of that. With `through`, the way leads over that position, and what
         is measured on it joins the record."""
-        start, edits = self.shown_position, self.edits if line is None else line.edits
+        start, by_hand = self.shown_position, self.by_hand if line is None else line.by_hand
         with self._on_line(line):
             keyframe = self.state_before(through or target)
             self.carried.begin()
@@ -185,7 +185,7 @@ class Replica(ReplicaState):
             self.rng.enter()
             try:
                 known = self.history.snapshot() if line is None else line.record
-                replay = self._return_to(target, keyframe, known, edits)
+                replay = self._return_to(target, keyframe, known, by_hand)
             except BaseException as error:
                 cause = error if self.ranks is None else self.ranks.fault(error)
                 if line is None:
@@ -367,10 +367,10 @@ class Replica(ReplicaState):
         return state
 
     def _return_to(
-        self, target: Position, keyframe: State, known: Record | None = None, edits: Edits | None = None
+        self, target: Position, keyframe: State, known: Record | None = None, by_hand: ByHand | None = None
     ) -> Replay:
         """Go from a keyframe to a position in silence, and keep more keyframes on the way."""
-        timeline, loop = self.timeline, self.loop
+        timeline, loop, by_hand = self.timeline, self.loop, by_hand or self.by_hand
         timeline.forget_after(target)
         if all(kept is not keyframe for kept in timeline.keyframes):  # the keyframe is from the disk
             self._keep(keyframe, 0.0)
@@ -384,12 +384,13 @@ class Replica(ReplicaState):
             unheard.aloud(self.emit),
             loop.pace.rate,
         )
-        self.put_back(keyframe)
-        loop.emit, loop.boundary = replay.emit, replay
-        loop.breakable, loop.passing = False, True
+        loop.passing = True
         try:
-            with unheard:
-                replay.run(loop, (edits or self.edits)(keyframe.position, target))
+            with by_hand.code(keyframe.position):
+                self.put_back(keyframe)
+                loop.emit, loop.boundary, loop.breakable = replay.emit, replay, False
+                with unheard:
+                    replay.run(loop, by_hand.edits(keyframe.position, target))
         finally:
             loop.emit, loop.boundary = self.emit, self
             loop.breakable, loop.passing = True, False

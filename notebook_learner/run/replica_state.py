@@ -19,7 +19,7 @@ from ..state.timeline import Timeline
 from .compared import ComparedWithLog
 from .loop import Loop
 from .rank_protocol import Ranks
-from .replay import Edits, no_edits
+from .replay import ByHand, NothingByHand
 from .reshaping import Reshaping
 from .saving import Saving
 
@@ -60,7 +60,7 @@ class ReplicaState:
         self._expected: ComparedWithLog | None = None
         self._owed: tuple[Position, str] | None = None
         """Where the sums of this pass are not those of these metrics, and why."""
-        self.edits: Edits = no_edits
+        self.by_hand: ByHand = NothingByHand()
         self.causes: Callable[[], Sequence[str]] = tuple
         self._left: tuple[Position, dict[str, Any]] = (loop.position, {})
         """The position that the run was put to, and the parts of that state that no part here has taken."""

@@ -225,6 +225,16 @@ class Settings:
             reshapes=list(self.reshapes),
         )
 
+    @property
+    def has_several(self) -> bool:
+        """Whether several devices are named."""
+        return isinstance(self.devices, (list, tuple)) and len(self.devices) > 1
+
+    @property
+    def of_another_rank(self) -> bool:
+        """Whether rank 0 has sent these, perhaps after its user has changed them in mid-run."""
+        return self.share is not None and self.share.rank > 0
+
     def of_a_copy(self) -> Settings:
         """A copy for a learner that begins where this one stands: without options that say where to begin."""
         return replace(

@@ -225,18 +225,19 @@ def _taken_again(
     state = replica.state_before(start)
     tape.length = steps_until(tape.known, target) - steps_until(tape.known, state.position)
     with excursion(replica, what="ask()", past=True), Unheard(), ExitStack() as stack:
+        stack.enter_context(replica.by_hand.code(state.position))
         replica.put_back(state)
         loop.look_around()
         loop.emit = tape.pass_by
         loop.boundary = tape
-        _walk(loop, replica.edits(state.position, start), start)
+        _walk(loop, replica.by_hand.edits(state.position, start), start)
         loop.emit = tape.emit
         if metrics:
             changes = Changes(metrics=metrics)
             stack.enter_context(changed(loop, changes))
             if replica.ranks is not None:
                 replica.ranks.walk(changes)
-        _walk(loop, [*_checks(replica, tape, start, target), *replica.edits(start, target)], target)
+        _walk(loop, [*_checks(replica, tape, start, target), *replica.by_hand.edits(start, target)], target)
     tape.tell(over=True)
     return tape
 

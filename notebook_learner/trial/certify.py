@@ -95,18 +95,19 @@ def replay(
         end_state = replica.capture()
         for state, end, there in stretches:
             tape = _Comparing(Compared(known))
-            replica.put_back(state)
-            loop.look_around()
-            loop.emit, loop.boundary = tape.emit, tape
-            for position, repeat in replica.edits(state.position, end):
-                loop.run(At(position))
-                repeat()
-            if loop.run(At(end)) == "pause":
-                raise Paused(str(loop.position))
-            taken += loop.iteration - state.position.iteration
-            differs = tape.compared.difference(replica.carried.left_names(), replica.causes())
-            if differs is None:
-                differs = _other_state(replica, end, there or end_state)
+            with replica.by_hand.code(state.position):
+                replica.put_back(state)
+                loop.look_around()
+                loop.emit, loop.boundary = tape.emit, tape
+                for position, repeat in replica.by_hand.edits(state.position, end):
+                    loop.run(At(position))
+                    repeat()
+                if loop.run(At(end)) == "pause":
+                    raise Paused(str(loop.position))
+                taken += loop.iteration - state.position.iteration
+                differs = tape.compared.difference(replica.carried.left_names(), replica.causes())
+                if differs is None:
+                    differs = _other_state(replica, end, there or end_state)
             if differs is not None:
                 return taken, differs
     return taken, None

@@ -4,7 +4,7 @@ that one step is looked at in both."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -60,9 +60,10 @@ def account_of(replica: Replica, number: int) -> StepAccount:
     after = behind(replica, number)
     start = Position(after.epoch, "train", after.step - 1)
     state, loop = replica.state_before(start), replica.loop
-    with excursion(replica, what="diff()", past=True) as trip, Unheard():
+    with excursion(replica, what="diff()", past=True) as trip, Unheard(), ExitStack() as stack:
+        stack.enter_context(replica.by_hand.code(state.position))
         replica.put_back(state)
-        for position, repeat in replica.edits(state.position, start):
+        for position, repeat in replica.by_hand.edits(state.position, start):
             trip.walk(At(position))
             repeat()
         trip.walk(At(start))

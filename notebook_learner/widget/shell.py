@@ -77,7 +77,7 @@ def _is_off() -> bool:
 def _find_kernel() -> Any | None:
     # A running kernel has loaded IPython. If IPython is not loaded, there is no kernel: no need to load it.
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = getattr(ipython, "get_ipython", lambda: None)()  # another thread may be importing it
     return getattr(shell, "kernel", None)
 
 

@@ -81,3 +81,24 @@ def test_a_way_back_over_a_rate_that_was_set_by_hand_keeps_the_ranks_together(tm
     again = learner_in(tmp_path / "run", at=5)
     again.step(2)
     assert bits(again) == before
+
+
+def halved(model: Any, batch: Any) -> Any:
+    x, y = batch
+    return F.cross_entropy(model(x) * 0.5, y)
+
+
+def test_a_step_that_was_replaced_is_in_force_on_all_ranks_at_its_place(tmp_path: Path) -> None:
+    seen, learner = {}, learner_in(tmp_path / "run")
+    for number in range(1, 13):
+        learner.step()
+        while learner.position.split == "valid":
+            learner.step()
+        if number == 4:
+            learner.tools.use_step("train", halved)
+        seen[number] = learner.model.first.weight.detach().clone()
+    answer = learner.ask(lambda learner: learner.model.first.weight, steps=(2, 12))
+    assert answer.exact, answer.differs
+    assert all(torch.equal(value, seen[number]) for number, value in enumerate(answer.value, 2))
+    assert learner.rewind(to=3).exact and torch.equal(learner.model.first.weight, seen[3])
+    assert learner.go_to("1").exact and torch.equal(learner.model.first.weight, seen[12])

@@ -410,7 +410,7 @@ class _Wiring:
             settings.reshaped,
             settings.in_parts and settings.share is not None,
         )
-        replica.edits, replica.causes = recipe.edits, recipe.causes
+        replica.by_hand, replica.causes = recipe.by_hand(), recipe.causes
         recipe.repeated = replica.have_ranks_follow
         replica.timeline.beside = lambda: sum(each.cursor.kept_bytes for each in loop.passes.values())
         storing.emit = replica.emit

@@ -270,17 +270,13 @@ def metric_mistakes(metrics: Iterable[Registered]) -> Iterator[str]:
 
 def _merging(settings: Settings) -> Iterator[str]:
     """Metrics that several devices cannot measure together."""
-    for registered in settings.registered() if _has_several(settings.devices) else ():
+    for registered in settings.registered() if settings.has_several else ():
         metric = registered.metric
         if isinstance(metric, (Metric, TextMetric)) and not says_how_to_merge(metric):
             yield (
                 f"{type(metric).__name__} keeps a state of its own (state_dict or compute), and several "
                 f"devices have one each: {HOW_TO_MERGE}; or leave it out"
             )
-
-
-def _has_several(devices: Any) -> bool:
-    return isinstance(devices, (list, tuple)) and len(devices) > 1
 
 
 def _early_stopping(settings: Settings) -> Iterator[str]:
@@ -470,7 +466,7 @@ def step_mistakes(settings: Settings) -> Iterator[str]:
         )
     elif kind is not None and (why := wrong_arguments(kind, "the loss", "the output", "the targets")):
         yield f"loss(output={_called(kind)}): {why}; give one such as ClassificationOutput"
-    if loss is not None and settings.train_step is not None:
+    if loss is not None and settings.train_step is not None and not settings.of_another_rank:
         yield "both loss(...) and train_step(...) say how to train; keep one of them"
 
 
@@ -508,7 +504,7 @@ def _nothing() -> None:
 
 def _graph(settings: Settings, model: Any) -> Iterator[str]:
     """What a recorded step cannot contain."""
-    if settings.cluster is not None or _has_several(settings.devices):
+    if settings.cluster is not None or settings.has_several:
         yield "graph() records the step of one device; leave it out, or the other devices"
     else:
         kind = _kind_of_device(settings, model)

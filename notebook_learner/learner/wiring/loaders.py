@@ -26,6 +26,7 @@ from ...logger.branches import BranchLogger
 from ...metric import MetricGroup
 from ...metric.base import AnyMetric
 from ...metric.step_values import Logged
+from ...recipe.former_code import Code
 from ...recipe.run_recipe import RunRecipe
 from ...run.loop import Pass
 from ...run.replica import Replica
@@ -90,7 +91,7 @@ class Loaders:
         """What the learner was built from."""
         self.recipe = recipe
         """What made the run."""
-        recipe.given = self.given
+        recipe.given, recipe.code.put = self.given, self.put_code
         self.branches = branches
         """What keeps the lines that the run leaves."""
         self._given: dict[Split, Any] = {}
@@ -177,6 +178,20 @@ class Loaders:
         elif split == "valid" and self._waits is not None:
             waiting, self._waits = self._waits, None
             self._put_in("valid", waiting)
+
+    def put_code(self, code: Code) -> None:
+        """Train by this code, on the way through past steps."""
+        settings, before = self.settings, Code.of(self.settings)
+        settings.train_step, settings.valid_step, settings.loss = code
+        self.renew()
+        for former, now in zip(before, code, strict=True):
+            if former is not now and hasattr(now, "begin_again"):
+                now.begin_again()
+                if hasattr(former, "begin_again"):
+                    now.follow(former)  # the values that a cell carries from step to step
+        self.replica.shape.look(tell=False)
+        self.replica.carried.find_again()  # one cell in the place of another is no other shape
+        self.replica.have_ranks_follow()
 
     def use_loss(self, function: Callable[..., Any]) -> None:
         """Use another loss, from the next step on.

@@ -1,0 +1,109 @@
+"""An edited `%%train` cell: earlier steps are taken again by the cell of then, and the run goes on by the
+one that the notebook shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from notebook_support import Notebook
+
+from notebook_learner import Artifacts
+
+BUILD = """
+from notebook_learner import LearnerBuilder
+torch.manual_seed(0)
+model = net(dropout=0.3)
+builder = LearnerBuilder(folder / {!r}).num_epochs(3).seed(5).renderer("silent").with_file_checkpointer()
+learner = builder.build(model, adam(model), None, batches())
+total = 0.0
+"""
+FIRST = """
+x, target = batch
+output = model(x)
+loss = F.cross_entropy(output, target)
+""".strip()
+SECOND = FIRST.replace("(output, target)", "(output * 0.5, target)")
+COUNTING = """
+x, target = batch
+total = total + float(x.sum())
+loss = F.cross_entropy(model(x), target) * (1 + 0.01 * total % 1)
+""".strip()
+
+
+def weights(notebook: Notebook) -> torch.Tensor:
+    return torch.cat([each.detach().flatten() for each in notebook.learner.model.parameters()])
+
+
+def built(empty: Notebook, name: str) -> None:
+    empty.run(BUILD.format(name))
+
+
+def walked(notebook: Notebook, cells: dict[int, str], steps: int) -> dict[int, torch.Tensor]:
+    """Take steps one by one; from each of these steps on by that cell."""
+    learner = notebook.learner
+    seen = {learner.position.iteration: weights(notebook)}
+    while learner.position.iteration < steps:
+        body = cells.get(learner.position.iteration)
+        notebook.run(f"%%train --steps 1\n{body}" if body else "learner.step()")
+        seen[learner.position.iteration] = weights(notebook)
+    return seen
+
+
+EDITS = {"a loss": SECOND, "values that go from step to step": COUNTING}
+edited_in_each_way = pytest.mark.parametrize("edited", EDITS.values(), ids=EDITS)
+
+
+@edited_in_each_way
+@pytest.mark.parametrize("target", [2, 5])
+def test_a_rewind_to_a_step_before_the_edit_gives_its_bits(edited: str, target: int, empty: Notebook) -> None:
+    built(empty, "run")
+    seen = walked(empty, {0: FIRST, 7: edited}, 12)
+    report = empty.learner.rewind(to=target)
+    assert report.exact, report
+    assert torch.equal(weights(empty), seen[target])
+
+
+@edited_in_each_way
+def test_the_run_goes_on_by_the_cell_that_the_notebook_shows(
+    edited: str, empty: Notebook, tmp_path: Path
+) -> None:
+    built(empty, "other")
+    ways = walked(empty, {0: FIRST, 3: SECOND}, 9)
+    built(empty, "run")
+    walked(empty, {0: FIRST, 7: edited}, 9)
+    empty.run(f"%%train --steps 1\n{SECOND}")
+    empty.learner.rewind(to=3)
+    assert torch.equal(walked(empty, {}, 9)[9], ways[9])
+    assert empty.learner.rewind(to=2).exact, "the steps since the way back were taken by that cell"
+    assert empty.learner.go_to("1").exact
+    empty.run("learner.artifacts  # waits for the file")
+    told = Artifacts(tmp_path / "run").recipe["changes"]
+    [kept] = [each for each in told if each["text"] == "goes on with the present train_step"]
+    assert kept["iteration"] == 3
+    before, after = kept["changed"]["source.train_step"]
+    assert "output * 0.5" in after and "output * 0.5" not in before
+
+
+@edited_in_each_way
+def test_the_past_is_asked_over_the_edits(edited: str, empty: Notebook) -> None:
+    built(empty, "run")
+    seen = walked(empty, {0: FIRST, 4: edited, 9: FIRST}, 12)
+    empty.names["weights"] = lambda learner: weights(empty)
+    answer: Any = empty.run("learner.ask(weights, steps=(2, 11))")
+    assert answer.exact, answer.differs
+    assert all(torch.equal(value, seen[number]) for number, value in enumerate(answer.value, 2))
+    assert empty.learner.verify(replay=True).exact
+    assert torch.equal(weights(empty), seen[12])
+
+
+@edited_in_each_way
+def test_each_branch_is_entered_by_its_own_cell(edited: str, empty: Notebook) -> None:
+    built(empty, "run")
+    first = walked(empty, {0: FIRST}, 10)
+    empty.learner.rewind(to=5)
+    second = walked(empty, {5: edited}, 9)
+    assert empty.learner.go_to("1").exact and torch.equal(weights(empty), first[10])
+    assert empty.learner.go_to("2").exact and torch.equal(weights(empty), second[9])
