@@ -292,7 +292,8 @@ def test_a_kill_at_any_moment_loses_no_branch(rounds: int, tmp_path: Path) -> No
         }
         learner = learner_in(tmp_path / "run", plain=True)
         for name, losses in known.items():
-            assert learner.branches[name].series("Loss").value.tolist() == losses
+            found = learner.branches[name].series("Loss").value.tolist()
+            assert found[: len(losses)] == losses  # the line that was killed may have gone on from its end
         for each in list(learner.branches)[:3]:
             if each.name in [other.name for other in learner.branches]:
                 reached = learner.go_to(each.name).position
