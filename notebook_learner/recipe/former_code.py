@@ -70,6 +70,7 @@ class FormerCode:
         """Trains by this code from here on, on the way through past steps."""
         self._settings = settings
         self._first = self._last = Code.of(settings)
+        self._has_stepped = False
         self._after: dict[str, Code] = {}
 
     @property
@@ -77,9 +78,14 @@ class FormerCode:
         """What the run trains by now."""
         return Code.of(self._settings)
 
-    def begin(self) -> None:
-        """A run begins with the code of now."""
+    def stepped(self) -> bool:
+        """Steps were taken; return whether they are the first ones of this process. These tell the code that
+        it began with, which stands for that of the steps before, too: an earlier process took them."""
+        if self._has_stepped:
+            return False
         self._first = self._last = self.now
+        self._has_stepped = True
+        return True
 
     def went_back(self) -> None:
         """The run has gone back, and some of its code with it."""
@@ -87,7 +93,7 @@ class FormerCode:
 
     def note(self, change: str) -> None:
         """The change of this name may have led to the code of now."""
-        if not self._last.is_same(self.now):
+        if self._has_stepped and not self._last.is_same(self.now):  # before the first step nothing is an edit
             self.put_in(change)
 
     def put_in(self, change: str) -> None:
@@ -100,4 +106,5 @@ class FormerCode:
 
     def in_force(self, changes: Sequence[str]) -> Code:
         """The code after these changes, in their order."""
-        return next((self._after[each] for each in reversed(changes) if each in self._after), self._first)
+        base = self._first if self._has_stepped else self.now
+        return next((self._after[each] for each in reversed(changes) if each in self._after), base)

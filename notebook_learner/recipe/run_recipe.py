@@ -73,6 +73,10 @@ class RunRecipe:
         self.repeated: Callable[[], None] = lambda: None
         """Called after a change of the optimizer's options was made again, on the way through past steps."""
         self.code = FormerCode(settings)
+        self._code_before: Told = {}
+        """By what code an earlier process has trained, as its record says."""
+        self._other_code: Told = {}
+        """What of it is not that with which this process began."""
         self._went_back: Position | None = None
         """Where the run went back to, as long as it has not gone on."""
         self._in_use, self._place, self._num_epochs = in_use, place, num_epochs
@@ -98,13 +102,12 @@ class RunRecipe:
         """Follow the run: it opens, begins anew, or was changed."""
         if isinstance(event, RunOpened):
             self._fresh = True
-            self.code.begin()
             self._begin(self._before())
         elif isinstance(event, MetricBlock):
+            if self.code.stepped() and self._goes_on:
+                self._other_code = _differences(self._code_before, _code_in(self._quick()))
             self._go_on()
         elif isinstance(event, SplitStarted):
-            if self._place().iteration == 0:
-                self.code.begin()  # before the first step nothing is an edit
             if self._fresh and self._goes_on and (event.epoch, event.split) == (1, "train"):
                 self._begin("")  # another run in this directory
             self._fresh = False
@@ -262,7 +265,7 @@ class RunRecipe:
         """What is other than when the run began, so that steps that are taken again may differ."""
         self.text(wait=True)
         with self._lock:
-            changed: Told = {}
+            changed: Told = {name: ({"resumed": True}, pair) for name, pair in self._other_code.items()}
             for each in self._changes:
                 if _is_on(each, "") and not self._is_known(each):
                     changed |= {name: (each, pair) for name, pair in each["changed"].items()}
@@ -312,8 +315,7 @@ class RunRecipe:
                 return
             known = _latest({**self._first, "changes": on})
             change = self._change(f"goes on with the present {' and '.join(cells)}", place)
-            found = {name: each for name, each in _flat(self._quick()).items() if is_code(name)}
-            change["changed"] = _differences(known, found)
+            change["changed"] = _differences(known, _code_in(self._quick()))
             self._changes = [*self._changes, change][-MOST_CHANGES:]
             self.code.put_in(change["id"])
             self._text = ""
@@ -334,6 +336,7 @@ class RunRecipe:
             told = read(before)
             self._goes_on = bool(before)
             self._first, self._known = told or now, _latest(told or now)
+            self._code_before = {name: each for name, each in self._known.items() if told and is_code(name)}
             self._changes, self._cells = list(told.get("changes", ())), list(told.get("cells", ()))
             if before:
                 lacking = "" if told else "; the version that began it kept no recipe"
@@ -553,6 +556,10 @@ def _as_cause(name: str, pair: list[Any], when: str) -> str:
 
 def _place_of(change: Told) -> Position:
     return Position(change["epoch"], change["split"], change["step"], change["iteration"])
+
+
+def _code_in(told: Told) -> Told:
+    return {name: each for name, each in _flat(told).items() if is_code(name)}
 
 
 def _ids_up_to(place: Position, changes: Sequence[Told]) -> list[str]:

@@ -290,10 +290,13 @@ def test_a_kill_at_any_moment_loses_no_branch(rounds: int, tmp_path: Path) -> No
         known = {
             each.name: each.series("Loss").value.tolist() for each in Artifacts(tmp_path / "run").branches
         }
+        line = Artifacts(tmp_path / "run").series("Loss").value.tolist()
         learner = learner_in(tmp_path / "run", plain=True)
         for name, losses in known.items():
             found = learner.branches[name].series("Loss").value.tolist()
-            assert found[: len(losses)] == losses  # the line that was killed may have gone on from its end
+            # The killed line may have come by the same steps again, and gone on: then it is that one.
+            assert found == losses or found == line[: len(found)], name
+            assert found[: len(losses)] == losses
         for each in list(learner.branches)[:3]:
             if each.name in [other.name for other in learner.branches]:
                 reached = learner.go_to(each.name).position

@@ -103,3 +103,20 @@ def test_an_edit_behind_a_way_back_that_was_edited_before_is_told_apart(tmp_path
         assert torch.equal(weights(learner), seen[target]), target
     learner.step()
     assert learner.rewind(to=2).exact and torch.equal(weights(learner), seen[2])
+
+
+def test_a_step_that_a_new_process_puts_in_before_its_first_one_takes_the_steps_before_it(
+    tmp_path: Path,
+) -> None:
+    learner = learner_in(tmp_path / "run")
+    learner.tools.use_step("train", twice)
+    seen = walked(learner, {}, 10)
+    learner.save()
+    learner.artifacts  # noqa: B018  # waits for the files
+    again = learner_in(tmp_path / "run", plain=True)
+    again.tools.use_step("train", twice)
+    answer = again.ask(weights, steps=(1, 10))
+    assert answer.exact, answer.differs
+    assert all(torch.equal(each, seen[at]) for at, each in enumerate(answer.value, 1))
+    walked(again, {}, 12)
+    assert again.rewind(to=4).exact and torch.equal(weights(again), seen[4])

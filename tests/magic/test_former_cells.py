@@ -107,3 +107,54 @@ def test_each_branch_is_entered_by_its_own_cell(edited: str, empty: Notebook) ->
     second = walked(empty, {5: edited}, 9)
     assert empty.learner.go_to("1").exact and torch.equal(weights(empty), first[10])
     assert empty.learner.go_to("2").exact and torch.equal(weights(empty), second[9])
+
+
+# In a new kernel -----------------------------------------------------------------------------------------
+
+
+def resumed(empty: Notebook, cell: str, name: str = "run") -> None:
+    empty.run("learner.save()\nlearner.artifacts  # waits for the files")
+    empty.run(BUILD.format(name).replace(".with_file_checkpointer()", ".with_file_checkpointer().resume()"))
+    empty.run(f"%%train --steps 1\n{cell}")
+
+
+@pytest.mark.parametrize("target", [2, 6, 10])
+def test_a_new_kernel_goes_back_by_its_cell_over_the_steps_of_the_former_one(
+    target: int, empty: Notebook
+) -> None:
+    built(empty, "run")
+    seen = walked(empty, {0: FIRST}, 10)
+    resumed(empty, FIRST)
+    walked(empty, {}, 12)
+    answer: Any = empty.learner.ask(lambda learner: weights(empty), steps=(1, 10))
+    assert answer.exact and all(torch.equal(each, seen[at]) for at, each in enumerate(answer.value, 1))
+    report = empty.learner.rewind(to=target)
+    assert report.exact, report
+    assert torch.equal(weights(empty), seen[target])
+
+
+def test_in_a_new_kernel_too_the_cell_before_an_edit_takes_the_steps_before_it(empty: Notebook) -> None:
+    built(empty, "run")
+    seen = walked(empty, {0: FIRST}, 6)
+    resumed(empty, FIRST)
+    seen |= walked(empty, {9: SECOND}, 11)
+    for target in (10, 8, 3):
+        assert empty.learner.rewind(to=target).exact
+        assert torch.equal(weights(empty), seen[target])
+
+
+def test_a_new_kernel_with_another_cell_is_told_that_the_steps_differ(empty: Notebook) -> None:
+    built(empty, "run")
+    walked(empty, {0: FIRST}, 10)
+    resumed(empty, SECOND)
+    report = empty.learner.rewind(to=6)
+    assert not report.exact and "source.train_step" in str(report)
+
+
+def test_a_cell_that_takes_over_from_a_loss_at_the_beginning_again_is_a_change_there(empty: Notebook) -> None:
+    built(empty, "run")
+    first = walked(empty, {0: FIRST}, 7)
+    empty.learner.rewind(to=0)
+    second = walked(empty, {0: SECOND}, 5)
+    assert empty.learner.go_to("1").exact and torch.equal(weights(empty), first[7])
+    assert empty.learner.go_to("2").exact and torch.equal(weights(empty), second[5])

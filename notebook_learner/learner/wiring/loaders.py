@@ -183,6 +183,10 @@ class Loaders:
         """Train by this code, on the way through past steps."""
         settings, before = self.settings, Code.of(self.settings)
         settings.train_step, settings.valid_step, settings.loss = code
+        if not settings.says_how_to_train(self.model):  # a cell came later, and no step was taken without it
+            settings.train_step = before.train_step
+        if "valid" in self.replica.loop.passes and not settings.says_how_to_validate(self.model):
+            settings.valid_step = before.valid_step
         self.renew()
         for former, now in zip(before, code, strict=True):
             if former is not now and hasattr(now, "begin_again"):
