@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -34,9 +35,41 @@ def text_of(thing: Any) -> str | None:
     if _is_installed(thing):
         return None
     try:
-        return textwrap.dedent(inspect.getsource(thing))[:LONGEST]
+        text = _text_of_class(thing) if inspect.isclass(thing) else inspect.getsource(thing)
+        return textwrap.dedent(text)[:LONGEST]
     except (OSError, TypeError, IndentationError, SyntaxError):  # made by exec, or its file has gone
         return None
+
+
+def _text_of_class(kind: type) -> str:
+    """The text of a class, found without parsing its file.
+
+    `inspect.getsource` parses it, up to Python 3.12. This runs in a thread, and while two threads parse, the
+    other one, which may be the user's cell, can fail with a SystemError (python/cpython#106905).
+    """
+    lines, _ = inspect.findsource(sys.modules[kind.__module__])
+    first = vars(kind).get("__firstlineno__") or _first_line_of(kind, lines)
+    return "".join(inspect.getblock(lines[first - 1 :]))
+
+
+def _first_line_of(kind: type, lines: list[str]) -> int:
+    """The line of the class, or of its decorators: the last of its name that stands before its methods."""
+    opening = re.compile(rf"\s*class\s+{kind.__name__}\b")
+    starts = [number for number, line in enumerate(lines, 1) if opening.match(line)]
+    methods = [getattr(each, "__func__", each) for each in vars(kind).values()]
+    inside = [
+        method.__code__.co_firstlineno
+        for method in methods
+        if inspect.isfunction(method) and method.__qualname__.rpartition(".")[0] == kind.__qualname__
+        if method.__code__.co_filename == inspect.getfile(kind)  # not one that a dataclass made
+    ]
+    before = [start for start in starts if not inside or start <= min(inside)]
+    if not before:
+        raise OSError(f"no class {kind.__name__} in the file of its module")
+    first = before[-1]
+    while first > 1 and lines[first - 2].lstrip().startswith("@"):
+        first -= 1
+    return first
 
 
 def kinds_in(model: nn.Module) -> list[type]:

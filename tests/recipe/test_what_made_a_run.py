@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import gc
+import inspect
 import itertools
 import json
 import subprocess
+import sys
+import textwrap
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, final
 
 import h5py
 import pytest
@@ -21,6 +29,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from notebook_learner import Artifacts, LearnerBuilder
 from notebook_learner.recipe.data_fingerprint import fingerprint
 from notebook_learner.recipe.environment import MOST_OF_A_DIFF, changes_in
+from notebook_learner.recipe.source_text import LONGEST, text_of
 
 X, Y = torch.arange(64.0).reshape(16, 4) / 64, torch.arange(16) % 2
 BATCHES = [(X[at : at + 4], Y[at : at + 4]) for at in range(0, 16, 4)]
@@ -138,6 +147,58 @@ def test_plain_readers_find_the_recipe_in_both_hdf5_files(tmp_path: Path) -> Non
     assert kept["optimizer"] == shown["optimizer"] and kept["versions"] == shown["versions"]
     state = max((tmp_path / "checkpoint").glob("state-*.h5"), key=lambda path: path.stat().st_mtime_ns)
     assert b'"recipe"' in state.read_bytes()
+
+
+def test_a_class_is_found_as_inspect_finds_it() -> None:
+    @dataclass
+    class Net:  # of the name of another one in this file
+        width: int
+
+        def forward(self) -> int:
+            return self.width
+
+    @final
+    class WithoutMethods:
+        width = 3
+
+    for each in (Net, WithoutMethods, globals()["Net"], *_classes_of_this_house()):
+        assert text_of(each) == textwrap.dedent(inspect.getsource(each))[:LONGEST], each
+
+
+def _classes_of_this_house() -> list[type]:
+    named = [*vars(sys.modules[LearnerBuilder.__module__]).values()]
+    found = [each for each in named if inspect.isclass(each) and "notebook_learner" in each.__module__]
+    assert len(found) > 10
+    return found
+
+
+def test_finding_a_class_in_a_thread_lets_a_cell_parse_its_code_meanwhile() -> None:
+    """A cell failed with a SystemError if a thread parsed a file while the collector ran (Python 3.11.7)."""
+    over, read = threading.Event(), [0]
+
+    def read_on() -> None:
+        while not over.is_set():
+            text_of(Net)
+            read[0] += 1
+
+    def wait(*_: Any) -> None:  # while the cell is being parsed, the other thread gets its turn
+        time.sleep(1e-4)
+
+    code = Path(inspect.getfile(inspect)).read_text()[:20_000].rpartition("\ndef ")[0]
+    thread = threading.Thread(target=read_on)
+    threshold = gc.get_threshold()
+    gc.callbacks.append(wait)
+    try:
+        gc.set_threshold(300)
+        thread.start()
+        for _ in range(5):
+            ast.parse(code)
+    finally:
+        over.set()
+        gc.callbacks.remove(wait)
+        gc.set_threshold(*threshold)
+        thread.join()
+    assert read[0] > 0
 
 
 def test_source_text_can_be_left_out(tmp_path: Path) -> None:
