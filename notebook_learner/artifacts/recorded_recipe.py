@@ -40,7 +40,8 @@ class RecordedRecipe(dict[str, Any]):
     @property
     def table(self) -> Table:
         """The values on one line each; a source text as its first line."""
-        rows = [(name, _said(value)) for name, value in self.members.items() if value is not None]
+        told = {name: each for name, each in self.members.items() if each is not None and name != "signed"}
+        rows = [(name, _said(value)) for name, value in told.items()]
         empty = "nothing is recorded of what made this run: the version that wrote it kept no recipe"
         return Table("", ("what", "value"), rows, (False, False), empty)
 

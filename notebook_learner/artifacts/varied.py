@@ -8,7 +8,7 @@ from typing import Any
 from ..store.durable import digest_of
 from .recorded_recipe import RecordedRecipe
 
-_LEFT_OUT = ("cells", "changes")
+_LEFT_OUT = ("cells", "changes", "signed")
 """What differs from run to run without being a choice."""
 _SHORT = ("config", "optimizer", "loss", "schedule", "model")
 """Groups whose members are known by their own names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import weakref
 from collections.abc import Callable, Collection, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 from IPython.core.error import UsageError
 from torch import Tensor
 
+from ..event.values import Split
 from ..learner.learner import Learner
 from ..step.output import (
     ClassificationOutput,
@@ -22,7 +24,7 @@ from ..step.output import (
     SequenceOutput,
 )
 from ..step.step import kind_of
-from .cell_body import MISSING, Body, Targets
+from .cell_body import MISSING, Body, Targets, compiled, source_of
 
 Values = Mapping[str, Any]
 MakeOutput = Callable[[Values], Any]
@@ -40,6 +42,8 @@ class CellStep:
         self._learner = weakref.ref(learner)
         self.body = body
         self.kind = kind
+        self.is_recorded = False
+        """Whether it was made of a run's record, and not of a cell that was run here."""
         names = body.function.__globals__ if carried is None else carried
         self.carried = {name: names[name] for name in body.carried if name in names}
         """The values that go from step to step, at first the notebook's; a rewind brings them back."""
@@ -50,6 +54,14 @@ class CellStep:
     def written(self) -> Any:
         """The body: what the user wrote of this step."""
         return self.body.function
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What it was given beside its text, for the record of the run: `output`, and the numbers with which
+        `carried` names began."""
+        begun = {name: value for name, (value,) in self._at_first.items()}
+        numbers = {name: value for name, value in begun.items() if _is_a_number(value)}
+        return {"output": self.kind, **{f"carried.{name}": value for name, value in numbers.items()}}
 
     @property
     def cell_text(self) -> str:
@@ -90,6 +102,7 @@ class CellStep:
     def adopt(self, other: CellStep) -> None:
         """Take the place of the unchanged cell that was run again, as its lines may have moved."""
         self.body = other.body
+        self.is_recorded = False
 
     def of(self, learner: Learner) -> CellStep:
         """The same step for another learner, such as a fork."""
@@ -121,6 +134,10 @@ _LARGEST = 1 << 12
 """Numbers in a value that is kept as it was at first."""
 
 
+def _is_a_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float)) and math.isfinite(value)
+
+
 def _copy(value: Any) -> tuple[Any] | None:
     """A copy of a number, a text, or a small collection or tensor of these; None of anything else."""
     if value is None or isinstance(value, (bool, int, float, complex, str)):
@@ -132,6 +149,15 @@ def _copy(value: Any) -> tuple[Any] | None:
         if all(_copy(each) for each in inner):
             return (deepcopy(value),)
     return None
+
+
+def cell_of_record(shell: Any, learner: Learner, split: Split, text: str, options: Values) -> CellStep:
+    """The cell that an earlier process trained by, made of its text and options as if it was run again."""
+    body = compiled(shell, source_of(shell, split, "", text), split)
+    begun = {name: options[f"carried.{name}"] for name in body.carried if f"carried.{name}" in options}
+    step = CellStep(learner, body, options.get("output"), {**shell.user_ns, **begun})
+    step.is_recorded = True
+    return step
 
 
 class _Nobody:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from IPython.core import debugger
 
-from ..learner.wiring.checks import expect_cells
+from ..learner.wiring.cells import expect_cells
+from .cell_step import cell_of_record
 from .completion import Completion
 from .magics import Offer, TrainingMagics
 
@@ -70,7 +72,7 @@ def load(shell: Any) -> None:
     loaded.completion.add()
     loaded.stopping.add()
     setattr(shell, _HOLDS, loaded)
-    expect_cells()
+    expect_cells(partial(cell_of_record, shell))
 
 
 def unload(shell: Any) -> None:
@@ -87,4 +89,4 @@ def unload(shell: Any) -> None:
     shell.events.unregister("post_run_cell", loaded.offer.after_cell)
     loaded.completion.remove()
     loaded.stopping.remove()
-    expect_cells(False)
+    expect_cells(None)

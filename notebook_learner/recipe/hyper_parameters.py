@@ -116,6 +116,8 @@ def function_of(function: Any) -> Told:
         options = {name: plain(value) for name, value in function.keywords.items()} | options
         function = function.func
     name = getattr(function, "__name__", None) or type(function).__name__
+    if hasattr(function, "cell_text"):
+        return {"name": name, **function.options}
     if isinstance(function, nn.Module):
         return {"name": name, **module_options(function), **options}
     reads = dict(_numbers_read(function))

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ..artifacts.branches import RecordedFork, forks_in
 from ..artifacts.index import read_header
-from ..artifacts.recorded_recipe import RecordedRecipe, flat
+from ..artifacts.recorded_recipe import flat
 from ..artifacts.run_info import git_commit
 from ..errors import DamagedError
 from ..event.position import Position
@@ -25,8 +25,22 @@ from ..event.values import Event, Marked, MetricBlock, Rewound, RunOpened, Split
 from ..step.schedule import rates_of, set_rates
 from ..store.json_text import to_text
 from . import environment, source_text
+from .changes import (
+    UNTOLD,
+    Told,
+    can_be_repeated,
+    code_in,
+    differences,
+    in_force,
+    is_on,
+    is_option,
+    latest,
+    members_of,
+    place_of,
+    read,
+)
 from .data_fingerprint import fingerprint, loader_of
-from .former_code import Code, FormerCode, MadeByHand, is_code
+from .former_code import Code, FormerCode, MadeByHand, field_of, is_code
 from .hyper_parameters import function_of, module_options, optimizers, put_options, schedule_of
 from .plain_values import own_values, plain
 
@@ -35,10 +49,6 @@ MOST_CHANGES = 256
 _LONGEST_WAIT = 5.0
 """Seconds that a file waits for what the thread gathers: versions, work tree, fingerprint."""
 _FAR = Position(1 << 40)
-UNTOLD = ("cells", "changes", "hardware")
-"""What may differ from one process to the next without being a change of the run."""
-
-Told = dict[str, Any]
 Way = tuple[str, Position, Collection[str] | None]
 """A branch (or "" for the line that the run is on), the place up to which it is meant, and the changes by
 hand at that very place that are on it (None: all)."""
@@ -105,7 +115,7 @@ class RunRecipe:
             self._begin(self._before())
         elif isinstance(event, MetricBlock):
             if self.code.stepped() and self._goes_on:
-                self._other_code = _differences(self._code_before, _code_in(self._quick()))
+                self._other_code = self._differing(code_in(self._quick()))
             self._go_on()
         elif isinstance(event, SplitStarted):
             if self._fresh and self._goes_on and (event.epoch, event.split) == (1, "train"):
@@ -146,6 +156,8 @@ class RunRecipe:
             if not self._text or cells != self._text_cells:
                 self._text_cells = cells
                 whole = {**self._first, "cells": [*self._cells, *cells], "changes": self._changes}
+                if self.settings.records_source and (signed := self.code.signed()):
+                    whole["signed"] = signed
                 self._text = to_text(whole)
             return self._text
 
@@ -154,7 +166,7 @@ class RunRecipe:
         told = self._quick()
         with suppress(Exception):  # of the user's data, whose classes may do anything
             told["data"] = {split: fingerprint(each) for split, each in self.given().items()}
-        return _flat(told)
+        return members_of(told)
 
     def versions(self) -> dict[str, str]:
         """The versions of what is imported, by name."""
@@ -162,7 +174,7 @@ class RunRecipe:
 
     def of_checkpoint(self) -> Told:
         """The recipe that the checkpoint has which was loaded last, by dotted names."""
-        return _latest(read(self.found() or ""))
+        return latest(read(self.found() or ""))
 
     def leave(self, position: Position, branch: str, shared: Collection[str] | None = None) -> list[str]:
         """The run goes back: what was changed by hand behind this place is on a branch now. Return what was
@@ -175,23 +187,23 @@ class RunRecipe:
             shared: the changes at that very place that stay on the run's line; by default those in force.
         """
         with self._lock:
-            now = _flat(self._quick())
-            own = [each for each in self._changes if _is_on(each, "") and not each.get("resumed")]
-            here = [each for each in own if _place_of(each).key == position.key]
-            stays = _in_force(here, now) if shared is None else shared
+            now = members_of(self._quick())
+            own = [each for each in self._changes if is_on(each, "") and not each.get("resumed")]
+            here = [each for each in own if place_of(each).key == position.key]
+            stays = in_force(here, now) if shared is None else shared
             left = [
                 each
                 for each in own
-                if _place_of(each) > position or (each in here and each["id"] not in stays)
+                if place_of(each) > position or (each in here and each["id"] not in stays)
             ]
             for each in left:
                 each["branch"] = branch
             self._known |= now
             self._text = ""
             on = [each for each in here if each["id"] in stays]
-            on += [each for each in self._changes if _is_on(each, branch) and not each.get("resumed")]
+            on += [each for each in self._changes if is_on(each, branch) and not each.get("resumed")]
             last = {
-                (_place_of(each).key, *each["changed"]): str(each["text"])
+                (place_of(each).key, *each["changed"]): str(each["text"])
                 for each in on
                 if not each.get("fork")
             }
@@ -205,11 +217,11 @@ class RunRecipe:
     def at(self, position: Position, later: bool = False) -> list[str]:
         """The changes by hand at this place, and `later` on, that are on the run's line."""
         with self._lock:
-            own = [each for each in self._changes if _is_on(each, "") and not each.get("resumed")]
+            own = [each for each in self._changes if is_on(each, "") and not each.get("resumed")]
         return [
             each["id"]
             for each in own
-            if _place_of(each).key == position.key or (later and _place_of(each) > position)
+            if place_of(each).key == position.key or (later and place_of(each) > position)
         ]
 
     def adopt(self, branch: str, end: Position, shared: Collection[str] | None = None) -> None:
@@ -225,10 +237,9 @@ class RunRecipe:
         their order, with what makes them again: those at one place in the order in which they were made.
         Where a schedule moves a rate, it goes on from there."""
         with self._lock:
-            ids = {each["id"] for way in ways for each in self._up_to(*way)}
-            changes = [each for each in self._changes if each["id"] in ids and self._is_known(each)]
-        found = [(_place_of(each), partial(self._repeat, each)) for each in changes]
-        return sorted(found, key=lambda edit: edit[0].key)
+            on = self._in_order(ways)
+            known = [number for number, each in enumerate(on) if self._is_known(each, on[:number])]
+        return [(place_of(on[number]), partial(self._repeat, on[: number + 1])) for number in known]
 
     def by_hand(self, ways: Sequence[Way] | None = None) -> MadeByHand:
         """What was changed by hand on these lines; by default on the way here."""
@@ -240,25 +251,45 @@ class RunRecipe:
         """Inside, steps run the code that was in force at a place of these lines; afterwards the cells of now
         are in use again."""
         with self._lock:
-            on = [each for way in ways for each in self._up_to(*way)]
+            on = [each for each in self._in_order(ways) if place_of(each) <= place]
         now = self.code.now
-        self._take(self.code.in_force(_ids_up_to(place, on)))
+        self._take(self.code.in_force(on), follows=False)  # the state of that place has what a cell carried
         try:
             yield
         finally:
             self._take(self.code.now.with_cells_of(now))
 
-    def _take(self, code: Code) -> None:
+    def _take(self, code: Code, follows: bool = True) -> None:
         if not code.is_same(self.code.now):
-            self.code.put(code)
+            self.code.put(code, follows)
+
+    def take_recorded(self) -> str:
+        """Train by the cells that the record has, if this process has been told of no other code. Return why
+        that cannot be; empty if it can."""
+        with self._lock:
+            on = self._in_order([("", _FAR, None)])
+        self._take(self.code.in_force(on))
+        name = self._code_before.get("train_step.name")
+        if name != "CellStep" or self.code.has(self._code_before, "train_step"):
+            return ""
+        return (
+            "the cells in its record were not run by you on this machine, so they are not run for you, and "
+        )
+
+    def _in_order(self, ways: Sequence[Way]) -> list[Told]:
+        """The changes on these lines in the order of their places; at one place, as they were made."""
+        ids = {each["id"] for way in ways for each in self._up_to(*way)}
+        return sorted(
+            (each for each in self._changes if each["id"] in ids), key=lambda each: place_of(each).key
+        )
 
     def _up_to(self, branch: str, end: Position, shared: Collection[str] | None) -> list[Told]:
-        found = [each for each in self._changes if _is_on(each, branch)]
+        found = [each for each in self._changes if is_on(each, branch)]
         return [
             each
             for each in found
-            if _place_of(each) < end
-            or (_place_of(each).key == end.key and (shared is None or each["id"] in shared))
+            if place_of(each) < end
+            or (place_of(each).key == end.key and (shared is None or each["id"] in shared))
         ]
 
     def causes(self) -> list[str]:
@@ -266,8 +297,9 @@ class RunRecipe:
         self.text(wait=True)
         with self._lock:
             changed: Told = {name: ({"resumed": True}, pair) for name, pair in self._other_code.items()}
-            for each in self._changes:
-                if _is_on(each, "") and not self._is_known(each):
+            on = [each for each in self._changes if is_on(each, "")]
+            for number, each in enumerate(on):
+                if not self._is_known(each, on[:number]):
                     changed |= {name: (each, pair) for name, pair in each["changed"].items()}
         return [
             _as_cause(name, pair, "since the run went on" if each.get("resumed") else _by_hand(each))
@@ -279,19 +311,22 @@ class RunRecipe:
     def repeats_last(self) -> bool:
         """Whether the last change can be made again from what is recorded of it."""
         with self._lock:
-            return not self._changes or _can_be_repeated(self._changes[-1])
+            return not self._changes or can_be_repeated(self._changes[-1])
 
-    def _is_known(self, change: Told) -> bool:
-        """Whether a change can be made again here: one of options, or of code that this process has."""
-        others = [name for name in change.get("changed", {}) if not _is_option(name)]
-        return _can_be_repeated(change) or (
-            self.code.after(change["id"]) is not None and all(map(is_code, others))
-        )
+    def _is_known(self, change: Told, before: Sequence[Told]) -> bool:
+        """Whether a change can be made again here: one of options, or of code that is there."""
+        if can_be_repeated(change):
+            return True
+        others = [name for name in change.get("changed", {}) if not is_option(name)]
+        members = latest({**self._first, "changes": [*before, change]})
+        return all(map(is_code, others)) and self.code.leads_on(change, members)
 
-    def _repeat(self, change: Told) -> None:
-        if (code := self.code.after(change["id"])) is not None:
-            self._take(code)
-        if not _can_be_repeated(change):
+    def _repeat(self, changes: Sequence[Told]) -> None:
+        """Make the last one of these changes again."""
+        change = changes[-1]
+        if any(map(is_code, change.get("changed", ()))):
+            self._take(self.code.in_force(changes))
+        if not can_be_repeated(change):
             return
         optimizer, _ = self._in_use()
         put_options(optimizer, {name: pair[1] for name, pair in change["changed"].items()})
@@ -306,19 +341,28 @@ class RunRecipe:
         if place is None or not self._first:
             return
         with self._lock:
-            on = [each for each in self._up_to("", _FAR, None) if _place_of(each) <= place]
-            then, now = self.code.in_force(_ids_up_to(place, on)), self.code.now
+            on = [each for each in self._in_order([("", _FAR, None)]) if place_of(each) <= place]
+            then, now = self.code.in_force(on), self.code.now
             cells = [
                 name for name, one, other in zip(Code._fields, then, now, strict=True) if one is not other
             ]
             if not cells:
                 return
-            known = _latest({**self._first, "changes": on})
+            known = latest({**self._first, "changes": on})
             change = self._change(f"goes on with the present {' and '.join(cells)}", place)
-            change["changed"] = _differences(known, _code_in(self._quick()))
+            change["changed"] = differences(known, code_in(self._quick()))
             self._changes = [*self._changes, change][-MOST_CHANGES:]
             self.code.put_in(change["id"])
             self._text = ""
+
+    def _differing(self, now: Told) -> Told:
+        """Which code of now is not that by which earlier processes trained, nor can be put back for them."""
+        found: Told = {}
+        for then in (code_in(self._first), self._code_before) if self._code_before else ():
+            back = {name for name in Code._fields if self.code.has(then, name)}
+            pairs = differences(then, now).items()
+            found |= {name: pair for name, pair in pairs if field_of(name) not in back}
+        return found
 
     # Gathering ---------------------------------------------------------------------------------------
 
@@ -335,7 +379,8 @@ class RunRecipe:
         with self._lock:
             told = read(before)
             self._goes_on = bool(before)
-            self._first, self._known = told or now, _latest(told or now)
+            self._first, self._known = told or now, latest(told or now)
+            self.code.goes_on(members_of(told), told.get("signed"))
             self._code_before = {name: each for name, each in self._known.items() if told and is_code(name)}
             self._changes, self._cells = list(told.get("changes", ())), list(told.get("cells", ()))
             if before:
@@ -424,14 +469,14 @@ class RunRecipe:
             if self._open is None:
                 self._first = _merged(self._first, late)
             else:
-                self._open["changed"] |= _differences(self._known, found)
+                self._open["changed"] |= differences(self._known, found)
             self._known |= found
             self._text = ""
 
     def _note(self, text: str, now: Told) -> None:
-        found = _flat(now)
+        found = members_of(now)
         change = self._change(text, self._place())
-        change["changed"] = _differences(self._known, found)
+        change["changed"] = differences(self._known, found)
         self._known |= found
         self._changes = [*self._changes, change][-MOST_CHANGES:]
         self.code.note(change["id"])
@@ -462,71 +507,6 @@ class RunRecipe:
         return tuple(cell for cell in cells if cell not in self._cells)
 
 
-def read(text: str) -> Told:
-    """A recipe from its JSON; empty if it is none."""
-    told = RecordedRecipe.parse(text)
-    return told if _is_sound(told) else {}
-
-
-def _is_sound(told: Told) -> bool:
-    changes = told.get("changes", [])
-    return (
-        isinstance(told.get("cells", []), list)
-        and isinstance(told.get("config", {}), dict)
-        and isinstance(changes, list)
-        and all(map(_is_a_change, changes))
-    )
-
-
-def _is_a_change(each: Any) -> bool:
-    return (
-        isinstance(each, dict)
-        and _are_pairs(each.get("changed", {}))
-        and all(type(each.get(name)) is int for name in ("iteration", "epoch", "step"))
-        and each.get("split") in ("train", "valid")
-        and isinstance(each.get("id"), str)
-    )
-
-
-def _are_pairs(changed: Any) -> bool:
-    return isinstance(changed, dict) and all(
-        isinstance(pair, list) and len(pair) == 2 for pair in changed.values()
-    )
-
-
-def _flat(told: Told) -> Told:
-    return flat({name: each for name, each in told.items() if name not in UNTOLD})
-
-
-def _is_on(change: Told, branch: str) -> bool:
-    """Whether a change is on a branch; without a name, on the line that the run is on."""
-    return (change.get("branch") or "") == branch
-
-
-def _can_be_repeated(change: Told) -> bool:
-    """Whether a change can be made again from what is recorded of it: it is of options alone."""
-    changed, rates = change.get("changed", {}), change.get("rates")
-    own = all(map(_is_option, changed))
-    sound = isinstance(rates, list) and all(type(rate) in (int, float) for rate in rates)
-    return own and sound and not change.get("resumed")
-
-
-def _is_option(name: str) -> bool:
-    return name.startswith(("optimizer.", "optimizers.")) and "class" not in name
-
-
-def _in_force(changes: Sequence[Told], now: Told) -> Sequence[str]:
-    """Of the changes at one place, the first ones that led to the present values; all of those if more than
-    one number of them does."""
-    for count in range(len(changes), 0, -1):
-        done, undone = changes[:count], changes[count:]
-        values = {name: pair[0] for each in reversed(undone) for name, pair in each["changed"].items()}
-        values |= {name: pair[1] for each in done for name, pair in each["changed"].items()}
-        if all(now[name] == value for name, value in values.items() if name in now):
-            return [each["id"] for each in changes[:count]]
-    return ()
-
-
 _CAUSES = (
     "source",
     "versions",
@@ -552,39 +532,6 @@ def _as_cause(name: str, pair: list[Any], when: str) -> str:
     if name.startswith(("source.", "data.")):
         return f"another {name} {when}"
     return f"{name} {before} became {now} {when}"
-
-
-def _place_of(change: Told) -> Position:
-    return Position(change["epoch"], change["split"], change["step"], change["iteration"])
-
-
-def _code_in(told: Told) -> Told:
-    return {name: each for name, each in _flat(told).items() if is_code(name)}
-
-
-def _ids_up_to(place: Position, changes: Sequence[Told]) -> list[str]:
-    """The names of the changes up to a place, in their order."""
-    found = [each for each in changes if _place_of(each) <= place]
-    return [each["id"] for each in sorted(found, key=lambda each: _place_of(each).key)]
-
-
-def _latest(told: Told) -> Told:
-    """The members as the last change left them."""
-    found = _flat(told)
-    for change in told.get("changes", ()):
-        if not _is_on(change, ""):
-            continue
-        found |= {name: pair[1] for name, pair in change.get("changed", {}).items()}
-    return found
-
-
-def _differences(before: Told, now: Told) -> Told:
-    """The members that differ, each with its former and its present value."""
-    return {
-        name: [before.get(name), value]
-        for name, value in now.items()
-        if before.get(name) != value and not (name.startswith("versions.") and name not in before)
-    }
 
 
 def _merged(told: Told, more: Told) -> Told:

@@ -3,6 +3,7 @@ one that the notebook shows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from notebook_support import Notebook
 
 from notebook_learner import Artifacts
+from notebook_learner.errors import ConfigurationError
+from notebook_learner.recipe import own_text
 
 BUILD = """
 from notebook_learner import LearnerBuilder
@@ -143,12 +146,119 @@ def test_in_a_new_kernel_too_the_cell_before_an_edit_takes_the_steps_before_it(e
         assert torch.equal(weights(empty), seen[target])
 
 
-def test_a_new_kernel_with_another_cell_is_told_that_the_steps_differ(empty: Notebook) -> None:
+def test_a_new_kernel_with_another_cell_takes_the_steps_before_by_the_cell_in_the_record(
+    empty: Notebook,
+) -> None:
     built(empty, "run")
-    walked(empty, {0: FIRST}, 10)
+    seen = walked(empty, {0: FIRST, 4: COUNTING}, 10)
     resumed(empty, SECOND)
-    report = empty.learner.rewind(to=6)
+    for target in (6, 3):
+        assert empty.learner.rewind(to=target).exact
+        assert torch.equal(weights(empty), seen[target])
+    assert empty.learner._step_in_use("train").cell_text == SECOND, "what the notebook shows"
+
+
+def resuming(arguments: str = "") -> str:
+    """The cell that goes on with the run in a new kernel."""
+    verbs = f".with_file_checkpointer().resume({arguments})"
+    return BUILD.format("run").replace(".with_file_checkpointer()", verbs)
+
+
+def resumed_at(empty: Notebook, place: int) -> None:
+    """Go to a step in a new kernel that has run no cell."""
+    empty.run("learner.save()\nlearner.artifacts  # waits for the files")
+    empty.run(resuming(f"at={place}"))
+
+
+@edited_in_each_way
+@pytest.mark.parametrize("target", [3, 4, 8])
+def test_a_new_kernel_resumes_at_a_step_by_the_cells_in_the_record(
+    target: int, edited: str, empty: Notebook
+) -> None:
+    built(empty, "run")
+    seen = walked(empty, {0: FIRST, 5: edited}, 10)
+    resumed_at(empty, target)
+    assert torch.equal(weights(empty), seen[target])
+
+
+def test_from_there_the_run_goes_on_by_the_cell_of_then_until_another_one_is_run(empty: Notebook) -> None:
+    built(empty, "other")
+    ways = walked(empty, {0: FIRST, 4: SECOND}, 6)
+    built(empty, "run")
+    walked(empty, {0: FIRST, 5: COUNTING}, 8)
+    resumed_at(empty, 3)
+    walked(empty, {4: SECOND}, 6)
+    assert torch.equal(weights(empty), ways[6])
+    assert empty.learner.rewind(to=3).exact
+    assert empty.learner.go_to("2").exact and torch.equal(weights(empty), ways[6])
+
+
+def test_a_cell_that_is_run_as_it_is_in_the_record_is_no_edit(empty: Notebook) -> None:
+    built(empty, "run")
+    walked(empty, {0: FIRST}, 6)
+    resumed_at(empty, 3)
+    before = len(empty.learner.timeline)
+    walked(empty, {3: FIRST}, 4)
+    assert [each.text for each in empty.learner.timeline[before:] if each.kind == "edited"] == []
+
+
+def test_the_kind_of_output_that_a_cell_was_given_is_in_the_record(empty: Notebook) -> None:
+    built(empty, "run")
+    empty.run(f"%%train --steps 3 --output sequence\n{FIRST}\nignore_index = -1")
+    resumed_at(empty, 2)
+    assert empty.learner._step_in_use("train").kind == "sequence"
+
+
+# Of another user -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Call it to have the key of another user from then on."""
+
+    def become() -> None:
+        (tmp_path / "ipython of another").mkdir()
+        monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython of another"))
+        own_text._key.cache_clear()
+
+    yield become
+    own_text._key.cache_clear()
+
+
+def test_the_cells_of_another_user_are_not_run(empty: Notebook, as_another_user: Callable[[], None]) -> None:
+    built(empty, "run")
+    empty.names["runs"] = []
+    walked(empty, {0: f"runs.append(1)\n{FIRST}"} | {4: SECOND}, 6)
+    empty.run("learner.save()\nlearner.artifacts  # waits for the files\ndel learner")
+    as_another_user()
+    empty.names["runs"] = []
+    refused = empty.try_(resuming("at=2"))
+    assert isinstance(refused.error, ConfigurationError)
+    assert "were not run by you on this machine, so they are not run for you" in str(refused.error)
+    assert "run a %%train cell" in str(refused.error) and empty.names["runs"] == []
+    empty.run(resuming())
+    empty.run(f"%%train --steps 1\n{SECOND}")
+    report = empty.learner.rewind(to=2)
     assert not report.exact and "source.train_step" in str(report)
+
+
+def test_the_key_lies_in_the_users_own_folder_and_only_the_user_can_read_it(
+    as_another_user: Callable[[], None], tmp_path: Path
+) -> None:
+    mine = own_text.signature("loss = 0")
+    as_another_user()
+    other = own_text.signature("loss = 0")
+    file = tmp_path / "ipython of another" / own_text.KEY
+    assert mine is not None and other is not None and mine != other
+    assert file.stat().st_mode & 0o777 == 0o600 and [*file.parent.iterdir()] == [file]
+    own_text._key.cache_clear()
+    assert own_text.signature("loss = 0") == other, "it is kept"
+
+
+def test_without_a_key_no_text_is_the_users_own(as_another_user: Callable[[], None], tmp_path: Path) -> None:
+    as_another_user()
+    (tmp_path / "ipython of another" / own_text.KEY).write_bytes(b"cut off")
+    assert own_text.signature("loss = 0") is None
 
 
 def test_a_cell_that_takes_over_from_a_loss_at_the_beginning_again_is_a_change_there(empty: Notebook) -> None:

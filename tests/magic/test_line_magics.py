@@ -8,7 +8,7 @@ import types
 import pytest
 from notebook_support import BODY, LEARNER
 
-from notebook_learner.learner.wiring.checks import cells_may_come
+from notebook_learner.learner.wiring.cells import cells_may_come
 
 STEP = f"%%train --steps 4\n{BODY}"
 MAGICS = {

@@ -62,6 +62,7 @@ from ...step.update import Update
 from ...store import RunLayout
 from ..core import Batches
 from ..learner import Learner
+from .cells import recorded_cell
 from .checks import mistakes_in
 from .directory_tenancy import Tenancy
 from .fork_run import Origin
@@ -164,14 +165,14 @@ def _go_on(learner: Learner, settings: Settings, which: Which, said: str) -> Non
 
 def _go_to(learner: Learner, at: Any, goes_on: bool) -> None:
     """Go to a step of the run that goes on."""
-    said = f"resume(at={at!r})"
+    said, others = f"resume(at={at!r})", learner._supplies.recipe.take_recorded()
     if not goes_on:
         raise ConfigurationError([f"{said}: the directory holds no checkpoint of a run to go on with"])
     try:
         learner._supplies.require()
     except ConfigurationError as missing:
-        told = f"{said} takes steps again: {missing.mistakes[0]}; or call learner.rewind(to={at!r}) later"
-        raise ConfigurationError([told]) from missing
+        why = f"{others}{missing.mistakes[0]}; or call learner.rewind(to={at!r}) later"
+        raise ConfigurationError([f"{said} takes steps again: {why}"]) from missing
     try:
         report = learner.rewind(to=at)
     except (StateError, ValueError) as refused:
@@ -299,6 +300,7 @@ class _Wiring:
         )
         learner = Learner(replica, driver, opened, loaders, tenancy, remote or _unsteered)
         _join_acts(replica, learner, self.settings)
+        recipe.code.make = partial(recorded_cell, weakref.ref(learner))
         if self.guest is not None:
             self.guest.learner = weakref.ref(learner)
             if self.guest.uncalled:

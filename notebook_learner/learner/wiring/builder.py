@@ -509,6 +509,8 @@ class LearnerBuilder:
             at: go to this step of the run, which may be finished: the number of its training steps, as in
                 `at=137`, or a position, `at=(7, 5)`. The learner goes to the nearest state before it and
                 takes the steps up to it again, compared with what was recorded. `build` needs the data then.
+                `%%train` cells that you ran on this machine are taken from the run's record; each step runs
+                by the cell of then. Other people's are not run; run yours, and `learner.rewind(to=137)`.
             take_back: for a run that was handed to a process of its own (`learner.detach()`) that still
                 trains. With True, `build` makes the process save exactly where it stands, and end; the
                 learner goes on from there. With False, the process goes on, and an error names it.

@@ -31,6 +31,7 @@ from ...state.checkpoint_files import Checkpointer
 from ...step.graph_step import RECORDERS
 from ...step.own_loss import may_take_keys
 from ...store import check_metric_name, same_file
+from .cells import cells_may_come
 from .lightning import trains_by_its_steps
 from .sharding_checks import dividing_mistakes
 
@@ -582,17 +583,3 @@ def _parameters(model: nn.Module) -> Iterator[str]:
         )
     elif not any(p.requires_grad for p in parameters):
         yield "the model has no parameter that trains; look at requires_grad"
-
-
-_loaded = False
-
-
-def expect_cells(expected: bool = True) -> None:
-    """Note that the magics are loaded, or were unloaded."""
-    global _loaded  # a property of the process, like the extension itself
-    _loaded = expected
-
-
-def cells_may_come() -> bool:
-    """Whether the magics are loaded."""
-    return _loaded

@@ -39,7 +39,8 @@ from ...step.schedule import Schedule
 from ...step.step import StepFunction, TrainingStep, ValidationStep
 from ...step.update import Update
 from ..core import OfOneLearner
-from .checks import cells_may_come, listed, metric_mistakes
+from .cells import cells_may_come
+from .checks import listed, metric_mistakes
 from .lightning import is_data_module, loaders_in, trains_by_its_steps
 from .make_optimizer import make_optimizer, make_schedule
 
@@ -179,7 +180,7 @@ class Loaders:
             waiting, self._waits = self._waits, None
             self._put_in("valid", waiting)
 
-    def put_code(self, code: Code) -> None:
+    def put_code(self, code: Code, follows: bool) -> None:
         """Train by this code, on the way through past steps."""
         settings, before = self.settings, Code.of(self.settings)
         settings.train_step, settings.valid_step, settings.loss = code
@@ -191,7 +192,7 @@ class Loaders:
         for former, now in zip(before, code, strict=True):
             if former is not now and hasattr(now, "begin_again"):
                 now.begin_again()
-                if hasattr(former, "begin_again"):
+                if follows and hasattr(former, "begin_again"):
                     now.follow(former)  # the values that a cell carries from step to step
         self.replica.shape.look(tell=False)
         self.replica.carried.find_again()  # one cell in the place of another is no other shape
