@@ -30,8 +30,16 @@ class RecordedBranch:
     run's own line; `changes` says what was changed by hand on it, and `why` why it was left.
     """
 
-    def __init__(self, branch: Branch, record: Record, infos: Sequence[MetricInfo]) -> None:
+    def __init__(
+        self,
+        branch: Branch,
+        record: Record,
+        infos: Sequence[MetricInfo],
+        directory: str | os.PathLike[str],
+    ) -> None:
         self.branch, self._record, self._infos = branch, record, infos
+        self.directory = Path(directory)
+        """The run's."""
         self.name, self.parent, self.why = branch.name, branch.parent, branch.why
         self.begin, self.end, self.changes = branch.begin, branch.end, tuple(branch.changes)
 
@@ -198,16 +206,21 @@ def branches_in(
         for each in chain:
             if each.name not in records:
                 records[each.name] = _whole(directory, each, records[each.parent], infos)
-        found.append(RecordedBranch(known[name], records[name], infos))
+        found.append(RecordedBranch(known[name], records[name], infos, directory))
     return Branches(found, here, forks, origin)
 
 
-def own_passes(directory: str | os.PathLike[str], branch: Branch, infos: Sequence[MetricInfo]) -> Record:
+def own_passes(
+    directory: str | os.PathLike[str],
+    branch: Branch,
+    infos: Sequence[MetricInfo],
+    problems: list[str] | None = None,
+) -> Record:
     """The passes in a branch's own files; the first one is whole."""
     begin = branch.begin
     inside = begin.step if begin.split == "train" else 0
     folder = Path(RunLayout(directory).branches / branch.name)
-    return read_record(folder, infos, trained=begin.iteration - inside)
+    return read_record(folder, infos, problems, trained=begin.iteration - inside)
 
 
 def passes_of_branches(

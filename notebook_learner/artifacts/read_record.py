@@ -120,7 +120,7 @@ class _Reader:
         last = RunLayout(self.directory).last_epoch()
         folders = {split: self._epochs(split) for split in SPLITS}
         epochs = sorted({epoch for found in folders.values() for epoch in found if epoch <= last})
-        self._report_gaps(epochs)
+        self._report_gaps(epochs if trained else [0, *epochs])  # a branch may begin in a later epoch
         for epoch in epochs:
             for split in SPLITS:
                 folder = folders[split].get(epoch)
@@ -141,7 +141,7 @@ class _Reader:
                 yield name, _pass(0, "valid", logs, 0)
 
     def _report_gaps(self, epochs: Sequence[int]) -> None:
-        for before, after in pairwise([0, *epochs]):
+        for before, after in pairwise(epochs):
             if after != before + 1:
                 self._report(self.directory, f"has no logs of epochs {before + 1} to {after - 1}")
 

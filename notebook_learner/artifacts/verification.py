@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint.folder import CheckpointFolder
 from ..errors import DamagedError, StoreError
 from ..event.values import MetricInfo
+from ..logger.branches import Branch, chain_to, read_branches
 from ..remote.owner import alone_in
 from ..store import durable, files
-from ..store.layout import RunLayout
+from ..store.layout import RunLayout, is_inside
 from ..store.log_lines import LogLines
 from ..store.run_folder import RunPath
+from .branches import own_passes
 from .claims import Claims
 from .index import read_header
 from .live_index import FILE
@@ -73,10 +75,13 @@ class Report:
 def verify(directory: Path, infos: Iterable[MetricInfo]) -> Report:
     """See `Artifacts.verify`."""
     notes: list[str] = []
+    layout, infos = RunLayout(directory), tuple(infos)
     problems = [
         *_strange_links(directory),
-        *_bad_checkpoints(directory, notes),
+        *_bad_states(layout.checkpoint, notes, "{} checkpoints complete", "no checkpoints"),
+        *_bad_states(layout.start, notes, "{} states that it began with complete"),
         *_bad_logs(directory, infos, notes),
+        *_bad_branches(directory, infos, notes),
         *_bad_index(directory / FILE),
     ]
     return Report("verify", str(directory), tuple(notes), tuple(dict.fromkeys(problems)))
@@ -85,16 +90,18 @@ def verify(directory: Path, infos: Iterable[MetricInfo]) -> Report:
 def repair(directory: Path, infos: Iterable[MetricInfo], rebuild: Callable[[], None]) -> Report:
     """See `Artifacts.repair`. `rebuild` writes artifacts.h5."""
     infos = tuple(infos)
-    checkpoint = RunLayout(directory).checkpoint
+    layout = RunLayout(directory)
     done: list[str] = []
     with alone_in(directory) as alone:
         if not alone:
             raise StoreError(
                 f"{str(directory)!r} is being written to by a running process; end it before repair()"
             )
-        done += [f"cut half a line off the end of {path}" for path in _cut_logs(directory)]
-        if checkpoint.is_dir() and not checkpoint.is_symlink():
-            done += CheckpointFolder(checkpoint).repair()
+        for folder in (directory, *_branch_folders(directory)):
+            done += [f"cut half a line off the end of {path}" for path in _cut_logs(folder)]
+        for states in (layout.checkpoint, layout.start):
+            if states.is_dir() and not states.is_symlink():
+                done += CheckpointFolder(states).repair()
         if list(_bad_index(directory / FILE)):
             rebuild()
             done.append("artifacts.h5 was made again from logs and checkpoints")
@@ -110,8 +117,8 @@ def _strange_links(directory: Path) -> Iterator[str]:
                 yield f"{path} is a link that leads out of the run's directory and is not read; remove it"
 
 
-def _bad_checkpoints(directory: Path, notes: list[str]) -> Iterator[str]:
-    folder = CheckpointFolder(RunLayout(directory).checkpoint)
+def _bad_states(path: RunPath, notes: list[str], told: str, none: str = "") -> Iterator[str]:
+    folder = CheckpointFolder(path)
     try:
         known = folder.list()
         leftovers = folder.leftovers()
@@ -123,7 +130,8 @@ def _bad_checkpoints(directory: Path, notes: list[str]) -> Iterator[str]:
         problems = folder.verify(info)
         whole += not problems
         yield from problems
-    notes.append(f"{whole} of {len(known)} checkpoints complete" if known else "no checkpoints")
+    if known or none:
+        notes.append(told.format(f"{whole} of {len(known)}") if known else none)
     for path in leftovers:
         if not is_recent_file(path):
             yield f"{path} belongs to no checkpoint; repair() deletes it"
@@ -131,7 +139,6 @@ def _bad_checkpoints(directory: Path, notes: list[str]) -> Iterator[str]:
 
 def _bad_logs(directory: Path, infos: Iterable[MetricInfo], notes: list[str]) -> Iterator[str]:
     problems: list[str] = []
-    infos = tuple(infos)
     record = read_record(directory, infos, problems)
     sets = read_evaluations(directory, infos, problems)
     read_timeline(RunLayout(directory).experiment_log, problems)
@@ -140,6 +147,37 @@ def _bad_logs(directory: Path, infos: Iterable[MetricInfo], notes: list[str]) ->
     notes.append(f"{len({past.epoch for past in record})} epochs and {steps} training steps in the logs")
     if sets:
         notes.append(f"{len(sets)} evaluated set{'' if len(sets) == 1 else 's'} in the logs")
+    yield from _half_lines(directory)
+
+
+def _bad_branches(directory: Path, infos: Sequence[MetricInfo], notes: list[str]) -> Iterator[str]:
+    problems: list[str] = []
+    known = {each.name: each for each in read_branches(directory, problems)}
+    for name, branch in known.items():
+        try:
+            chain_to(name, known)
+        except DamagedError as lost:
+            problems.append(str(lost))
+        if is_inside(_folder_of(directory, branch), directory):
+            own_passes(directory, branch, infos, problems)
+    for folder in _branch_folders(directory):
+        problems += _half_lines(folder)
+    yield from problems
+    if known:
+        notes.append(f"{len(known)} branch{'' if len(known) == 1 else 'es'} that it has left")
+
+
+def _branch_folders(directory: Path) -> list[Path]:
+    """The folders of the branches; a link to another place is none."""
+    folders = [_folder_of(directory, each) for each in read_branches(directory)]
+    return [each for each in folders if is_inside(each, directory)]
+
+
+def _folder_of(directory: Path, branch: Branch) -> Path:
+    return Path(RunLayout(directory).branches / branch.name)
+
+
+def _half_lines(directory: Path) -> Iterator[str]:
     for path in logs_in(directory):
         if not is_recent_file(path) and _whole_lines(path) is not None:
             yield f"{path} ends in half a line, which is not read; repair() cuts it off"

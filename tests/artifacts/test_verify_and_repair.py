@@ -1,13 +1,18 @@
 """`verify` finds every wrong byte and says what to do; `repair` puts right what can be."""
 
+import json
 import os
 import time
 
 import h5py
 import numpy as np
 import pytest
+import torch
 from artifacts_run import Run, finished, net
+from torch import nn
+from torch.optim import SGD
 
+from notebook_learner import LearnerBuilder
 from notebook_learner.artifacts import Artifacts
 from notebook_learner.artifacts.verification import Report
 from notebook_learner.errors import StoreError
@@ -175,4 +180,79 @@ def test_logs_behind_a_link_that_leaves_the_directory_are_not_touched(tmp_path):
         path.rmdir()
     (made.directory / "train").symlink_to(outside)
     assert not Artifacts(made.directory).repair()
+    assert log.read_bytes() == before
+
+
+# The state that a run began with, and what it has left -------------------------------------------------
+
+
+@pytest.fixture
+def branched(tmp_path):
+    """The directory of a run that has left two branches, the second one of its first."""
+    builder = LearnerBuilder(tmp_path / "run").num_epochs(3).renderer("silent").with_file_checkpointer()
+    model = net()
+    data = [(torch.randn(4, 4), torch.randint(2, (4,))) for _ in range(4)]
+    builder.loss(nn.functional.cross_entropy)
+    learner = builder.build(model, SGD(model.parameters(), lr=0.1), None, data)
+    learner.fit()
+    for rate in (0.2, 0.3):
+        learner.rewind(to=6)
+        learner.optimizer.param_groups[0]["lr"] = rate
+        learner.fit()
+    assert len(learner.branches) == 2
+    return learner.artifacts.directory
+
+
+def test_a_run_with_branches_is_clean(branched):
+    report = aged(branched).verify()
+    assert report, report
+    assert "1 of 1 states that it began with complete" in str(report)
+    assert "2 branches that it has left" in str(report)
+
+
+def test_a_flipped_bit_in_the_state_that_a_run_began_with_is_found(branched):
+    path = next(branched.glob("start/model-*"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 16
+    path.write_bytes(data)
+    assert f"start/{path.name}" in one_problem(aged(branched).verify())
+
+
+def test_a_damaged_branch_is_found(branched):
+    (branched / "branches" / "2" / "branch.json").write_text("{")
+    assert "branches/2/branch.json" in one_problem(aged(branched).verify())
+
+
+def test_a_branch_whose_parent_is_gone_is_found(branched):
+    about = branched / "branches" / "2" / "branch.json"
+    about.write_text(json.dumps({**json.loads(about.read_text()), "parent": "7"}))
+    assert "branch 7 of the run is not there" in one_problem(aged(branched).verify())
+
+
+def test_half_a_line_in_the_log_of_a_branch_is_found_and_cut_off(branched):
+    path = next(branched.glob("branches/1/train/epoch-*/Loss.log"))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"0.25,")
+    problem = one_problem(aged(branched).verify())
+    assert "branches/1" in problem and "half a line" in problem
+    report = aged(branched).repair()
+    assert report and path.read_bytes() == whole
+
+
+def test_leftovers_beside_the_state_that_a_run_began_with_are_cleared_away(branched):
+    left = branched / "start" / ".model-3.h5.0123abcd.tmp"
+    left.write_bytes(b"half")
+    assert "belongs to no checkpoint" in one_problem(aged(branched).verify())
+    assert aged(branched).repair() and not left.exists()
+
+
+def test_a_branch_that_leads_elsewhere_is_reported_and_not_touched(branched, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    (branched / "branches" / "1").rename(elsewhere)
+    (branched / "branches" / "1").symlink_to(elsewhere)
+    log = next(elsewhere.glob("train/epoch-*/Loss.log"))
+    log.write_bytes(log.read_bytes() + b"0.25,")
+    before = log.read_bytes()
+    assert any("leads out of the run's directory" in each for each in aged(branched).verify().problems)
+    aged(branched).repair()
     assert log.read_bytes() == before
