@@ -134,27 +134,30 @@ class Artifacts(RecordedRun):
         builder: Callable[[Path], Any] | None = None,
     ) -> RunDifference:
         """In what two runs differ: `Artifacts.diff("runs/a", "runs/b")` shows what differs in what made them,
-        and the first step that measured something else. A branch of a run can be given, too; its cause is
-        what was changed by hand.
+        and the first step that measured something else. A branch of a run can be given, too; without a
+        builder its cause is what was changed by hand.
 
         Args:
             one: a run, its directory, or a branch.
             other: likewise.
             builder: a function of a run's directory that builds its learner again, with `.resume()`. Both
-                runs then take their steps again, aside, up to the first that left other weights, and
+                then take their steps again, aside, up to the first that left other weights, and
                 `cause` says what was not the same there: the order of the data, a batch's content, weights
                 before, the rate, the random state, a module's output ...
         """
         found = difference(*_sides(one, other))
         if builder is None:
             return found
-        if isinstance(one, RecordedBranch) or isinstance(other, RecordedBranch):
-            raise TypeError("diff(builder=...): give two runs; the cause of a branch needs no builder")
-        runs = [each if isinstance(each, Artifacts) else Artifacts(each) for each in (one, other)]
-        for run in runs:
-            require_run(run.directory)
-        mine, its = (builder(run.directory) for run in runs)
-        cause, notes = mine.tools._first_cause(its, found.first)
+        places = [
+            Artifacts(each).directory if isinstance(each, (str, os.PathLike)) else each.directory
+            for each in (one, other)
+        ]
+        for place in places:
+            require_run(place)
+        names = tuple(each.name if isinstance(each, RecordedBranch) else "" for each in (one, other))
+        mine = builder(places[0])
+        its = mine if places[0] == places[1] else builder(places[1])
+        cause, notes = mine.tools._first_cause(its, names, found.first)
         return replace(found, cause=cause, notes=notes)
 
     def ask(self, what: Any, *, builder: Callable[[], Any], **options: Any) -> Any:

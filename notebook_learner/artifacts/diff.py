@@ -21,8 +21,10 @@ class FirstCause:
 
     `step` is that training step. `kind` is "order of the data", "a batch's content", "weights before",
     "the optimizer", "rate", "an option of the optimizer", "random state", "state before", "a module's
-    output", "the loss", "a gradient" or "the optimizer's step"; `name` says which one, and `values` has
-    both: of tensors, their checksums. `also` names the kinds that differ at this step, too.
+    output", "the loss", "a gradient" or "the optimizer's step"; "validation" if only that measured something
+    else, with the same weights; and "changed by hand" of a branch whose steps were not taken again. `name`
+    says which one, and `values` has both: of tensors, their checksums. `also` names the kinds that differ at
+    this step, too.
     """
 
     step: Position

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from ..artifacts.asked import ASKED, asked_names
@@ -11,15 +13,18 @@ from ..artifacts.diff import FirstCause
 from ..errors import StateError, wrong_arguments
 from ..event import MetricInfo, Notice, RunOpened, Split, SplitEnded
 from ..event.position import Position
+from ..event.values import Record
 from ..logger.file import FileMetricLogger
 from ..logger.history import History
 from ..metric.base import Metric, TextMetric
+from ..run.replay import LeftLine
 from ..run.replica import Replica
 from ..store import durable
 from ..store.json_text import to_text
 from ..store.layout import RunLayout
 from ..trial.ask import PastAnswer, ask_function, ask_metrics, numbers_of
 from ..trial.first_cause import account_of, behind, first_cause, first_other_weights, weights_after_each_step
+from .branching import line_of
 from .core import LearnerCore
 
 T = TypeVar("T")
@@ -37,22 +42,58 @@ def ask(learner: LearnerCore, what: Any, steps: Any, every: int, split: Split) -
     return answer
 
 
-def first_cause_of(
-    learner: LearnerCore, other: LearnerCore, first: Position | None
-) -> tuple[FirstCause | None, tuple[str, ...]]:
-    """What made two runs leave other weights, and what limits that answer.
+@dataclass(frozen=True)
+class Way:
+    """A run by its learner, and one of its lines: a branch by its name, or the run's own."""
+
+    learner: LearnerCore
+    branch: str = ""
+
+    @property
+    def name(self) -> str:
+        """What users know it by."""
+        return f"branch {self.branch}" if self.branch else str(self.learner._opened.directory)
+
+    @cached_property
+    def record(self) -> Record:
+        """What was measured on it."""
+        return self.learner.history.snapshot() if self.line is None else self.line.record
+
+    @cached_property
+    def line(self) -> LeftLine | None:
+        """The line that the run has left; None of its own."""
+        return line_of(self.learner, self.branch)
+
+    @property
+    def taken(self) -> int:
+        """How many training steps it has."""
+        return sum(part.steps for part in self.record if part.split == "train")
+
+    def ask(self, work: Callable[[Replica, int], T], number: int) -> T:
+        """Look at the past of this line."""
+        replica = self.learner._replica
+
+        def look() -> T:
+            with replica.looking_along(self.line):
+                return work(replica, number)
+
+        return self.learner._leaving_locals(look)
+
+
+def first_cause_of(one: Way, other: Way, first: Position | None) -> tuple[FirstCause | None, tuple[str, ...]]:
+    """What made two runs, or lines of them, leave other weights, and what limits that answer.
 
     Args:
-        learner: a learner of one run.
-        other: a learner of the other run.
+        one: a line of a run.
+        other: one of another run, or of the same.
         first: the first step that measured something else, if one did.
     """
-    both = (learner, other)
-    taken = min(map(_trained, both))
-    last = taken if first is None else min(taken, _number_of(learner, first))
-    (ones, told), (others, told_too) = (_asked(each, weights_after_each_step, last) for each in both)
+    both = (one, other)
+    taken = min(each.taken for each in both)
+    last = taken if first is None else min(taken, _number_of(one.record, first))
+    (ones, told), (others, told_too) = (each.ask(weights_after_each_step, last) for each in both)
     notes = tuple(
-        f"{each._opened.directory} took other steps than its record has: {text}"
+        f"{each.name} took other steps than its record has: {text}"
         for each, text in zip(both, (told, told_too), strict=True)
         if text
     )
@@ -63,21 +104,17 @@ def first_cause_of(
         if first.split == "valid":
             return FirstCause(first, "validation", "its data or its step, as the weights are the same"), notes
         number = last
-    one, two = (_asked(each, account_of, number) for each in both)
-    return first_cause(one, two, behind(learner._replica, number)), notes
-
-
-def _asked(learner: LearnerCore, work: Callable[[Replica, int], T], number: int) -> T:
-    return learner._leaving_locals(lambda: work(learner._replica, number))
+    mine, its = (each.ask(account_of, number) for each in both)
+    return first_cause(mine, its, one.ask(behind, number)), notes
 
 
 def _trained(learner: LearnerCore) -> int:
-    return sum(part.steps for part in learner.history.snapshot() if part.split == "train")
+    return Way(learner).taken
 
 
-def _number_of(learner: LearnerCore, place: Position) -> int:
+def _number_of(record: Record, place: Position) -> int:
     """How many training steps had been taken at a place, with the step that ended there."""
-    passes = [part for part in learner.history.snapshot() if part.split == "train"]
+    passes = [part for part in record if part.split == "train"]
     before = sum(part.steps for part in passes if part.epoch < place.epoch)
     here = sum(part.steps for part in passes if part.epoch == place.epoch)
     return before + (place.step if place.split == "train" else here)

@@ -66,18 +66,9 @@ def go_to(learner: LearnerCore, branch: Any, step: Any) -> RewindReport:
     """Go to a step of a branch, by its nearest state and the steps from there."""
     if learner._announced:
         learner._enter()
-    found = _found(learner)
-    name = branch.name if isinstance(branch, RecordedBranch) else str(branch)
-    wanted = next((each for each in found if each.name == name), None)
-    if wanted is None:
-        names = ", ".join(each.name for each in found) or "none"
-        raise StateError(f"there is no branch {name!r} of this run; there are: {names}")
-    chain = chain_to(name, {each.name: each.branch for each in found})
-    first = chain[0]
-    way = Lineage.of({"lineage": wanted.branch.lineage})
-    by_hand = learner._supplies.recipe.by_hand(_ways(chain))
-    line = LeftLine(wanted.record, way, first.begin, _is_edited(learner, first), by_hand)
-    with learner._supplies.branches.going_through(first):
+    wanted, chain = _wanted(learner, branch.name if isinstance(branch, RecordedBranch) else str(branch))
+    line = _line(learner, wanted, chain)
+    with learner._supplies.branches.going_through(chain[0]):
         report = learner._replica.rewind(_target(learner, wanted, step), line)
     reached = learner._replica.loop.position
     for name, end, shared in _ways(chain)[1:]:
@@ -85,6 +76,27 @@ def go_to(learner: LearnerCore, branch: Any, step: Any) -> RewindReport:
     learner._supplies.branches.adopt([each.name for each in chain], reached, wanted.record)
     learner._settle()
     return report
+
+
+def line_of(learner: LearnerCore, name: str) -> LeftLine | None:
+    """The way to a branch's end; None of the run's own line, which has no name."""
+    return _line(learner, *_wanted(learner, name)) if name else None
+
+
+def _wanted(learner: LearnerCore, name: str) -> tuple[RecordedBranch, list[Branch]]:
+    """A branch, and all on the way to it."""
+    found = _found(learner)
+    wanted = next((each for each in found if each.name == name), None)
+    if wanted is None:
+        names = ", ".join(each.name for each in found) or "none"
+        raise StateError(f"there is no branch {name!r} of this run; there are: {names}")
+    return wanted, chain_to(name, {each.name: each.branch for each in found})
+
+
+def _line(learner: LearnerCore, wanted: RecordedBranch, chain: Sequence[Branch]) -> LeftLine:
+    way = Lineage.of({"lineage": wanted.branch.lineage})
+    by_hand = learner._supplies.recipe.by_hand(_ways(chain))
+    return LeftLine(wanted.record, way, chain[0].begin, _is_edited(learner, chain[0]), by_hand)
 
 
 def _is_edited(learner: LearnerCore, first: Branch) -> bool:

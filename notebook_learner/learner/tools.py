@@ -184,12 +184,12 @@ class Tools:
         return self._learner._leaving_locals(lambda: ask(self._learner, what, steps, every, split))
 
     def _first_cause(
-        self, other: LearnerCore, first: Position | None
+        self, other: LearnerCore, branches: tuple[str, str], first: Position | None
     ) -> tuple[FirstCause | None, tuple[str, ...]]:
-        """What made this run and another one differ, for `Artifacts.diff`."""
-        from .asking import first_cause_of
+        """What made this run and another one differ, or branches of them, for `Artifacts.diff`."""
+        from .asking import Way, first_cause_of
 
-        return first_cause_of(self._learner, other, first)
+        return first_cause_of(Way(self._learner, branches[0]), Way(other, branches[1]), first)
 
     # Change the code of the step -----------------------------------------------------------------------
 

@@ -226,6 +226,22 @@ class Replica(ReplicaState):
             self.saving.lineage, self.timeline.keyframes = way, frames
             raise
 
+    @contextmanager
+    def looking_along(self, line: LeftLine | None) -> Iterator[None]:
+        """Inside, the past is that of a line that the run has left. It is for a look: afterwards all is as it
+        was."""
+        if line is None:
+            yield
+            return
+        own, by_hand, way, frames = self.line, self.by_hand, self.saving.lineage, [*self.timeline.keyframes]
+        self.line, self.by_hand, self.saving.lineage = line.record, line.by_hand, line.way
+        (self.timeline.forget_from if line.edited else self.timeline.forget_after)(line.parted)
+        try:
+            yield
+        finally:
+            self.line, self.by_hand = own, by_hand
+            self.saving.lineage, self.timeline.keyframes = way, frames
+
     def let_go(self) -> None:
         """The learner is garbage-collected: end worker processes now. If the garbage collector did it, their
         queues might be gone before the workers are asked to end, and each would cost five seconds."""

@@ -10,6 +10,7 @@ from ..checkpoint.info import Kind
 from ..errors import LoggerError, MovedError
 from ..event import Event, FanOut, Notice
 from ..event.position import Position
+from ..event.values import Record
 from ..logger import History
 from ..state.parts import MetricsPart, RngPart
 from ..state.shape import Change
@@ -61,10 +62,17 @@ class ReplicaState:
         self._owed: tuple[Position, str] | None = None
         """Where the sums of this pass are not those of these metrics, and why."""
         self.by_hand: ByHand = NothingByHand()
+        self.line: Record | None = None
+        """The record of the line that is looked at, if that is not the run's own."""
         self.causes: Callable[[], Sequence[str]] = tuple
         self._left: tuple[Position, dict[str, Any]] = (loop.position, {})
         """The position that the run was put to, and the parts of that state that no part here has taken."""
         loop.emit = self.emit
+
+    @property
+    def past(self) -> Record:
+        """What was measured: on the run's line, or on one that it has left while that is looked at."""
+        return self.history.snapshot() if self.line is None else self.line
 
     @property
     def ranks(self) -> Ranks | None:

@@ -186,7 +186,7 @@ def ask_function(
     replica: Replica, function: Callable[[], Any], first: int, last: int, every: int
 ) -> PastAnswer:
     """Ask a function after training step `first`, and after every so many steps up to `last`."""
-    known = replica.history.snapshot()
+    known = replica.past
     start = after_training_step(known, first - 1)
     wanted, target = range(first, last + 1, every), after_training_step(known, last)
     tape = _taken_again(replica, start, target, _PastTape(known, replica, function, wanted))
@@ -205,7 +205,7 @@ def ask_metrics(
 ) -> tuple[Record, Difference | None]:
     """Measure metrics over the epochs of these training steps; return what they measured, pass by pass, and
     the first difference from what was recorded."""
-    known = replica.history.snapshot()
+    known = replica.past
     start = Position(
         after_training_step(known, first - 1).epoch, "train", 0
     )  # epoch values are of whole epochs

@@ -141,7 +141,7 @@ def _cut(text: str) -> str:
 
 def behind(replica: Replica, number: int) -> Position:
     """The place after a training step, also where that is an epoch's end."""
-    before = after_training_step(replica.history.snapshot(), number - 1)
+    before = after_training_step(replica.past, number - 1)
     return Position(before.epoch, "train", before.step + 1)
 
 

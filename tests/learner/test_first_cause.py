@@ -164,5 +164,54 @@ def test_the_cause_of_a_branch_is_what_was_changed_on_it(tmp_path: Path) -> None
     found = Artifacts.diff(run, run.branches["1"])
     assert found.cause.kind == "changed by hand" and found.cause.values == ("lr = 0.5 at step 9", "")
     assert found.made_by["changed by hand"] == found.cause.values and "lr = 0.5" in str(found)
-    with pytest.raises(TypeError, match="the cause of a branch needs no builder"):
-        Artifacts.diff(run, run.branches["1"], builder=built)
+
+
+@pytest.mark.parametrize("step", [(1, 3), (2, 1)], ids=["inside an epoch", "later"])
+def test_a_run_and_its_branch_are_taken_again_up_to_the_first_cause(step: Any, tmp_path: Path) -> None:
+    learner = built(tmp_path / "run", resumes=False)
+    learner.fit()
+    learner.rewind(to=step)
+    learner.lr = 0.5
+    learner.fit()
+    learner.artifacts  # noqa: B018  (waits for the files)
+    run = Artifacts(tmp_path / "run")
+    before = all_weights(learner)
+    for pair in ([run, run.branches["1"]], [run.branches["1"], run]):
+        found = Artifacts.diff(*pair, builder=built)
+        assert found.cause.kind == "rate", found
+        assert (found.cause.step.epoch, found.cause.step.step) == (step[0], step[1] + 1)
+        assert {*found.cause.values} == {"lr = 0.01", "lr = 0.5"}
+        assert not found.notes
+    assert Artifacts(tmp_path / "run").verify() and len(Artifacts(tmp_path / "run").branches) == 1
+    assert torch.equal(all_weights(built(tmp_path / "run")), before)
+
+
+def test_two_branches_are_taken_again_from_where_the_second_one_leaves_the_first(tmp_path: Path) -> None:
+    learner = built(tmp_path / "run", resumes=False)
+    for place, rate in (((2, 1), 0.5), ((2, 4), 0.25), ((1, 2), 0.125)):
+        learner.fit()
+        learner.rewind(to=place)
+        learner.lr = rate
+    learner.fit()
+    run = learner.artifacts
+    one, two = run.branches["1"], run.branches["2"]
+    found = Artifacts.diff(one, two, builder=built)
+    assert found.cause.kind == "rate" and found.cause.step.epoch == 2 and found.cause.step.step == 2
+    assert found.cause.values == ("lr = 0.01", "lr = 0.5")
+
+
+def test_a_branch_is_compared_with_another_run(tmp_path: Path) -> None:
+    learner = built(tmp_path / "a", resumes=False)
+    learner.fit()
+    learner.rewind(to=(2, 1))
+    learner.lr = 0.5
+    learner.fit()
+    built(tmp_path / "b", resumes=False, seed=2).fit()
+    ways = {"a": built, "b": partial(built, seed=2)}
+    branch = learner.artifacts.branches["1"]
+    found = Artifacts.diff(branch, tmp_path / "b", builder=lambda each: ways[each.name](each))
+    assert found.cause.kind == "order of the data" and not found.notes
+
+
+def all_weights(learner: Any) -> torch.Tensor:
+    return torch.cat([each.detach().flatten() for each in learner.model.parameters()])
