@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..artifacts.asked import ASKED, asked_names
 from ..artifacts.clock import Clock, Series, series_of
@@ -16,13 +16,15 @@ from ..event.position import Position
 from ..event.values import Record
 from ..logger.file import FileMetricLogger
 from ..logger.history import History
-from ..metric.base import Metric, TextMetric
+from ..metric.base import AnyMetric, Metric, TextMetric
+from ..run.bounds import counted
+from ..run.compared import Difference
 from ..run.replay import LeftLine
 from ..run.replica import Replica
 from ..store import durable
 from ..store.json_text import to_text
 from ..store.layout import RunLayout
-from ..trial.ask import PastAnswer, ask_function, ask_metrics, numbers_of
+from ..trial.ask import PastAnswer, Stretch, ask_function, ask_metrics, joined, numbers_of
 from ..trial.first_cause import account_of, behind, first_cause, first_other_weights, weights_after_each_step
 from .branching import line_of
 from .core import LearnerCore
@@ -30,16 +32,59 @@ from .core import LearnerCore
 T = TypeVar("T")
 
 
-def ask(learner: LearnerCore, what: Any, steps: Any, every: int, split: Split) -> Series | PastAnswer:
+def ask(
+    learner: LearnerCore, what: Any, steps: Any, every: int, split: Split, processes: int
+) -> Series | PastAnswer:
     """The answer of a metric or a function, over the training steps of the past."""
-    first, last = numbers_of(steps, _trained(learner))
+    whole = Stretch(*numbers_of(steps, _trained(learner)))
+    count = counted("ask", processes, "give a number of processes from 1")
     if isinstance(what, (Metric, TextMetric)):
-        return _measured(learner, what, first, last, split)
+        return _measured(learner, what, whole, split, count)
     if not callable(what) or wrong_arguments(what, "the learner"):
         raise TypeError(f"ask({what!r:.60}): give a metric, such as Accuracy(), or a function fn(learner)")
-    answer = ask_function(learner._replica, lambda: what(learner), first, last, every)
+    answers = _asked(learner, AskFunction(what, whole.first, every), whole, count, by_epochs=False)
+    answer = joined([each for each in answers if each is not None])
     _tell(learner, answer.differs)
     return answer
+
+
+class AskFunction(NamedTuple):
+    """Asks a function after every so many steps from the first one on."""
+
+    what: Callable[[Any], Any]
+    begins: int
+    every: int
+
+    def __call__(self, learner: LearnerCore, part: Stretch) -> PastAnswer | None:
+        """Ask it over a part of these steps; None if it is asked after none of them."""
+        first = part.first + (self.begins - part.first) % self.every
+        if first > part.last:
+            return None
+        return ask_function(learner._replica, lambda: self.what(learner), first, part.last, self.every)
+
+
+class AskMetric(NamedTuple):
+    """Measures a metric."""
+
+    metric: AnyMetric
+
+    def __call__(self, learner: LearnerCore, part: Stretch) -> tuple[Record, Difference | None]:
+        """Measure it over whole epochs."""
+        return ask_metrics(learner._replica, [self.metric], *part)
+
+
+def _asked(learner: LearnerCore, ask: Any, whole: Stretch, count: int, by_epochs: bool) -> list[Any]:
+    parts = [whole]
+    if count > 1:
+        from .asking_elsewhere import ask_side_by_side, stretches, why_not
+
+        if why := why_not(learner):
+            learner._emit(Notice(f"ask(processes={count}) takes the steps in this process: {why}"))
+        else:
+            parts = stretches(learner._replica, whole, count, by_epochs)
+    if len(parts) == 1:
+        return [ask(learner, whole)]
+    return ask_side_by_side(learner, ask, parts)
 
 
 @dataclass(frozen=True)
@@ -120,9 +165,10 @@ def _number_of(record: Record, place: Position) -> int:
     return before + (place.step if place.split == "train" else here)
 
 
-def _measured(learner: LearnerCore, metric: Any, first: int, last: int, split: Split) -> Series:
-    record, differs = ask_metrics(learner._replica, [metric], first, last)
-    _tell(learner, differs)
+def _measured(learner: LearnerCore, metric: Any, whole: Stretch, split: Split, count: int) -> Series:
+    answers = _asked(learner, AskMetric(metric), whole, count, by_epochs=True)
+    record = tuple(part for passes, _ in answers for part in passes)
+    _tell(learner, next((differs for _, differs in answers if differs is not None), None))
     history = History()
     infos = tuple(MetricInfo(metric.name, each, getattr(metric, "unit", "")) for each in ("train", "valid"))
     history.handle(RunOpened(str(learner._opened.directory), "", 0, 0, infos))

@@ -160,6 +160,7 @@ class Tools:
         steps: tuple[int, int] | range | int | None = None,
         every: int = 1,
         split: Split = "train",
+        processes: int = 1,
     ) -> Series | PastAnswer:
         """Compute what was not measured: a metric, or a function of the learner, over steps of the past.
 
@@ -178,10 +179,13 @@ class Tools:
                 measured from the beginning of an epoch on.
             every: ask a function after every so many steps.
             split: which series of a metric is returned.
+            processes: take the steps in so many processes side by side, each from a checkpoint on. What a
+                function keeps anywhere else than in its result stays in its process. It is worth their start
+                of a few seconds if the steps take longer, and a processor is free for each.
         """
         from .asking import ask
 
-        return self._learner._leaving_locals(lambda: ask(self._learner, what, steps, every, split))
+        return self._learner._leaving_locals(lambda: ask(self._learner, what, steps, every, split, processes))
 
     def _first_cause(
         self, other: LearnerCore, branches: tuple[str, str], first: Position | None

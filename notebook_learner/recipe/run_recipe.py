@@ -263,6 +263,17 @@ class RunRecipe:
         if not code.is_same(self.code.now):
             self.code.put(code, follows)
 
+    @property
+    def has_other_code(self) -> bool:
+        """Whether the code by which the run trains was changed by hand on its line."""
+        with self._lock:
+            on = [each for each in self._changes if is_on(each, "")]
+        return any(is_code(name) for each in on for name in each["changed"])
+
+    def follow(self, text: str) -> None:
+        """Have the recipe of the run that another process trains."""
+        self._begin(text)
+
     def take_recorded(self) -> str:
         """Train by the cells that the record has, if this process has been told of no other code. Return why
         that cannot be; empty if it can."""

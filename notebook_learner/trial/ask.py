@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -31,6 +31,13 @@ from .footprint import Footprint, first_difference, named
 
 PATIENCE = 1.0
 """Seconds until the user sees the first progress."""
+
+
+class Stretch(NamedTuple):
+    """Training steps, from the first to the last."""
+
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -271,6 +278,20 @@ def _only(part: SplitRecord, names: Collection[str]) -> SplitRecord:
     ]
     finals = part.finals and {name: value for name, value in part.finals.items() if name in names}
     return SplitRecord(part.epoch, part.split, tuple(blocks), finals)
+
+
+def joined(answers: Sequence[PastAnswer]) -> PastAnswer:
+    """The answers of stretches, one after the other, as one."""
+    if len(answers) == 1:
+        return answers[0]
+    values: Any = [value for each in answers for value in each.value]
+    if all(isinstance(each.value, np.ndarray) for each in answers):
+        values = np.concatenate([each.value for each in answers])
+    iteration, epoch, step = (
+        np.concatenate([getattr(each, name) for each in answers]) for name in ("iteration", "epoch", "step")
+    )
+    differs = next((each.differs for each in answers if each.differs is not None), None)
+    return PastAnswer(iteration, epoch, step, values, differs)
 
 
 def numbers_of(steps: Any, taken: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, get_args
 from ..breakpoint import Breakpoints
 from ..errors import CheckpointError, DetachError, LoggerError, Paused
 from ..event import Rewound, Split
+from ..learner.asking_elsewhere import answer_for
 from ..learner.core import OfOneLearner
 from ..learner.hand_over import take_steps_for
 from ..learner.learner import Learner
@@ -62,6 +63,10 @@ def main(there: int, here: int, taking: int) -> int:
             return 1
         if "verify" in order:
             take_steps_for(serving._learner, order["verify"], order["steps"])
+            voice.say("stepped")
+            return 0
+        if "ask" in order:
+            answer_for(serving._learner, order["ask"], order["number"], order["stretch"])
             voice.say("stepped")
             return 0
         serving.begin(_taken(taking), **order)

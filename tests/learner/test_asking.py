@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,9 @@ from torch.optim import Adam
 from torch.utils.data import DataLoader, TensorDataset
 
 from notebook_learner import Artifacts, LearnerBuilder
+from notebook_learner.errors import StateError
+from notebook_learner.learner import asking_elsewhere
+from notebook_learner.learner.asking_elsewhere import ask_side_by_side
 from notebook_learner.metric import RMSE, Loss, MeanAbsoluteError
 
 MAE = MeanAbsoluteError().name
@@ -189,3 +194,106 @@ def test_an_error_in_the_function_leaves_the_learner_as_it_was(tmp_path: Path) -
         learner.ask(lambda learner: 1 / 0, steps=(3, 9))
     assert torch.equal(weights(learner), before) and learner.position.iteration == 12
     step_on(learner, 1)
+
+
+# In several processes ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts_asked(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """The stretches into which each question was divided."""
+    found: list[list[Any]] = []
+
+    def seen(learner: Any, ask: Any, parts: Any) -> list[Any]:
+        found.append([*parts])
+        return ask_side_by_side(learner, ask, parts)
+
+    monkeypatch.setattr(asking_elsewhere, "ask_side_by_side", seen)
+    return found
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_processes_side_by_side_measure_the_bits_of_the_run_that_measured_it(
+    split: str, parts_asked: list[list[Any]], tmp_path: Path
+) -> None:
+    other = trained(measuring(tmp_path / "measured"))
+    learner = trained(learner_in(tmp_path / "run"))
+    asked, measured = (
+        learner.ask(MeanAbsoluteError(), split=split, processes=3),
+        other.artifacts.series(MAE, split),
+    )
+    for name in ("value", "weight", "epoch", "step", "iteration"):
+        assert np.array_equal(getattr(asked, name), getattr(measured, name)), name
+    [parts] = parts_asked
+    assert 1 < len(parts) <= 3 and parts[0].first == 1 and parts[-1].last == 4 * STEPS
+    assert all(one.last + 1 == two.first and one.last % STEPS == 0 for one, two in pairwise(parts))
+    assert learner.artifacts.asked.epochs(MAE, split).tolist() == other.artifacts.epochs(MAE, split).tolist()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_function_gives_the_same_in_several_processes(
+    resumed: bool, parts_asked: list[list[Any]], tmp_path: Path
+) -> None:
+    learner = trained(learner_in(tmp_path / "run"))
+    if resumed:
+        learner.artifacts  # noqa: B018  (waits for the files)
+        learner = learner_in(tmp_path / "run", plain=True)
+    model, before = learner.model, weights(learner)
+
+    def norm_and_loss(
+        learner: Any,
+    ) -> tuple[float, float]:  # one by the argument, one by a name of the notebook
+        return model[0].weight.norm().item(), learner.output.loss.item()
+
+    alone = learner.ask(norm_and_loss, steps=(3, 30), every=4)
+    together = learner.ask(norm_and_loss, steps=(3, 30), every=4, processes=2)
+    assert len(parts_asked) == 1 and len(parts_asked[0]) == 2
+    assert together.value == alone.value and together.exact and alone.exact
+    for name in ("iteration", "epoch", "step"):
+        assert np.array_equal(getattr(together, name), getattr(alone, name))
+    assert torch.equal(weights(learner), before)
+
+
+def test_a_difference_in_another_process_is_told(tmp_path: Path) -> None:
+    trained(learner_in(tmp_path / "run")).artifacts  # noqa: B018
+    shown = Shown()
+    learner = learner_in(tmp_path / "run", plain=True, shown=shown, data=TensorDataset(X + 1, Y))
+    answer = learner.ask(last_loss, steps=(1, 2 * STEPS), processes=2)
+    assert not answer.exact and "epoch 1, train, step 1" in str(answer.differs)
+    assert "data.train" in shown.told[-1]
+
+
+def last_loss(learner: Any) -> float:
+    return float(learner.output.loss.item())
+
+
+def test_an_error_in_another_process_is_shown_with_its_traceback(tmp_path: Path) -> None:
+    learner = trained(learner_in(tmp_path / "run"))
+
+    def failing(learner: Any) -> float:
+        return 1 / (learner.position.iteration - 2)
+
+    with pytest.raises(StateError, match="ZeroDivisionError: division by zero"):
+        learner.ask(failing, processes=2)
+    assert learner.ask(last_loss, steps=1).exact
+
+
+def test_what_cannot_be_asked_in_other_processes_is_named(tmp_path: Path) -> None:
+    learner = trained(learner_in(tmp_path / "run"))
+    lock = Lock()
+    with pytest.raises(StateError, match="what is asked cannot be sent"):
+        learner.ask(lambda learner: lock, processes=2)
+    with pytest.raises(ValueError, match="processes"):
+        learner.ask(last_loss, processes=0)
+
+
+def test_after_an_edit_of_the_code_the_steps_are_taken_here_and_a_line_says_so(
+    parts_asked: list[list[Any]], tmp_path: Path
+) -> None:
+    shown = Shown()
+    learner = learner_in(tmp_path / "run", shown=shown)
+    step_on(learner, STEPS + 2)
+    learner.loss = F.l1_loss
+    learner.fit()
+    assert learner.ask(last_loss, processes=2).exact and parts_asked == []
+    assert "takes the steps in this process: its code was changed by hand" in shown.told[-1]

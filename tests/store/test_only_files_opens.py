@@ -27,6 +27,7 @@ BY_LIBRARIES = {("torch", "save"), ("np", "save"), ("np", "savez"), ("np", "save
 
 ELSEWHERE = {
     ("command/__init__.py", "os.open"): "the null device, where a pipe was closed",
+    ("learner/asking_elsewhere.py", "Path(folder, name).write_bytes"): "a temporary folder of two processes",
     ("ranks/channel.py", "shutil.rmtree"): "a temporary folder of the ranks, not in a run's directory",
     ("remote/socket_place.py", "os.open"): "the run's directory itself, wherever it moves; then by dir_fd:",
     ("remote/owner.py", "open"): "/proc/locks, to read which process has locked a directory",
