@@ -79,7 +79,7 @@ def verify(directory: Path, infos: Iterable[MetricInfo]) -> Report:
     problems = [
         *_strange_links(directory),
         *_bad_states(layout.checkpoint, notes, "{} checkpoints complete", "no checkpoints"),
-        *_bad_states(layout.start, notes, "{} states that it began with complete"),
+        *_bad_states(layout.start, notes, "start: {} states complete"),
         *_bad_logs(directory, infos, notes),
         *_bad_branches(directory, infos, notes),
         *_bad_index(directory / FILE),

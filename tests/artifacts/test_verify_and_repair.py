@@ -206,7 +206,7 @@ def branched(tmp_path):
 def test_a_run_with_branches_is_clean(branched):
     report = aged(branched).verify()
     assert report, report
-    assert "1 of 1 states that it began with complete" in str(report)
+    assert "start: 1 of 1 states complete" in str(report)
     assert "2 branches that it has left" in str(report)
 
 
