@@ -1,7 +1,4 @@
-"""Stopping, looking and trying out on a GPU: no step waits for the device, and all is put back to the bit.
-
-Collected only where there is a GPU (see conftest.py).
-"""
+"""Stopping, looking and trying out on a GPU: no step waits for the device, and all is put back to the bit."""
 
 from __future__ import annotations
 
