@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_support import DEVICE, batches, no_waits, on_device
+from cuda_support import DEVICE, armed, batches, no_waits, on_device
 from torch import Tensor, nn
 
 from notebook_learner import Learner, LearnerBuilder, Paused
@@ -64,8 +64,8 @@ def test_no_condition_waits_for_the_device_in_a_step(
 ) -> None:
     learner = build(tmp_path, on_device(batches(120)), make(), window=window)
     learner.step(8)  # warm-up: lazy allocations may wait
-    loop, watch = learner._replica.loop, learner._replica.watch
-    with watch.during():
+    loop = learner._replica.loop
+    with armed(learner) as watch:
         with no_waits():
             loop._steps(100)
         loop.flush(0.0, watch)
