@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import stand_in
 import torch
 import torch.nn.functional as F
-from cuda_support import DEVICE, batches, counted_waits, on_device
+from cuda_support import DEVICE, armed, batches, counted_waits, on_device
 from torch import nn
 
 from notebook_learner import Learner, LearnerBuilder
@@ -35,11 +35,11 @@ from notebook_learner.metric import Accuracy, GradNorm, Loss
 STEPS = 20
 
 
-def build(directory: str, precision: str, data: list[Any]) -> Learner:
+def build(directory: str, precision: str, data: list[Any], **more: Any) -> Learner:
     """A training with what most have."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 5))
-    return (
+    builder = (
         LearnerBuilder(directory)
         .metrics(Loss(), Accuracy())
         .metric_train_numeric(GradNorm())
@@ -53,10 +53,11 @@ def build(directory: str, precision: str, data: list[Any]) -> Learner:
         .with_file_checkpointer()
         .renderer("silent")
         .seed(7)
-        .build(
-            model, lambda p: torch.optim.Adam(p, lr=1e-2), lambda step: 0.01 / (1 + step / 20), data, data[:3]
-        )
     )
+    for name, value in more.items():
+        getattr(builder, name)(value)
+    schedule: Any = lambda step: 0.01 / (1 + step / 20)  # noqa: E731
+    return builder.build(model, lambda p: torch.optim.Adam(p, lr=1e-2), schedule, data, data[:3])
 
 
 @contextmanager
@@ -80,8 +81,8 @@ def listed(precision: str, where: str) -> Iterator[tuple[str, Callable[[], Any]]
         learner = build(directory, precision, on_device(data) if where == "device" else data)
         learner.step(4)  # lazy allocations wait
         replica = learner._replica
-        loop, watch = replica.loop, replica.watch
-        with watch.during():
+        loop = replica.loop
+        with armed(learner) as watch:
             yield f"{STEPS} steps in {precision}, batches on the {where}", lambda: loop._steps(STEPS)
             yield "the block's end", lambda: loop.flush(0.0, watch)
         if (precision, where) != ("fp32", "device"):
