@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stand_in
 import torch
 import torch.nn.functional as F
 import waits
@@ -17,6 +18,11 @@ from torch import Tensor, nn
 from notebook_learner import LearnerBuilder, Paused
 from notebook_learner.breakpoint import NonFinite
 from notebook_learner.metric import Metric
+from notebook_learner.state import device_copies
+from notebook_learner.state.device_copies import copy_to_host, together
+
+# Of these a GPU's sync debug mode tells nothing: they wait for an event.
+UNTOLD = 1 if stand_in.loaded() else 0
 
 
 def waited(do: Callable[[], Any], inside: str = "notebook_learner/") -> Counter[tuple[str, str]]:
@@ -118,3 +124,90 @@ def test_gradients_that_go_wrong_while_the_loss_is_finite_are_found(tmp_path: Pa
         learner.fit()
     assert learner.position.iteration == 41
     assert all(bool(p.isfinite().all()) for p in learner.model.parameters())
+
+
+# States ---------------------------------------------------------------------------------------------------
+
+STATES: dict[str, Callable[[Any], Any]] = {
+    "a keyframe": lambda learner: learner._replica._keep(learner._replica._capture_soon(), 0.0),
+    "a state": lambda learner: learner.capture(),
+    "a checkpoint": lambda learner: learner.save(),
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_of_many_tensors_waits_once(name: str, window: int, precision: str, tmp_path: Path) -> None:
+    learner = waits.build(str(tmp_path), precision, on_device(batches(60)), grads_accumulation=window)
+    learner.step(4)
+    assert len(list(learner.model.parameters())) + len(learner.optimizer.state) > 10
+    found = waited(lambda: STATES[name](learner))
+    if precision == "fp16":  # GradScaler's own reading of its scale
+        found = Counter({at: count for at, count in found.items() if "grad_scaler" not in at[1]})
+    assert found.total() == UNTOLD, found
+
+
+def held() -> list[Tensor]:
+    return [
+        nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)),
+        torch.randn(3, 5).t(),
+        torch.ones(3, 1).expand(3, 4),
+        torch.randn(6, 6)[::2, 1:3],
+        torch.tensor([float("nan"), -0.0, float("inf")]),
+        torch.randn(3, dtype=torch.complex64).conj(),
+        torch.randn(4).to(torch.bfloat16),
+        torch.tensor(3),
+        torch.tensor([True, False, True]),
+        torch.randn(700, dtype=torch.float64),
+        torch.zeros(0),
+        torch.arange(5000, dtype=torch.int16)[7:],
+    ]
+
+
+@pytest.mark.parametrize("staged", [64, 1 << 10, 1 << 28])
+@pytest.mark.parametrize("small", [16, 1 << 20])
+def test_what_crosses_together_is_what_crosses_alone(
+    staged: int, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_copies, "_STAGED", staged)
+    monkeypatch.setattr(device_copies, "_SMALL", small)
+    monkeypatch.setattr(device_copies, "_PACK", 2 * small)
+    there = [each.detach().to(DEVICE) for each in held()]
+    alone = [each.cpu() for each in there]
+    with together():
+        first = copy_to_host(there[:5])
+        others = copy_to_host(there[5:])
+    for copy, expected in zip(first + others, alone, strict=True):
+        assert copy.device.type == "cpu" and not copy.is_pinned(), "pinned memory is scarce"
+        assert (copy.dtype, copy.shape, copy.is_conj()) == (
+            expected.dtype,
+            expected.shape,
+            expected.is_conj(),
+        )
+        torch.testing.assert_close(copy, expected, rtol=0, atol=0, equal_nan=True)
+        assert copy.untyped_storage().nbytes() <= max(1, expected.untyped_storage().nbytes())
+    assert torch.signbit(first[4][1])
+    assert first[0].is_contiguous(memory_format=torch.channels_last) and first[1].stride() == (1, 5)
+
+
+def test_what_crosses_waits_once_for_each_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [torch.randn(100, device=DEVICE) for _ in range(30)]
+    assert waited(lambda: copy_to_host(there)).total() == UNTOLD
+    monkeypatch.setattr(device_copies, "_STAGED", 4000)
+    assert waited(lambda: copy_to_host(there)).total() == 3 * UNTOLD
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_of_two_devices_and_of_the_host_cross_together() -> None:
+    values = [torch.randn(9) for _ in range(6)]
+    mixed = [each.to(place) for each, place in zip(values, [DEVICE, "cuda:1", "cpu"] * 2, strict=True)]
+    assert all(map(torch.equal, copy_to_host(mixed), values))
+
+
+def test_an_error_meanwhile_is_told_and_the_next_copy_is_whole() -> None:
+    there = torch.randn(9, device=DEVICE)
+    with pytest.raises(ZeroDivisionError), together():
+        copy_to_host([there])
+        1 / 0  # noqa: B018
+    assert torch.equal(copy_to_host([there])[0], there.cpu())
