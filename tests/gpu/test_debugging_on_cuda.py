@@ -127,3 +127,37 @@ def test_a_look_leaves_state_and_memory_as_they_were(tmp_path: Path) -> None:
     assert different(tensors(learner), before) == []
     assert torch.cuda.memory_allocated() <= held + (1 << 20)
     assert seen.batch[0].device.startswith("cuda") and set(seen.times) == {"forward", "backward", "optimizer"}
+
+
+def test_tensors_that_a_step_reaches_outside_of_the_model_are_put_back(
+    deterministic: None, tmp_path: Path
+) -> None:
+    def built(directory: Path) -> tuple[Learner, dict[str, Tensor]]:
+        torch.manual_seed(3)
+        model = nn.Linear(16, 5)
+        kept = {"mean": torch.zeros(16, device=DEVICE), "count": torch.zeros((), device=DEVICE)}
+
+        def step(model: nn.Module, batch: Any) -> Tensor:
+            x, y = batch
+            kept["mean"].mul_(0.9).add_(x.mean(0), alpha=0.1)
+            kept["count"] = kept["count"] + 1
+            return F.cross_entropy(model(x - kept["mean"]), y)
+
+        builder = (
+            LearnerBuilder(directory).train_step(step).devices([DEVICE]).num_epochs(2).renderer("silent")
+        )
+        made = builder.build(model, lambda p: torch.optim.Adam(p, lr=1e-2), None, batches(20))
+        return made, kept
+
+    straight, expected = built(tmp_path / "straight")
+    straight.fit()
+    learner, kept = built(tmp_path / "walk")
+    learner.step(12)
+    state = learner.capture()
+    learner.step(6)
+    assert learner.rewind(9).exact
+    learner.step(5)
+    learner.restore(state)
+    learner.fit()
+    assert different(tensors(learner), tensors(straight)) == []
+    assert different(kept, expected) == [] and float(kept["count"]) == 40
