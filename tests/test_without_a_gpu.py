@@ -1,6 +1,7 @@
-"""On a machine without a GPU, tests/gpu runs on a stand-in for CUDA: each file in a process of its own.
+"""On a machine without a GPU, tests/gpu runs on a stand-in for CUDA, in two processes of its own.
 
 The stand-in takes CUDA's place in a process for good, and the other tests of this process must see no GPU.
+Two, for two workers: a process for each file would take longer to import torch than to test.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).parent / "gpu"
+FILES = sorted(FOLDER.glob("test_*.py"))
 
 on_a_cpu = pytest.mark.skipif(
     torch.cuda.is_available() or torch.version.cuda is not None or sys.platform != "linux",
@@ -31,9 +33,10 @@ def pytest_in_a_process_of_its_own(*arguments: object) -> subprocess.CompletedPr
 
 @on_a_cpu
 @pytest.mark.needs_program("g++")
-@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
-def test_on_the_stand_in_for_cuda(file: str) -> None:
-    done = pytest_in_a_process_of_its_own(FOLDER / file)
+@pytest.mark.timeout(900)  # it may have to build the stand-in
+@pytest.mark.parametrize("half", [0, 1])
+def test_on_the_stand_in_for_cuda(half: int) -> None:
+    done = pytest_in_a_process_of_its_own(*FILES[half::2])
     assert done.returncode == 0, f"{done.stdout[-20_000:]}\n{done.stderr[-5_000:]}"
     assert " passed" in done.stdout
 

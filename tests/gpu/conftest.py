@@ -2,7 +2,7 @@
 alone.
 
 In a run of more, other tests share the process and must see no GPU: there, tests/test_without_a_gpu.py runs
-each file of this folder in a process of its own.
+this folder in processes of its own.
 """
 
 from __future__ import annotations
