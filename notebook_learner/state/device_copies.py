@@ -202,9 +202,8 @@ def _cross(load: list[_Crossing], device: torch.device) -> None:
     """By pinned memory, so that no copy waits for the device. Small tensors are put together there first:
     each copy takes longer to begin than their bytes take to cross."""
     load.sort(key=lambda crossing: crossing.there.nbytes)
-    pinned = torch.empty(sum(each.there.nbytes for each in load), dtype=torch.uint8, pin_memory=True)
-    stages = torch.split(pinned, [each.there.nbytes for each in load])
-    with torch.cuda.device(device):
+    with torch.cuda.device(device):  # pinned memory is of a device's context
+        pinned = torch.empty(sum(each.there.nbytes for each in load), dtype=torch.uint8, pin_memory=True)
         begin = 0
         for pack in _small([crossing.there for crossing in load]):
             end = begin + sum(each.nbytes for each in pack)
@@ -213,6 +212,7 @@ def _cross(load: list[_Crossing], device: torch.device) -> None:
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
     done.synchronize()
+    stages = torch.split(pinned, [each.there.nbytes for each in load])
     for crossing, stage in zip(load, stages, strict=True):
         crossing.here.copy_(stage)
 
