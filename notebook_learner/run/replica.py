@@ -294,9 +294,13 @@ class Replica(ReplicaState):
         self.settle()
         copy = self.snapshots.begin()
         parts = self.unclaimed()
-        with together():
-            for name, part in self.parts.items():
-                parts[name] = part.capture(copy) if isinstance(part, Large) else part.capture()
+        try:
+            with together():
+                for name, part in self.parts.items():
+                    parts[name] = part.capture(copy) if isinstance(part, Large) else part.capture()
+        except BaseException:
+            self.snapshots.drop()
+            raise
         if self.ranks is not None:
             self.ranks.capture(parts)
         self._soon = self.snapshots.go()

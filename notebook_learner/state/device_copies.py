@@ -206,15 +206,23 @@ def _cross(load: list[_Crossing], device: torch.device) -> None:
         pinned = torch.empty(sum(each.there.nbytes for each in load), dtype=torch.uint8, pin_memory=True)
         begin = 0
         for pack in _small([crossing.there for crossing in load]):
-            end = begin + sum(each.nbytes for each in pack)
-            pinned[begin:end].copy_(torch.cat(pack) if len(pack) > 1 else pack[0], non_blocking=True)
-            begin = end
+            for each in _in_one_piece(pack):
+                end = begin + each.nbytes
+                pinned[begin:end].copy_(each, non_blocking=True)
+                begin = end
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
     done.synchronize()
     stages = torch.split(pinned, [each.there.nbytes for each in load])
     for crossing, stage in zip(load, stages, strict=True):
         crossing.here.copy_(stage)
+
+
+def _in_one_piece(pack: list[Tensor]) -> list[Tensor]:
+    try:
+        return [torch.cat(pack)] if len(pack) > 1 else pack
+    except torch.OutOfMemoryError:
+        return pack  # one by one: this needs no memory there
 
 
 def _small(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -236,7 +244,10 @@ def spread_on_devices(live: Sequence[Tensor], saved: Sequence[Tensor]) -> list[T
     found = [*saved]
     for pack in _packs(live, saved):
         here = _packed([saved[number] for number in pack])
-        there = here.to(live[pack[0]].device)
+        try:
+            there = here.to(live[pack[0]].device)
+        except torch.OutOfMemoryError:
+            break  # they cross one by one, into the live ones' memory
         for number, view in zip(pack, _views(there, [saved[number] for number in pack]), strict=True):
             found[number] = view
     return found
