@@ -16,6 +16,7 @@ import shutil
 import pytest
 
 PACKAGES = {
+    "g++": "g++",
     "h5dump": "hdf5-tools",
     "ip": "iproute2",
 }

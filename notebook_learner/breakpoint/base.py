@@ -161,6 +161,11 @@ class Measured(Condition):
         """
         raise NotImplementedError(f"{type(self).__name__} must define traces(moment, open_window)")
 
+    def _trace(self, moment: Moment, open_window: bool) -> Tensor | None:
+        """A scalar on the device that is finite only if `traces` would find nothing: it is read together with
+        the block's metrics, and `traces` is then not called."""
+        return None
+
     def judge(self, iterations: Sequence[int], values: Floats) -> Found | None:
         """Return the first value that hits.
 

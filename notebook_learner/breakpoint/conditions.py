@@ -339,14 +339,17 @@ class NonFinite(Measured):
         return _loss_or_zero(moment)
 
     def traces(self, moment: Moment, open_window: bool) -> bool:
-        tensors = [p.detach() for p in moment.parameters if p.requires_grad]
-        if open_window:
-            tensors += moment.gradients
+        tensors = _looked_at(moment, open_window)
         # One norm for all: it reads them once. The squares may overflow although every value is finite.
         norms = [nn.utils.get_total_norm(alike) for alike in _by_kind(tensors)]
         if all(bool(norm.isfinite()) for norm in norms):
             return False
         return any(each.layout != torch.strided or not bool(each.isfinite().all()) for each in tensors)
+
+    def _trace(self, moment: Moment, open_window: bool) -> Tensor | None:
+        kinds = _by_kind(_looked_at(moment, open_window))
+        norms = [nn.utils.get_total_norm(alike).float() for alike in kinds]
+        return sum((_near(each, norms[0]) for each in norms[1:]), norms[0]) if norms else None
 
     def says(self, value: float) -> str:
         return "" if value == 0 else "loss or gradients are not finite"
@@ -408,6 +411,11 @@ def _keeps(moment: Moment) -> bool:
         and not moment.repaired
         and all(id(p) in moved for p in moment.parameters if p.requires_grad)
     )
+
+
+def _looked_at(moment: Moment, open_window: bool) -> list[Tensor]:
+    tensors = [p.detach() for p in moment.parameters if p.requires_grad]
+    return [*tensors, *moment.gradients] if open_window else tensors
 
 
 def _loss_or_zero(moment: Moment) -> Tensor:

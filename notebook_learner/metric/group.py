@@ -27,7 +27,7 @@ from .inputs import Inputs
 from .output_checks import Update, adapted, advises, checked, checked_type, has_fields, require_fields
 from .rows import ABSENT, Rows, accumulates, counts_of, merged
 from .step_values import Logged
-from .tensors import alike, to_host
+from .tensors import alike, bring, to_host
 from .torch_metric import LoggedObject, object_in, place_in
 
 Step = tuple[Update, Callable[[Scalar], None], Callable[[Scalar], None]]
@@ -235,17 +235,20 @@ class MetricGroup:
             steps, dict(zip(names, values, strict=True)), dict(zip(names, weights, strict=True)), states
         )
 
-    def read(self, others: Sequence[Rows] = ()) -> tuple[dict[str, Column], dict[str, str]]:
+    def read(
+        self, others: Sequence[Rows] = (), beside: Sequence[list[Any]] = ()
+    ) -> tuple[dict[str, Column], dict[str, str]]:
         """Read what was collected since the last read, and read each reading and text once.
 
         Here the host waits for the device. If no step is pending, there is nothing to read.
 
         Args:
             others: what other ranks measured in the same steps.
+            beside: lists of others' scalars, which come in the same transfer: numbers replace tensors.
         """
         if not self._pending:
             return {}, {}
-        values, weights = self._fetch()
+        values, weights = self._fetch(beside)
         if others:
             values, weights = self._together(values, weights, others)
         columns: dict[str, Column] = {}
@@ -387,7 +390,7 @@ class MetricGroup:
                     metric.merge(each.states[metric.name])
         return [raw for raw, _ in pairs], [weight for _, weight in pairs]
 
-    def _fetch(self) -> tuple[list[Floats], list[Floats]]:
+    def _fetch(self, beside: Sequence[list[Any]] = ()) -> tuple[list[Floats], list[Floats]]:
         counted = [isinstance(metric, Counted) for metric in self._collected]
         numbers = [[] if host else kept for host, kept in zip(counted, self._values, strict=True)]
         firsts = alike(self._weights)
@@ -396,6 +399,8 @@ class MetricGroup:
             for at, (kept, first) in enumerate(zip(self._weights, firsts, strict=True))
         ]
         try:
+            if beside:
+                bring([*numbers, *own, *beside])
             arrays = to_host([*numbers, *own])
         except Exception:
             # A step that returned no number, or an error of the device, which shows at the first wait for it.

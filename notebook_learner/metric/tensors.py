@@ -171,13 +171,13 @@ _NUMBERS = {int, float, bool}
 
 
 def to_host(lists: Sequence[Sequence[Scalar]]) -> list[Floats]:
-    """Return each list as an array, with one transfer per device and dtype for all lists together.
+    """Return each list as an array, with one transfer per device for all lists together.
 
     >>> [array.tolist() for array in to_host([[torch.tensor(True), 2], [0.5]])]
     [[1.0, 2.0], [0.5]]
     """
     arrays = [np.empty(0)] * len(lists)
-    waiting: dict[tuple[torch.device, torch.dtype], tuple[list[Place], list[Tensor]]] = {}
+    waiting: dict[torch.device, tuple[list[Place], list[Tensor]]] = {}
     for row, scalars in enumerate(lists):
         if set(map(type, scalars)) <= _NUMBERS:
             arrays[row] = np.array(scalars, dtype=np.float64)
@@ -191,7 +191,7 @@ def to_host(lists: Sequence[Sequence[Scalar]]) -> list[Floats]:
                 found.append(scalar.item())
             else:
                 found.append(0.0)
-                places, tensors = waiting.setdefault((scalar.device, scalar.dtype), ([], []))
+                places, tensors = waiting.setdefault(scalar.device, ([], []))
                 places.append((row, column))
                 tensors.append(scalar)
         arrays[row] = np.array(found, dtype=np.float64)
@@ -199,6 +199,25 @@ def to_host(lists: Sequence[Sequence[Scalar]]) -> list[Floats]:
         for (row, column), number in zip(places, fetch(tensors), strict=True):
             arrays[row][column] = number
     return arrays
+
+
+def bring(lists: Sequence[list[Any]]) -> None:
+    """Put numbers in the place of the lists' tensors on devices, with one transfer per device.
+
+    >>> here = [torch.tensor(2), 3.0]
+    >>> bring([here])
+    >>> here
+    [tensor(2), 3.0]
+    """
+    waiting: dict[torch.device, list[tuple[list[Any], int]]] = {}
+    for scalars in lists:
+        for place, scalar in enumerate(scalars):
+            if isinstance(scalar, Tensor) and not scalar.is_cpu and scalar.numel() == 1:
+                waiting.setdefault(scalar.device, []).append((scalars, place))
+    for places in waiting.values():
+        numbers = fetch([scalars[place] for scalars, place in places])
+        for (scalars, place), number in zip(places, numbers, strict=True):
+            scalars[place] = number
 
 
 def alike(lists: Sequence[Sequence[Scalar]]) -> list[int]:
@@ -219,6 +238,21 @@ def alike(lists: Sequence[Sequence[Scalar]]) -> list[int]:
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[float]:
-    """Read scalars of one device and dtype in one transfer, which waits for the device once."""
-    stacked: list[float] = torch.stack([tensor.detach().reshape(()) for tensor in tensors]).cpu().tolist()
-    return stacked
+    """Read scalars of one device in one transfer, which waits for the device once."""
+    by_type: dict[torch.dtype, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        by_type.setdefault(tensor.dtype, []).append(place)
+    # Large elements first, so that each type begins at an address that it allows.
+    kinds = sorted(by_type.values(), key=lambda places: -tensors[places[0]].element_size())
+    stacks = [torch.stack([tensors[place].detach().reshape(()) for place in places]) for places in kinds]
+    if len(stacks) == 1:
+        only: list[float] = stacks[0].cpu().tolist()
+        return only
+    packed = torch.cat([stack.view(torch.uint8) for stack in stacks]).cpu()
+    numbers = [0.0] * len(tensors)
+    for places, stack, part in zip(
+        kinds, stacks, torch.split(packed, [stack.nbytes for stack in stacks]), strict=True
+    ):
+        for place, number in zip(places, part.view(stack.dtype).tolist(), strict=True):
+            numbers[place] = number
+    return numbers

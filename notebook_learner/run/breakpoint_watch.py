@@ -88,6 +88,8 @@ class _Series:
         self.measure = condition.glance if glances else condition.measure
         self.steps: list[int] = []
         self.values: list[Tensor | float] = []
+        self.traced: list[Tensor | float] = []
+        """What is finite only if no step with a quick look hit."""
         self.hint: int | None = None
         """The steps of quick looks that may have hit, but cannot be taken again."""
 
@@ -96,12 +98,20 @@ class _Series:
             self.steps.append(step)
             self.values.append(value)
 
+    @property
+    def on_device(self) -> bool:
+        """Whether to read its values is to wait."""
+        return bool(self.values) and isinstance(last := self.values[-1], Tensor) and not last.is_cpu
+
     def look_back(self, moment: Moment, open_window: bool) -> None:
         """At the end of a block with quick looks: note the first step that may have hit."""
-        (glanced,) = to_host([self.values])
+        glanced, traced = to_host([self.values, self.traced])
+        self.traced = []
         wrong = np.flatnonzero(~np.isfinite(glanced))
         if len(wrong):
             self.hint = int(wrong[0])
+        elif len(traced) and np.isfinite(traced).all():
+            return
         elif self.condition.traces(moment, open_window):
             self.hint = len(glanced) - 1
 
@@ -111,7 +121,7 @@ class _Series:
             self.clear()
 
     def clear(self) -> None:
-        self.steps, self.values, self.hint = [], [], None
+        self.steps, self.values, self.traced, self.hint = [], [], [], None
 
 
 class BreakpointWatch:
@@ -292,6 +302,16 @@ class BreakpointWatch:
                 # If this step is exempt, the step after it may be planned too.
                 nearest = min(nearest, max(1, FAR if left is None else left))
         return nearest
+
+    def unread(self) -> list[list[Any]]:
+        """The scalars that `judge` reads: on a device, each reading of its own would wait once more."""
+        moment, lists = self._moment, list[list[Any]]()
+        for each in self._series:
+            if each.glances and moment is not None and each.on_device:
+                trace = each.condition._trace(moment, self.loop.update.count > 0)
+                each.traced = [] if trace is None else [trace]
+            lists += [each.values, each.traced]
+        return lists
 
     def judge(self, block: MetricBlock) -> None:
         """Check a block before the listeners get it. Raises Reached if one of its steps hit and the run can

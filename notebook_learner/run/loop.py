@@ -81,6 +81,9 @@ class Watcher(Protocol):
     def look_again(self) -> None:
         """Layers or groups have come or gone."""
 
+    def unread(self) -> list[list[Any]]:
+        """What it measured on devices since the last block; it may be read for it, with the metrics."""
+
     def judge(self, block: MetricBlock) -> None:
         """A block was measured."""
 
@@ -396,7 +399,7 @@ class Loop:
         if not count:
             return
         others = () if self.ranks is None else self.ranks.gather(count)
-        columns, texts = self.current.metrics.read(others)
+        columns, texts = self.current.metrics.read(others, () if watch is None else watch.unread())
         block = MetricBlock(self.epoch, self.split, first, count, self.iteration, columns, texts, seconds)
         if watch is not None:
             watch.judge(block)

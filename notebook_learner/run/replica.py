@@ -17,6 +17,7 @@ from ..errors import BusyError, CheckpointError, LoggerError, RankDied, StateErr
 from ..event import Notice, Record, Rewound, with_more
 from ..event.position import Position
 from ..state.checkpoint_files import Lineage, place_of
+from ..state.device_copies import together
 from ..state.state import Large, State, require_fit
 from ..state.validation import check_sound, rehearse
 from .bounds import Until
@@ -309,8 +310,13 @@ class Replica(ReplicaState):
         self.settle()
         copy = self.snapshots.begin()
         parts = self.unclaimed()
-        for name, part in self.parts.items():
-            parts[name] = part.capture(copy) if isinstance(part, Large) else part.capture()
+        try:
+            with together():
+                for name, part in self.parts.items():
+                    parts[name] = part.capture(copy) if isinstance(part, Large) else part.capture()
+        except BaseException:
+            self.snapshots.drop()
+            raise
         if self.ranks is not None:
             self.ranks.capture(parts)
         self._soon = self.snapshots.go()

@@ -12,6 +12,7 @@ from ..event import Event, FanOut, Notice
 from ..event.position import Position
 from ..event.values import Record
 from ..logger import History
+from ..state.device_copies import together
 from ..state.parts import MetricsPart, RngPart
 from ..state.shape import Change
 from ..state.snapshot import WRITES_ITSELF, Pending, Snapshots
@@ -84,7 +85,8 @@ class ReplicaState:
         return State(self.loop.position, self._captured_parts(), self.history.snapshot())
 
     def _captured_parts(self) -> dict[str, Any]:
-        parts = self.unclaimed() | {name: part.capture() for name, part in self.parts.items()}
+        with together():
+            parts = self.unclaimed() | {name: part.capture() for name, part in self.parts.items()}
         if self.ranks is not None:
             self.ranks.capture(parts)
         return parts

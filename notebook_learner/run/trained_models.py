@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..event import Notice
+from ..state.device_copies import copy_to_host
 
 _VALUES = 16
 """How many values of a parameter are compared."""
@@ -64,7 +65,7 @@ def _sample(model: nn.Module) -> tuple[Tensor, ...]:
     trained = [each for each in model.parameters() if each.requires_grad and type(each) is nn.Parameter]
     looked_at = [*trained[:2], *trained[2:][-2:]]
     with torch.no_grad():
-        return tuple(each.detach().reshape(-1)[:_VALUES].cpu().clone() for each in looked_at)
+        return tuple(copy_to_host([each.detach().reshape(-1)[:_VALUES] for each in looked_at]))
 
 
 def _equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -101,19 +104,138 @@ _PACK = 1 << 25
 """Bytes of one pack, which takes device memory for the duration of the copy."""
 
 
+_STAGED = 1 << 28
+"""Bytes that cross to the host between two waits: they take as much pinned memory, which torch keeps for the
+next copy."""
+_asked = threading.local()
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Inside, `copy_to_host` gives tensors that are filled when this ends, all of them after one wait for
+    each device (or for each `_STAGED` bytes). Nothing in here may read them, or change what they are copies
+    of."""
+    if getattr(_asked, "crossings", None) is not None:
+        yield
+        return
+    _asked.crossings = crossings = list[_Crossing]()
+    try:
+        yield
+    finally:
+        _asked.crossings = None
+    by_device: dict[torch.device, list[_Crossing]] = {}
+    for crossing in crossings:
+        by_device.setdefault(crossing.there.device, []).append(crossing)
+    for device, alike in by_device.items():
+        for load in _loads(alike):
+            _cross(load, device)
+
+
 def copy_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """A copy of each on the host. The memory format is kept: a channels-last weight comes back as one."""
+    with torch.no_grad(), together():
+        found = [_asked_for(tensor.detach()) if _may_wait(tensor) else None for tensor in tensors]
+        left = [number for number, copy in enumerate(found) if copy is None]
+        for number, copy in zip(left, _copied_at_once([tensors[number] for number in left]), strict=True):
+            found[number] = copy
+        return found  # type: ignore[return-value]  # all of them are there now
+
+
+def _copied_at_once(tensors: Sequence[Tensor]) -> list[Tensor]:
     found: list[Tensor | None] = [None] * len(tensors)
-    with torch.no_grad():
-        for pack in _packs(tensors, tensors):
-            there = _packed([tensors[number] for number in pack])
-            here = there.cpu() if not there.is_cpu else there
-            for number, view in zip(pack, _views(here, [tensors[number] for number in pack]), strict=True):
-                found[number] = view.clone()
-        return [
-            tensor.detach().to("cpu", copy=True) if copy is None else copy
-            for tensor, copy in zip(tensors, found, strict=True)
-        ]
+    for pack in _packs(tensors, tensors):
+        there = _packed([tensors[number] for number in pack])
+        here = there.cpu() if not there.is_cpu else there
+        for number, view in zip(pack, _views(here, [tensors[number] for number in pack]), strict=True):
+            found[number] = view.clone()
+    return [
+        tensor.detach().to("cpu", copy=True) if copy is None else copy
+        for tensor, copy in zip(tensors, found, strict=True)
+    ]
+
+
+@dataclass(slots=True)
+class _Crossing:
+    """The bytes of a tensor on a device, and their place on the host."""
+
+    there: Tensor
+    here: Tensor
+
+
+def _may_wait(tensor: Tensor) -> bool:
+    return (
+        tensor.is_cuda
+        and (_is_plain(tensor) or type(tensor) is nn.Parameter)
+        and not (tensor.is_conj() or tensor.is_neg())
+        and torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+    )
+
+
+def _asked_for(tensor: Tensor) -> Tensor:
+    made = torch.empty_like(tensor, device="cpu")
+    if made.nbytes:
+        _asked.crossings.append(_Crossing(_flat(tensor), _flat(made)))
+    return made
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor without gaps, in the order in which they lie in memory."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _loads(crossings: list[_Crossing]) -> Iterator[list[_Crossing]]:
+    """What crosses at a time."""
+    load, size = list[_Crossing](), 0
+    for crossing in crossings:
+        both = zip(torch.split(crossing.there, _STAGED), torch.split(crossing.here, _STAGED), strict=True)
+        for there, here in both:
+            if size + there.nbytes > _STAGED:
+                yield load
+                load, size = [], 0
+            load.append(_Crossing(there, here))
+            size += there.nbytes
+    if load:
+        yield load
+
+
+def _cross(load: list[_Crossing], device: torch.device) -> None:
+    """By pinned memory, so that no copy waits for the device. Small tensors are put together there first:
+    each copy takes longer to begin than their bytes take to cross."""
+    load.sort(key=lambda crossing: crossing.there.nbytes)
+    with torch.cuda.device(device):  # pinned memory is of a device's context
+        pinned = torch.empty(sum(each.there.nbytes for each in load), dtype=torch.uint8, pin_memory=True)
+        begin = 0
+        for pack in _small([crossing.there for crossing in load]):
+            for each in _in_one_piece(pack):
+                end = begin + each.nbytes
+                pinned[begin:end].copy_(each, non_blocking=True)
+                begin = end
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+    done.synchronize()
+    stages = torch.split(pinned, [each.there.nbytes for each in load])
+    for crossing, stage in zip(load, stages, strict=True):
+        crossing.here.copy_(stage)
+
+
+def _in_one_piece(pack: list[Tensor]) -> list[Tensor]:
+    try:
+        return [torch.cat(pack)] if len(pack) > 1 else pack
+    except torch.OutOfMemoryError:
+        return pack  # one by one: this needs no memory there
+
+
+def _small(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors by size: the small ones together, in packs, the others one by one."""
+    pack, size = list[Tensor](), 0
+    for tensor in tensors:
+        if pack and (tensor.nbytes > _SMALL or size + tensor.nbytes > _PACK):
+            yield pack
+            pack, size = [], 0
+        pack.append(tensor)
+        size += tensor.nbytes
+    if pack:
+        yield pack
 
 
 def spread_on_devices(live: Sequence[Tensor], saved: Sequence[Tensor]) -> list[Tensor]:
@@ -122,7 +244,10 @@ def spread_on_devices(live: Sequence[Tensor], saved: Sequence[Tensor]) -> list[T
     found = [*saved]
     for pack in _packs(live, saved):
         here = _packed([saved[number] for number in pack])
-        there = here.to(live[pack[0]].device)
+        try:
+            there = here.to(live[pack[0]].device)
+        except torch.OutOfMemoryError:
+            break  # they cross one by one, into the live ones' memory
         for number, view in zip(pack, _views(there, [saved[number] for number in pack]), strict=True):
             found[number] = view
     return found

@@ -76,6 +76,10 @@ class Snapshots:
             copying.start(in_background=self._sure)
         return Pending(copying)
 
+    def drop(self) -> None:
+        """Forget what was begun: a part could not be copied."""
+        self._copying = None
+
     @property
     def settled(self) -> bool:
         """Whether no copy is under way."""
@@ -193,7 +197,7 @@ class _Copying:
         self.wait()
         clean = self._same_versions()
         if self._work_done is None:
-            clean = clean and all(map(_same_bytes, *zip(*self._pairs, strict=True)))
+            clean = clean and all(_same_bytes(copy, live) for copy, live in self._pairs)
         elif not clean:
             self.torn = True
         self.forget()

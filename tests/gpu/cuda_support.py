@@ -41,6 +41,28 @@ def no_waits() -> Iterator[None]:
 
 
 @contextmanager
+def armed(learner: Any) -> Iterator[Any]:
+    """In here the learner's breakpoints measure each step, as in a run. Gives what judges a block."""
+    watch = learner._replica.watch
+    with watch.during():
+        watch.refresh()  # a run does this at its first boundary
+        assert len(watch._series) > 0
+        yield watch
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """In here the device has room for so many bytes more."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info(DEVICE)[1]
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(DEVICE) + size) / total, DEVICE)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+
+
+@contextmanager
 def counted_waits() -> Iterator[list[str]]:
     """Gives a list that has, at the end, a line for each time that the device was waited for in here."""
     found: list[str] = []

@@ -1,7 +1,4 @@
-"""Stopping, looking and trying out on a GPU: no step waits for the device, and all is put back to the bit.
-
-Collected only where there is a GPU (see conftest.py).
-"""
+"""Stopping, looking and trying out on a GPU: no step waits for the device, and all is put back to the bit."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_support import DEVICE, batches, no_waits, on_device
+from cuda_support import DEVICE, armed, batches, no_waits, on_device
 from torch import Tensor, nn
 
 from notebook_learner import Learner, LearnerBuilder, Paused
@@ -67,8 +64,8 @@ def test_no_condition_waits_for_the_device_in_a_step(
 ) -> None:
     learner = build(tmp_path, on_device(batches(120)), make(), window=window)
     learner.step(8)  # warm-up: lazy allocations may wait
-    loop, watch = learner._replica.loop, learner._replica.watch
-    with watch.during():
+    loop = learner._replica.loop
+    with armed(learner) as watch:
         with no_waits():
             loop._steps(100)
         loop.flush(0.0, watch)
@@ -130,3 +127,37 @@ def test_a_look_leaves_state_and_memory_as_they_were(tmp_path: Path) -> None:
     assert different(tensors(learner), before) == []
     assert torch.cuda.memory_allocated() <= held + (1 << 20)
     assert seen.batch[0].device.startswith("cuda") and set(seen.times) == {"forward", "backward", "optimizer"}
+
+
+def test_tensors_that_a_step_reaches_outside_of_the_model_are_put_back(
+    deterministic: None, tmp_path: Path
+) -> None:
+    def built(directory: Path) -> tuple[Learner, dict[str, Tensor]]:
+        torch.manual_seed(3)
+        model = nn.Linear(16, 5)
+        kept = {"mean": torch.zeros(16, device=DEVICE), "count": torch.zeros((), device=DEVICE)}
+
+        def step(model: nn.Module, batch: Any) -> Tensor:
+            x, y = batch
+            kept["mean"].mul_(0.9).add_(x.mean(0), alpha=0.1)
+            kept["count"] = kept["count"] + 1
+            return F.cross_entropy(model(x - kept["mean"]), y)
+
+        builder = (
+            LearnerBuilder(directory).train_step(step).devices([DEVICE]).num_epochs(2).renderer("silent")
+        )
+        made = builder.build(model, lambda p: torch.optim.Adam(p, lr=1e-2), None, batches(20))
+        return made, kept
+
+    straight, expected = built(tmp_path / "straight")
+    straight.fit()
+    learner, kept = built(tmp_path / "walk")
+    learner.step(12)
+    state = learner.capture()
+    learner.step(6)
+    assert learner.rewind(9).exact
+    learner.step(5)
+    learner.restore(state)
+    learner.fit()
+    assert different(tensors(learner), tensors(straight)) == []
+    assert different(kept, expected) == [] and float(kept["count"]) == 40

@@ -1,7 +1,5 @@
-"""What only a GPU can show: no step waits for the device, and states are exact there too.
-
-Collected only where there is one (see conftest.py): on other machines these tests do not exist, so
-none is reported as skipped.
+"""What only a GPU can show, or a stand-in for one: no step waits for the device, and states are exact there
+too.
 """
 
 from __future__ import annotations

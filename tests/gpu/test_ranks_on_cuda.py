@@ -1,6 +1,7 @@
 """GPUs as ranks: one of them is the plain path, and several change no number.
 
-What needs several says so where there is one. None of that was ever run: no machine with several was at hand.
+What needs several cards and NCCL says so where they are missing. None of that was ever run: no machine with
+several was at hand.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fleet"))
 from fleet_support import bits, furthest, learner_on, train_loader, valid_loader
@@ -19,7 +21,9 @@ from fleet_support import bits, furthest, learner_on, train_loader, valid_loader
 from notebook_learner import Learner, LearnerBuilder
 
 ONE, TWO = ["cuda:0"], ["cuda:0", "cuda:1"]
-several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+several = pytest.mark.skipif(
+    torch.cuda.device_count() < 2 or not dist.is_nccl_available(), reason="needs two GPUs and NCCL"
+)
 each_way = pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from notebook_learner.metric import tensors as tensors_module
-from notebook_learner.metric.tensors import alike, fetch, to_host
+from notebook_learner.metric.tensors import alike, bring, fetch, to_host
 
 KINDS = {
     "bool": torch.tensor(True),
@@ -60,7 +60,7 @@ def elsewhere(value, dtype=torch.float32):
     return torch.tensor(value, dtype=dtype).as_subclass(Elsewhere)
 
 
-def test_all_lists_share_one_transfer_per_type(monkeypatch):
+def test_all_lists_share_one_transfer(monkeypatch):
     sizes = []
 
     def counted(tensors):
@@ -73,7 +73,20 @@ def test_all_lists_share_one_transfer_per_type(monkeypatch):
     hits = [elsewhere(3, torch.int64), elsewhere(5, torch.int64)]
     arrays = to_host([losses, hits, norms, [32, 32]])
     np.testing.assert_array_equal(arrays, [[0.5, 0.25], [3.0, 5.0], [np.nan, 4.0], [32.0, 32.0]])
-    assert sizes == [3, 2]
+    assert sizes == [5]
+
+
+def test_one_transfer_reads_all_types(device):
+    tensors = [tensor.to(device) for tensor in KINDS.values()]
+    assert fetch(tensors) == [tensor.item() for tensor in KINDS.values()]
+
+
+def test_numbers_take_the_place_of_tensors_that_are_elsewhere():
+    here, whole = torch.tensor(4.0), elsewhere([1.0, 2.0])
+    lists = [[elsewhere(0.5), 7, here], [], [elsewhere(3, torch.int64), whole]]
+    bring(lists)
+    assert lists == [[0.5, 7, here], [], [3, whole]]
+    assert lists[0][2] is here and lists[2][1] is whole, "to_host says what is wrong with two numbers"
 
 
 def test_lists_of_equal_numbers_are_found_without_asking_a_device():
