@@ -3,6 +3,7 @@
 import { Branches } from "./branches.js";
 import { fill, freshId, h, setAttribute, setText, show } from "./dom.js";
 import { number, whole } from "./format.js";
+import { passes } from "./keys.js";
 import { epochOf, epochSpans, wordOf } from "./marks.js";
 import { Plot } from "./plot.js";
 import { tabulate } from "./series.js";
@@ -187,7 +188,7 @@ export class Curves {
     const tabs = [...this.tabs.children];
     const at = tabs.indexOf(event.target);
     const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 }[event.key];
-    if (next === undefined || at < 0) return;
+    if (next === undefined || at < 0 || passes(event)) return;
     event.preventDefault();
     const tab = tabs[(next + tabs.length) % tabs.length];
     this.#choose(tab.dataset.metric);
@@ -196,6 +197,7 @@ export class Curves {
 
   #plotKey(event) {
     const { key, shiftKey } = event;
+    if (passes(event)) return;
     const arrow = { ArrowLeft: -1, ArrowRight: 1 }[key];
     if (arrow !== undefined) shiftKey ? this.plot.pan(arrow * 0.2) : this.plot.point(arrow * 4);
     else if (key === "+" || key === "=") this.plot.zoom(0.7);

@@ -5,6 +5,7 @@ import { Curves } from "./curves.js";
 import { Breakpoints, Inspection, Verified } from "./debugger.js";
 import { freshId, h, setAttribute, setText, show } from "./dom.js";
 import { Header, Progress } from "./header.js";
+import { keepKeys } from "./keys.js";
 import { Checkpoints, Failure, Log, Setup } from "./lists.js";
 import { Rewinder } from "./rewind.js";
 import { Evaluated, Numbers, Ranks, Texts } from "./table.js";
@@ -32,7 +33,7 @@ export class View {
     this.#store = store;
     const signal = this.#stop.signal;
     const ask = (cmd, args) => store.ask(cmd, args);
-    this.panel = h("section", { class: "nl-panel", role: "region", "aria-label": "Learner", "data-lm-suppress-shortcuts": "true", "data-p-suppress-shortcuts": "true" });
+    this.panel = h("section", { class: "nl-panel", role: "region", "aria-label": "Learner" });
     this.header = new Header();
     this.progress = new Progress();
     const refuse = (text) => this.#note(false, text);
@@ -103,8 +104,7 @@ export class View {
     document.addEventListener("visibilitychange", () => this.#look(), { signal });
     const clock = setInterval(() => this.#tick(), 1000);
     signal.addEventListener("abort", () => clearInterval(clock));
-    // Keys pressed here are not commands of the notebook around.
-    this.panel.addEventListener("keydown", (event) => event.key !== "Escape" && event.stopPropagation(), { signal });
+    keepKeys(this.panel, signal);
   }
 
   close() {
