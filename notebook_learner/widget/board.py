@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -102,6 +103,8 @@ class Saved(Protocol):
     @property
     def size(self) -> int: ...
     @property
+    def iteration(self) -> int: ...
+    @property
     def metrics(self) -> Mapping[str, Mapping[str, float]]: ...
     @property
     def damage(self) -> str: ...
@@ -193,6 +196,7 @@ class Board:
             "reason": f"stopped by {reason}" if stopped else reason,
             "stopped": stopped,
             "position": tally.place(),
+            "trained": self.trained,
             "epoch": tally.epoch,
             "split": tally.split,
             "step": tally.step,
@@ -232,6 +236,7 @@ class Board:
             return {
                 "title": "",
                 "directory": "",
+                "path": "",
                 "model": "",
                 "parameters": "",
                 "settings": [],
@@ -240,6 +245,7 @@ class Board:
         return {
             "title": one_line(PurePath(run.directory).name) or one_line(run.model),
             "directory": one_line(run.directory),
+            "path": os.path.abspath(run.directory),
             "model": one_line(run.model),
             "parameters": count(run.parameters),
             "settings": [[one_line(name), one_line(str(value))] for name, value in run.settings.items()],
@@ -365,6 +371,7 @@ def checkpoints(saved: Iterable[Saved], best: str | None = None) -> list[Json]:
         {
             "label": each.label,
             "place": each.place,
+            "at": each.iteration,
             "size": size_text(each.size),
             "metrics": _values(each.metrics),
             "state": "damaged" if each.damage else "complete",

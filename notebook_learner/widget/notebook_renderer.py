@@ -82,7 +82,8 @@ class NotebookRenderer:
             return None
         panel = Panel(View, servicing())
         panel.attach(learner)
-        weakref.finalize(learner, panel.close)
+        # Not when the process ends: the page hears of that itself, and says how to go on.
+        weakref.finalize(learner, panel.leave).atexit = False
         return panel
 
     def handle(self, event: Event, /) -> None:

@@ -47,6 +47,9 @@ sending thread takes as much again. The next steps are slower too, because the p
 contents and a browser on the same machine draws: twice as much."""
 MOST_BLOCKS = 256
 """Blocks of steps that wait to be added, at most. Adding them one by one costs three times as much."""
+BEAT = 1.5
+"""Seconds without news after which the pages get a beat, by which they tell a kernel that waits from one that
+is gone. It comes from a thread of its own, so a busy kernel beats, too."""
 PATIENCE = 60.0
 """Seconds after which a silent page counts as closed; an open page sends a message every 20 seconds."""
 
@@ -92,6 +95,7 @@ class Panel:
         self._rest = 0.0
         """Seconds after that during which no steps are sent."""
         self._later: threading.Timer | None = None
+        self._beats = False
         self._fixed_changed = self._events_changed = self._files_changed = True
         self._files: list[Json] = []
         self._branches = BranchLines()
@@ -134,10 +138,15 @@ class Panel:
             self._tell_soon()
 
     def close(self) -> None:
-        """Close the panel: the learner is gone, or the panel was frozen."""
+        """Close the panel: it was frozen."""
         with self._lock:
             self._lookers.clear()
         self.wire.close()
+
+    def leave(self) -> None:
+        """Close the panel, because its learner is gone. The pages keep a picture of it with a line."""
+        self.wire.send(Message({"type": "over"}))
+        self.close()
 
     # From the training thread ------------------------------------------------------------------------
 
@@ -342,20 +351,21 @@ class Panel:
         told = self._debugger.told(learner, self._board.trained)
         reach = told["reach"]
         self._away = away = learner._elsewhere
+        connection = {"mode": "away", "text": away} if away else self._connection()
         controls = obstacles(
             learner.status,
             begun=bool(self._board.trained),
             saved=bool(self._files),
             lacks=learner._lacks,
             kept=reach["from"] < reach["to"],
-            away=away,
+            away=connection["text"] if connection["mode"] in ("away", "interrupt") else "",
         )
         return {
             **told,
             "controls": controls,
             "checkpoints": self._files,
             "branches": self._branches.told,
-            "connection": {"mode": "away", "text": away} if away else self._connection(),
+            "connection": connection,
         }
 
     def _read_files(self) -> None:
@@ -400,7 +410,8 @@ class Panel:
 
     def _connection(self) -> Json:
         mode = "background" if self._servant is None or not self._blocking else self._servant.mode
-        return {"mode": mode, "text": _CONNECTIONS[mode]}
+        hears = self._servant is not None and self._servant.mode == "subshell"
+        return {"mode": mode, "text": _CONNECTIONS[mode], "hears": hears}
 
     # From the pages ------------------------------------------------------------------------------------
 
@@ -448,6 +459,25 @@ class Panel:
                 self._lookers[client] = now + PATIENCE
             else:
                 self._lookers.pop(client, None)
+        self._begin_to_beat()
+
+    def _begin_to_beat(self) -> None:
+        with self._lock:
+            if self._beats or not self._looked_at:
+                return
+            self._beats = True
+        threading.Thread(
+            target=_beat, args=(weakref.ref(self),), name="notebook_learner panel beat", daemon=True
+        ).start()
+
+    def _beats_on(self) -> bool:
+        """Send a beat if there was no news; return whether a page still looks."""
+        self._catch_up()
+        with self._lock:
+            self._beats = self._looked_at
+            if self._beats and time.monotonic() >= self._sent + BEAT:
+                self.wire.send(Message({"type": "beat"}))
+            return self._beats
 
     def _repeat(self) -> None:
         """Send everything again, for a page that has nothing yet or missed a message."""
@@ -481,6 +511,14 @@ class Panel:
             self._events_changed = True
             self.wire.send(Message({"type": "answer", "to": seq, "ok": ok, "text": text}))
             self._tell_soon()
+
+
+def _beat(known: weakref.ref[Panel]) -> None:
+    while not threading.Event().wait(BEAT):
+        panel = known()
+        if panel is None or not panel._beats_on():
+            return
+        del panel
 
 
 def _is_one_of_many(event: Event) -> bool:

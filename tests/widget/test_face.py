@@ -256,6 +256,34 @@ def test_learners_that_are_gone_take_their_panels_along(tmp_path: Path, cells: C
     assert [each() for each in renderers] == [None] * 3
 
 
+def test_a_learner_that_is_gone_says_so_to_its_pages_before_the_panel_closes(
+    tmp_path: Path, cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(View, "send", lambda self, message: told.append(message.content))
+    monkeypatch.setattr(View, "close", lambda self: told.append("closed"))
+    learner, renderer = shown(tmp_path)
+    del learner, renderer
+    gc.collect()
+    assert told == [{"type": "over"}, "closed"]
+
+
+def test_at_the_end_of_the_process_a_panel_says_nothing(
+    tmp_path: Path, cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages would take it for a learner that was replaced, and take away how to go on."""
+    made: list[Any] = []
+    true = weakref.finalize
+
+    def finalize(*given: Any) -> Any:
+        made.append(true(*given))
+        return made[-1]
+
+    monkeypatch.setattr(notebook_renderer.weakref, "finalize", finalize)
+    _kept = shown(tmp_path)
+    assert [each.atexit for each in made] == [False]
+
+
 def test_a_view_that_is_closed_leaves_nothing_behind() -> None:
     View(lambda content: None).close()  # what the first one leaves, all others share
     before = set(widget._instances)
