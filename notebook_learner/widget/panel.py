@@ -32,6 +32,7 @@ from ..event.record import joined
 from ..steering.carry_out import Steering
 from ..steering.command import CommandError
 from . import board as boards
+from . import saved_table
 from .board import Board, Saved, obstacles
 from .branch_lines import BranchLines, LeftBranches
 from .curves import Curves
@@ -110,6 +111,8 @@ class Panel:
         self._current = False
         """Whether the pages have all that was sent, so that sending only the changes is enough."""
         self._blocking = False
+        self.before_saving: Callable[[], bool] = lambda: False
+        """Called when a page saves the notebook; returns whether an output was changed."""
         self.wire = wire(_weakly(self))
 
     def attach(self, learner: ShownLearner) -> None:
@@ -136,6 +139,13 @@ class Panel:
                 self._board.note(line)
             self._branches, self._events_changed, self._current = branches, True, False
             self._tell_soon()
+
+    def epochs(self) -> Json:
+        """The epochs so far as a table, by mime type, for a notebook that is opened without a kernel."""
+        with self._lock:
+            self._fold_blocks()
+            tally = self._board.tally
+            return {"text/html": saved_table.html_of(tally), "text/plain": saved_table.text_of(tally)}
 
     def close(self) -> None:
         """Close the panel: it was frozen."""
@@ -428,8 +438,16 @@ class Panel:
                 self._repeat()
             case "look":
                 self._look(request)
+            case "saving":
+                # On a new thread: a picture takes time, and the training waits for this one.
+                work = partial(copy_context().run, self._save_soon)
+                threading.Thread(target=work, name="notebook_learner panel", daemon=True).start()
             case _:
                 self._obey(request)
+
+    def _save_soon(self) -> None:
+        if self.before_saving():
+            self.wire.send(Message({"type": "save"}))
 
     def _look(self, request: Request) -> None:
         visible = bool(request.command.args["visible"])

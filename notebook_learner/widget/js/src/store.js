@@ -24,6 +24,13 @@ export class Store {
   #said = "";
   #resyncSince = null;
   #sent = 0;
+  // The picture in the file is to be of now: it is drawn when a file was saved, and that is saved then.
+  #again = false;
+  #onSave = (_, state) => {
+    if (state !== "completed") return;
+    if (!this.#again) this.#send("saving", {});
+    this.#again = false;
+  };
   #onMessage = (content, buffers) => this.receive(content, buffers);
 
   constructor(model, clock = { now: () => Date.now(), set: (f, ms) => setTimeout(f, ms), clear: (t) => clearTimeout(t) }) {
@@ -45,12 +52,14 @@ export class Store {
   /** Listen to the kernel, and ask it how things stand. */
   open() {
     this.#model.on("msg:custom", this.#onMessage);
+    this.#document?.saveState?.connect(this.#onSave);
     this.#hello(HELLO_AGAIN);
   }
 
   close() {
     this.#model.off("msg:custom", this.#onMessage);
     this.kernel.close();
+    this.#document?.saveState?.disconnect(this.#onSave);
     for (const timer of this.#timers) this.#clock.clear(timer);
     this.#timers.clear();
     this.#listeners.clear();
@@ -138,6 +147,7 @@ export class Store {
     if (content?.type === "snapshot") this.#snapshot(content, buffers);
     else if (content?.type === "delta") this.#delta(content, buffers);
     else if (content?.type === "answer") this.#answer(content);
+    else if (content?.type === "save") this.#saveAgain();
     else if (content?.type === "over") {
       this.over = true;
       this.#tell("over");
@@ -189,6 +199,15 @@ export class Store {
     if (request === undefined) return;
     this.pending.delete(content.to);
     this.#tell("answer", { seq: content.to, cmd: request.cmd, ok: content.ok === true, text: String(content.text ?? "") });
+  }
+
+  get #document() {
+    return this.#model.widget_manager?.context;
+  }
+
+  #saveAgain() {
+    this.#again = true;
+    this.#document?.save();
   }
 
   #resync() {
