@@ -187,6 +187,17 @@ def epoch_header(tally: Tally) -> list[str]:
     return [_GAP.join(over).rstrip(), _GAP.join([*under, f"{'time':>{_TIME}}"])]
 
 
+def epoch_cells(tally: Tally) -> list[tuple[str, list[Split]]]:
+    """The titles of the numeric metrics, with the splits that each has."""
+    return [(_title(tally, name), splits) for name, splits in _groups(tally)]
+
+
+def epoch_values(tally: Tally, epoch: int) -> list[str]:
+    """The number of an epoch, its final values, and the time its steps took."""
+    values = [_final(tally, name, split, epoch) for name, splits in _groups(tally) for split in splits]
+    return [f"{epoch}/{tally.num_epochs}", *values, duration(tally.pace.epoch(epoch))]
+
+
 def epoch_row(tally: Tally, epoch: int) -> str:
     """The final values of an epoch, and the time its steps took."""
     cells = [f"{f'{epoch}/{tally.num_epochs}':>{_left(tally)}}"]

@@ -116,6 +116,32 @@ def said_changes(before: Groups, now: Groups) -> str:
     return ", ".join(f"{key} = {_each_said([each.get(key) for each in now])}" for key in changed)
 
 
+def dials(optimizer: Optimizer, waits: bool) -> list[dict[str, Any]]:
+    """The name of each group, its rate, momentum and weight decay: those that it has, as text.
+
+    Args:
+        optimizer: whose groups these are.
+        waits: whether a value on a device may be waited for; else it is left out.
+
+    >>> import torch
+    >>> dials(torch.optim.AdamW([{"params": [torch.ones(1)], "name": "head"}], lr=0.01), True)
+    [{'name': 'head', 'lr': '0.01', 'momentum': '0.9', 'weight_decay': '0.01'}]
+    """
+    told = []
+    for _, label, group, _ in _groups(optimizer):
+        given: dict[str, Any] = {**group}
+        if "betas" in group:
+            given["momentum"] = group["betas"][0]
+        found = {key: given[key] for key in ("lr", "momentum", "weight_decay") if key in given}
+        known = {
+            key: _said(value)
+            for key, value in found.items()
+            if waits or not isinstance(value, Tensor) or value.device.type == "cpu"
+        }
+        told.append({"name": str(group.get("name") or label)} | known)
+    return told
+
+
 def _each_said(values: list[Any]) -> str:
     said = [_said(value) for value in values]
     return said[0] if len({*said}) == 1 else ", ".join(said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -29,12 +30,12 @@ from ..event import (
 )
 from ..renderer.summary import evaluation, tour
 from ..renderer.tally import Tally
-from ..renderer.text import count, number, one_line, place, rate, remaining, size_text
+from ..renderer.text import count, duration, number, one_line, place, rate, remaining, size_text
 from .wire import Json
 
 BUTTONS = (
     *("run", "pause", "step", "step_epoch", "rewind", "rewind_to", "go_to", "stop"),
-    *("inspect", "verify", "save", "restore", "epochs"),
+    *("inspect", "verify", "save", "restore", "epochs", "set"),
 )
 _STILL = "it is running; pause it first"
 _NOT_MEANWHILE = (
@@ -101,6 +102,8 @@ class Saved(Protocol):
     def place(self) -> str: ...
     @property
     def size(self) -> int: ...
+    @property
+    def iteration(self) -> int: ...
     @property
     def metrics(self) -> Mapping[str, Mapping[str, float]]: ...
     @property
@@ -193,6 +196,7 @@ class Board:
             "reason": f"stopped by {reason}" if stopped else reason,
             "stopped": stopped,
             "position": tally.place(),
+            "trained": self.trained,
             "epoch": tally.epoch,
             "split": tally.split,
             "step": tally.step,
@@ -200,6 +204,7 @@ class Board:
             "num_epochs": tally.num_epochs,
             "progress": tally.progress,
             "rate": "" if speed is None else rate(speed, "steps"),
+            "elapsed": duration(tally.pace.elapsed) if tally.pace.elapsed else "",
             "left": "" if left is None or not running else remaining(left),
             "table": self._table(),
             "texts": [[one_line(name), one_line(text)] for name, text in tally.texts.items()],
@@ -232,6 +237,7 @@ class Board:
             return {
                 "title": "",
                 "directory": "",
+                "path": "",
                 "model": "",
                 "parameters": "",
                 "settings": [],
@@ -240,6 +246,7 @@ class Board:
         return {
             "title": one_line(PurePath(run.directory).name) or one_line(run.model),
             "directory": one_line(run.directory),
+            "path": os.path.abspath(run.directory),
             "model": one_line(run.model),
             "parameters": count(run.parameters),
             "settings": [[one_line(name), one_line(str(value))] for name, value in run.settings.items()],
@@ -365,6 +372,7 @@ def checkpoints(saved: Iterable[Saved], best: str | None = None) -> list[Json]:
         {
             "label": each.label,
             "place": each.place,
+            "at": each.iteration,
             "size": size_text(each.size),
             "metrics": _values(each.metrics),
             "state": "damaged" if each.damage else "complete",
@@ -396,6 +404,24 @@ class Rank(Protocol):
     def device_memory(self) -> int | None: ...
     @property
     def rate(self) -> float | None: ...
+
+
+class Gauged(Protocol):
+    """What is read from a learner at each message."""
+
+    def _ranks(self) -> Sequence[Rank]: ...
+    def _dials(self) -> Sequence[Mapping[str, str]]: ...
+    def _device_memory(self) -> int | None: ...
+
+
+def gauges(learner: Gauged | None) -> Json:
+    """The training processes, the options that can be set, and the memory of the device, as they are now."""
+    if learner is None:
+        return {"ranks": [], "dials": [], "memory": ""}
+    used = learner._device_memory()
+    dials = [{key: one_line(text) for key, text in each.items()} for each in learner._dials()]
+    memory = "" if used is None else size_text(used)
+    return {"ranks": ranks(learner._ranks()), "dials": dials, "memory": memory}
 
 
 def ranks(fleet: Sequence[Rank]) -> list[Json]:

@@ -1,7 +1,7 @@
 """The renderer of a notebook.
 
 It shows a panel on a page, and lines in a program that collects outputs. Below both it puts a picture that
-needs no running kernel.
+needs no running kernel, and below a panel a table.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import PurePath
+from threading import Lock, Timer
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -22,7 +23,6 @@ from .panel import Panel
 from .shown_learner import ShownLearner
 from .still_panel import Still
 
-_INSTEAD = "the panel of a learner, which needs its kernel"
 LONG = 1.0
 """Seconds of training after which the picture is always drawn again; manual steps take less time."""
 _OVER = ("paused", "failed", "stopped", "finished")
@@ -37,9 +37,9 @@ class NotebookRenderer:
     """Shows a learner in a notebook: `renderer("panel")`, the default there.
 
     On a page (JupyterLab, Notebook 7, VS Code, Colab) it shows the live panel. Under nbclient, nbconvert and
-    papermill, which have no user at a page, it writes lines. Below, it draws a picture of the curves with a
-    table, at epochs, pauses and the end. A saved notebook shows this picture. The table includes the
-    evaluated sets.
+    papermill, which have no user at a page, it writes lines. Below, it draws a picture of the curves with the
+    evaluated sets, at epochs, pauses and the end, and below a panel the epochs as a table. A page hides both
+    while the panel lives; a saved notebook shows them.
     """
 
     def __init__(self) -> None:
@@ -59,6 +59,10 @@ class NotebookRenderer:
         """Whether a run was opened and has taken no step yet."""
         self._behind = False
         """Whether the picture is drawn again when the cell ends."""
+        self._drawing = Lock()
+        self._drawn = -1
+        """The training step that the picture shows."""
+        self._soon: Timer | None = None
 
     def __repr__(self) -> str:
         return "NotebookRenderer()"
@@ -82,7 +86,9 @@ class NotebookRenderer:
             return None
         panel = Panel(View, servicing())
         panel.attach(learner)
-        weakref.finalize(learner, panel.close)
+        panel.before_saving = _weakly_before_saving(self)
+        # Not when the process ends: the page hears of that itself, and says how to go on.
+        weakref.finalize(learner, panel.leave).atexit = False
         return panel
 
     def handle(self, event: Event, /) -> None:
@@ -106,7 +112,10 @@ class NotebookRenderer:
             case StatusChanged() if event.status in _OVER and (self._fitting or not notebook.cell()):
                 # A button may have started this run, long after the training cell was over. A call in a
                 # later cell prints the learner's position; the picture stays as its own cell left it.
-                self._draw(final=self._fitting or monotonic() - self._since > LONG)
+                if self._fitting or monotonic() - self._since > LONG:
+                    self._draw(final=True)
+                else:
+                    self._draw_soon()
                 self._fitting = False
             case Evaluated():
                 self._draw_later()
@@ -122,8 +131,11 @@ class NotebookRenderer:
         self._cell = here
         self._still = Still()
         if self._panel is not None:
-            # A front end shows this text if it cannot show the widget: the text must stay true later.
-            notebook.publish({"text/plain": _INSTEAD, **self._panel.wire.bundle()}, self._name)
+            # A front end that cannot show the widget shows this text: picture and table say more.
+            notebook.publish({"text/plain": "", **self._panel.wire.bundle()}, self._name)
+            # Right behind each other, as the style in the table expects them: panel, table, picture.
+            notebook.publish(self._panel.epochs(), f"{self._name}-epochs")
+            self._still.begin()
 
     def blocking(self) -> AbstractContextManager[Callable[[], None]]:
         """Return a context in which a cell trains or waits."""
@@ -143,6 +155,14 @@ class NotebookRenderer:
                 notebook.publish({"text/plain": ""}, self._name, update=True)
             self._panel.close()
         self._frozen = True
+
+    def _draw_soon(self) -> None:
+        """Draw once after many short runs: a hand presses Step faster than a picture is drawn."""
+        if self._soon is not None:
+            self._soon.cancel()
+        self._soon = Timer(LONG, lambda: self._draw(final=True))
+        self._soon.daemon = True
+        self._soon.start()
 
     def _draw_later(self) -> None:
         """Draw once for all sets of a cell: a picture takes time, and a cell may evaluate a set per step."""
@@ -167,7 +187,30 @@ class NotebookRenderer:
         headline = f"{run}{status} {learner.position}"
         history = learner.history
         sets = history.evaluated.values()
-        self._still.update(history, infos, str(learner.summary()), headline, evaluated=sets, final=final)
+        summary = str(learner.summary())
+        with self._drawing:
+            drawn = self._still.update(history, infos, summary, headline, evaluated=sets, final=final)
+        self._drawn = learner.position.iteration if drawn else self._drawn
+        if drawn and self._panel is not None:
+            notebook.publish(self._panel.epochs(), f"{self._name}-epochs", update=True)
+
+    def _before_saving(self) -> bool:
+        """Draw what is measured by now, if the picture is of an earlier step; return whether it was."""
+        learner = None if self._learner is None else self._learner()
+        if learner is None or self._still is None or self._drawn == learner.position.iteration:
+            return False
+        self._draw(final=True)
+        return True
+
+
+def _weakly_before_saving(renderer: NotebookRenderer) -> Callable[[], bool]:
+    known = weakref.ref(renderer)
+
+    def before_saving() -> bool:
+        here = known()
+        return here is not None and here._before_saving()
+
+    return before_saving
 
 
 def _nothing() -> None:

@@ -32,6 +32,7 @@ from ..event.record import joined
 from ..steering.carry_out import Steering
 from ..steering.command import CommandError
 from . import board as boards
+from . import saved_table
 from .board import Board, Saved, obstacles
 from .branch_lines import BranchLines, LeftBranches
 from .curves import Curves
@@ -47,6 +48,9 @@ sending thread takes as much again. The next steps are slower too, because the p
 contents and a browser on the same machine draws: twice as much."""
 MOST_BLOCKS = 256
 """Blocks of steps that wait to be added, at most. Adding them one by one costs three times as much."""
+BEAT = 1.5
+"""Seconds without news after which the pages get a beat, by which they tell a kernel that waits from one that
+is gone. It comes from a thread of its own, so a busy kernel beats, too."""
 PATIENCE = 60.0
 """Seconds after which a silent page counts as closed; an open page sends a message every 20 seconds."""
 
@@ -92,6 +96,7 @@ class Panel:
         self._rest = 0.0
         """Seconds after that during which no steps are sent."""
         self._later: threading.Timer | None = None
+        self._beats = False
         self._fixed_changed = self._events_changed = self._files_changed = True
         self._files: list[Json] = []
         self._branches = BranchLines()
@@ -106,6 +111,8 @@ class Panel:
         self._current = False
         """Whether the pages have all that was sent, so that sending only the changes is enough."""
         self._blocking = False
+        self.before_saving: Callable[[], bool] = lambda: False
+        """Called when a page saves the notebook; returns whether an output was changed."""
         self.wire = wire(_weakly(self))
 
     def attach(self, learner: ShownLearner) -> None:
@@ -133,11 +140,23 @@ class Panel:
             self._branches, self._events_changed, self._current = branches, True, False
             self._tell_soon()
 
+    def epochs(self) -> Json:
+        """The epochs so far as a table, by mime type, for a notebook that is opened without a kernel."""
+        with self._lock:
+            self._fold_blocks()
+            tally = self._board.tally
+            return {"text/html": saved_table.html_of(tally), "text/plain": saved_table.text_of(tally)}
+
     def close(self) -> None:
-        """Close the panel: the learner is gone, or the panel was frozen."""
+        """Close the panel: it was frozen."""
         with self._lock:
             self._lookers.clear()
         self.wire.close()
+
+    def leave(self) -> None:
+        """Close the panel, because its learner is gone. The pages keep a picture of it with a line."""
+        self.wire.send(Message({"type": "over"}))
+        self.close()
 
     # From the training thread ------------------------------------------------------------------------
 
@@ -321,7 +340,7 @@ class Panel:
             board.tally.num_epochs = learner.num_epochs  # the user's own assignment sends no event
             self._events_changed |= self._debugger.changed(learner)
             self._look_at_branches(learner)
-        told = board.moving() | {"ranks": [] if learner is None else boards.ranks(learner._ranks())}
+        told = board.moving() | boards.gauges(learner)
         if self._fixed_changed:
             told |= board.fixed() | {"readonly": learner is None}
         if self._events_changed or self._fixed_changed:
@@ -342,20 +361,21 @@ class Panel:
         told = self._debugger.told(learner, self._board.trained)
         reach = told["reach"]
         self._away = away = learner._elsewhere
+        connection = {"mode": "away", "text": away} if away else self._connection()
         controls = obstacles(
             learner.status,
             begun=bool(self._board.trained),
             saved=bool(self._files),
             lacks=learner._lacks,
             kept=reach["from"] < reach["to"],
-            away=away,
+            away=connection["text"] if connection["mode"] in ("away", "interrupt") else "",
         )
         return {
             **told,
             "controls": controls,
             "checkpoints": self._files,
             "branches": self._branches.told,
-            "connection": {"mode": "away", "text": away} if away else self._connection(),
+            "connection": connection,
         }
 
     def _read_files(self) -> None:
@@ -400,7 +420,8 @@ class Panel:
 
     def _connection(self) -> Json:
         mode = "background" if self._servant is None or not self._blocking else self._servant.mode
-        return {"mode": mode, "text": _CONNECTIONS[mode]}
+        hears = self._servant is not None and self._servant.mode == "subshell"
+        return {"mode": mode, "text": _CONNECTIONS[mode], "hears": hears}
 
     # From the pages ------------------------------------------------------------------------------------
 
@@ -409,7 +430,8 @@ class Panel:
         try:
             request = parse(content)
         except CommandError as refused:
-            self._answer(0, False, str(refused))
+            seq = content.get("seq") if isinstance(content, dict) else None
+            self._answer(seq if type(seq) is int else 0, False, str(refused))
             return
         match request.command.cmd:
             case "hello" | "resync":
@@ -417,8 +439,16 @@ class Panel:
                 self._repeat()
             case "look":
                 self._look(request)
+            case "saving":
+                # On a new thread: a picture takes time, and the training waits for this one.
+                work = partial(copy_context().run, self._save_soon)
+                threading.Thread(target=work, name="notebook_learner panel", daemon=True).start()
             case _:
                 self._obey(request)
+
+    def _save_soon(self) -> None:
+        if self.before_saving():
+            self.wire.send(Message({"type": "save"}))
 
     def _look(self, request: Request) -> None:
         visible = bool(request.command.args["visible"])
@@ -448,6 +478,25 @@ class Panel:
                 self._lookers[client] = now + PATIENCE
             else:
                 self._lookers.pop(client, None)
+        self._begin_to_beat()
+
+    def _begin_to_beat(self) -> None:
+        with self._lock:
+            if self._beats or not self._looked_at:
+                return
+            self._beats = True
+        threading.Thread(
+            target=_beat, args=(weakref.ref(self),), name="notebook_learner panel beat", daemon=True
+        ).start()
+
+    def _beats_on(self) -> bool:
+        """Send a beat if there was no news; return whether a page still looks."""
+        self._catch_up()
+        with self._lock:
+            self._beats = self._looked_at
+            if self._beats and time.monotonic() >= self._sent + BEAT:
+                self.wire.send(Message({"type": "beat"}))
+            return self._beats
 
     def _repeat(self) -> None:
         """Send everything again, for a page that has nothing yet or missed a message."""
@@ -481,6 +530,14 @@ class Panel:
             self._events_changed = True
             self.wire.send(Message({"type": "answer", "to": seq, "ok": ok, "text": text}))
             self._tell_soon()
+
+
+def _beat(known: weakref.ref[Panel]) -> None:
+    while not threading.Event().wait(BEAT):
+        panel = known()
+        if panel is None or not panel._beats_on():
+            return
+        del panel
 
 
 def _is_one_of_many(event: Event) -> bool:

@@ -75,8 +75,8 @@ class Still:
         *,
         evaluated: Iterable[Evaluated] = (),
         final: bool = False,
-    ) -> None:
-        """Draw what was measured so far, and replace the previous picture.
+    ) -> bool:
+        """Draw what was measured so far, and replace the previous picture; return whether it did.
 
         Does nothing if the last drawing was a short while ago.
 
@@ -90,7 +90,7 @@ class Still:
         """
         began = monotonic()
         if not final and began < self._rests_until:
-            return
+            return False
         sets = tuple(evaluated)
         drawn = self._draw(history, infos, headline, sets)
         texts = [headline, summary_text, *([sets_text(sets)] if sets else [])]
@@ -103,6 +103,11 @@ class Still:
         self._publish(data, metadata)
         ended = monotonic()
         self._rests_until = ended + max(SHORTEST_PAUSE, (ended - began) / SHARE)
+        return True
+
+    def begin(self) -> None:
+        """Take the place below the running cell. A drawing on another thread does not know that cell."""
+        self._publish({"text/plain": ""}, {})
 
     def clear(self) -> None:
         """Empty the output. The next update makes a new output, in the cell that runs then."""

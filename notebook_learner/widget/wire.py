@@ -15,7 +15,12 @@ Json = dict[str, Any]
 
 _LONGEST = 200
 """Characters of a sender's name."""
-_OF_PAGES: dict[str, dict[str, Argument]] = {"hello": {}, "resync": {}, "look": {"visible": FLAG}}
+_OF_PAGES: dict[str, dict[str, Argument]] = {
+    "hello": {},
+    "resync": {},
+    "look": {"visible": FLAG},
+    "saving": {},
+}
 """A page's requests for itself. All other requests are commands that steer the run."""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from lab import wait_for
 from lab_page import Notebook
 from panel_page import PanelPage
 from playwright.sync_api import expect
@@ -78,7 +79,7 @@ def trained(module_notebook, lab):
 @pytest.fixture
 def without_kernel(trained, lab):
     """The notebook as it was saved, and trusted, on a machine where its kernel does not exist."""
-    shutil.rmtree(lab.home / "data" / "kernels" / KERNEL)
+    shutil.rmtree(lab.home / "data" / "kernels" / KERNEL, ignore_errors=True)
     page, path = trained.page, str(trained.file.relative_to(lab.root))
     return WithoutKernel(lab, page._context, path, page._shots, page._opened)
 
@@ -100,14 +101,16 @@ def test_the_file_is_valid_and_small_and_has_picture_and_table_below_the_panel(t
     nbformat.validate(saved)
     assert "widgets" not in saved.metadata
     assert 10_000 < trained.grown < 200_000
-    shown, still = (each for each in saved.cells[1].outputs if each.output_type == "display_data")
+    shown, table, still = (each for each in saved.cells[1].outputs if each.output_type == "display_data")
     assert VIEW in shown.data and PNG not in shown.data
-    assert shown.data["text/plain"] == "the panel of a learner, which needs its kernel"
-    assert VIEW not in still.data
+    assert shown.data["text/plain"] == ""
+    assert VIEW not in still.data and VIEW not in table.data
+    assert "<td>10/10</td>" in table.data["text/html"]
+    assert re.search(r"^ *10/10 +\d", table.data["text/plain"], re.MULTILINE), table.data["text/plain"]
     assert base64.b64decode(still.data[PNG]).startswith(b"\x89PNG")
     assert still.data["text/plain"].startswith("saved · finished at epoch 10")
     assert re.search(r"^train +Loss +\d", still.data["text/plain"], re.MULTILINE), still.data["text/plain"]
-    assert len(saved.cells[1].outputs) == 2  # one picture, redrawn in its place
+    assert len(saved.cells[1].outputs) == 3  # one picture, redrawn in its place
 
 
 def converted(file: Path, *options: str) -> str:
@@ -122,6 +125,7 @@ def test_its_html_shows_the_picture_and_has_no_script_of_the_panel(trained):
     page = converted(trained.file)
     shown = trained.outputs[-1]["data"][PNG].replace("\n", "")
     assert f"data:image/png;base64,{shown}" in page.replace("\n", "")
+    assert "<td>10/10</td>" in page and "the panel of a learner" not in page
     assert 'role="region"' not in page and "notebook_learner/widget" not in page
     assert VIEW not in page
 
@@ -130,12 +134,52 @@ def test_a_page_without_a_kernel_shows_the_picture_and_nothing_in_its_way(withou
     page = without_kernel
     picture = wait_picture(page, 1)
     page.screenshot("saved-without-kernel")
-    # In place of the panel one line at most, of text.
-    instead = page.outputs(1).first
-    assert instead.locator("img, svg, button, .jp-RenderedError").count() == 0
-    box = instead.bounding_box()
-    assert box["height"] < 40 and box["y"] + box["height"] <= picture["y"] + 1, (box, picture)
-    assert not page.complaints
+    # In place of the panel nothing, also no word of JupyterLab's on a widget that it misses.
+    instead, table, _ = page.outputs(1).all()
+    assert not instead.is_visible()
+    expect(table.get_by_role("cell", name="10/10", exact=True)).to_be_visible()
+    box = table.bounding_box()
+    assert box["y"] + box["height"] <= picture["y"] + 1, (box, picture)
+
+
+def test_notebook_7_shows_picture_and_table_and_no_error_without_a_kernel(without_kernel, tabs, lab):
+    path = without_kernel.path
+    page = tabs.new_page()
+    page.goto(f"{lab.server}notebooks/{path}?token={lab.token}")
+    page.get_by_role("button", name="No Kernel", exact=True).click()
+    expect(page.get_by_role("cell", name="10/10", exact=True)).to_be_visible()
+    expect(page.locator(".jp-RenderedImage img")).to_be_visible()
+    expect(page.get_by_text(re.compile("widget", re.IGNORECASE)).locator("visible=true")).to_have_count(0)
+    page.close()
+
+
+def test_a_living_panel_stands_alone_and_what_is_saved_beside_it_is_of_now(notebook, lab):
+    page = notebook([SETUP + "learner = build('alone', steps=2000, epochs=1)", "learner.fit();"])
+    page.run(0)
+    page.run(1)
+    panel = PanelPage(page, 1)
+    panel.wait_status("running")
+    panel.wait_more_points_than(20)
+    shown, table, still = page.outputs(1).all()
+    expect(still.locator("img")).to_have_count(0)
+    page.save()
+    expect(still.locator("img")).to_have_count(1)  # drawn for the file
+    file = lab.root / page.path
+    wait_for(lambda: PNG in outputs_in(file)[2]["data"], "the picture is in the file")
+    assert re.search("· as of epoch 1, train, step [1-9]", outputs_in(file)[2]["data"]["text/plain"][0])
+    panel.click("Pause")
+    panel.wait_status("paused")
+    page.wait_idle()
+    assert shown.is_visible() and not table.is_visible() and not still.is_visible()
+    place = panel.position.text_content()
+    page.save()
+    assert outputs_in(file)[2]["data"]["text/plain"][0].startswith(f"alone · paused at {place}")
+    panel.click("Step")
+    panel.wait_position(f"step {panel.points} of 2000")
+    place = panel.position.text_content()
+    page.save()
+    headline = f"alone · paused at {place}"
+    wait_for(lambda: outputs_in(file)[2]["data"]["text/plain"][0].startswith(headline), headline)
 
 
 @pytest.mark.soak
@@ -153,7 +197,7 @@ def test_a_frozen_learner_leaves_the_picture_in_page_and_file(trained):
     file = page.lab.root / page.path
     nbformat.validate(nbformat.read(file, as_version=4))
     assert VIEW not in file.read_text()
-    assert [PNG in each["data"] for each in outputs_in(file)] == [False, True]
+    assert [PNG in each["data"] for each in outputs_in(file)] == [False, False, True]
     assert not page.complaints
 
 

@@ -24,7 +24,6 @@ OURS = "notebook_learner_tutorial"
 """What the metadata call the note on what the outputs came from."""
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-INSTEAD = "the panel of a learner, which needs its kernel"
 # As on a page, where the panel stands in place of lines. No browser draws it here; what a file keeps
 # of a run is the picture below it.
 ENVIRONMENT = {
@@ -126,4 +125,4 @@ def _tidy(notebook: NotebookNode) -> None:
 def _says_nothing(output: Any) -> bool:
     if "data" not in output:
         return False
-    return dict(output.data) in ({}, {"text/plain": ""}, {"text/plain": INSTEAD})
+    return dict(output.data) in ({}, {"text/plain": ""})

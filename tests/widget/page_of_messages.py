@@ -32,12 +32,16 @@ class Page:
         self.answers: dict[int, tuple[bool, str]] = {}
         self.seq = 0
         self.closed = False
+        self.beats = 0
         self._came = threading.Condition()
 
     def send(self, message: Message) -> None:
         with self._came:
-            self.messages.append(message)
-            self._take(message)
+            if message.content == {"type": "beat"}:
+                self.beats += 1
+            else:
+                self.messages.append(message)
+                self._take(message)
             self._came.notify_all()
 
     def _take(self, message: Message) -> None:

@@ -4,6 +4,7 @@ once it is gone."""
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from page_of_messages import learner_in
 from torch.nn import functional as F
 
 from notebook_learner import Learner, LearnerBuilder
+from notebook_learner.renderer.text import number
 from notebook_learner.widget import notebook, notebook_renderer, still_panel
 from notebook_learner.widget.notebook_renderer import NotebookRenderer
 from notebook_learner.widget.panel_view import MIME, View
@@ -150,9 +152,10 @@ def test_on_a_page_a_fit_shows_one_panel_a_cell_and_one_picture_below_it(
     learner.fit(epochs=1)
     learner.fit(epochs=1)
     assert cells.panels() == 1
-    (first,) = cells.published
+    first, table = cells.published
+    assert "nl-saved" in table["text/html"] and table["text/plain"] == ""
     assert first[MIME]["model_id"] == renderer.bundle()[MIME]["model_id"]
-    assert first["text/plain"] == "the panel of a learner, which needs its kernel"
+    assert first["text/plain"] == ""
     assert len({name for name, *_ in cells.stills}) == 1
     cells.begin("2")
     learner.fit(epochs=1)
@@ -219,14 +222,15 @@ def test_a_frozen_learner_leaves_its_picture_and_shows_no_panel_any_more(
     drawn = len(cells.stills)
     learner.tools.freeze()
     assert len(cells.stills) == drawn + 1
-    assert cells.replaced == [(cells.names[0], {"text/plain": ""})]
+    panels = [data for name, data in cells.replaced if name == cells.names[0]]
+    assert panels == [{"text/plain": ""}]
     assert renderer.bundle() == {}
     assert MIME not in learner._repr_mimebundle_()
     learner.tools.freeze()
     cells.begin("2")
     learner.fit()
     assert cells.panels() == 1 and len(cells.stills) == drawn + 1
-    assert len(cells.replaced) == 1
+    assert panels == [data for name, data in cells.replaced if name == cells.names[0]]
 
 
 def test_freezing_what_was_trained_in_no_cell_draws_it_there(tmp_path: Path, cells: Cells) -> None:
@@ -254,6 +258,34 @@ def test_learners_that_are_gone_take_their_panels_along(tmp_path: Path, cells: C
     gc.collect()
     assert set(widget._instances) == before
     assert [each() for each in renderers] == [None] * 3
+
+
+def test_a_learner_that_is_gone_says_so_to_its_pages_before_the_panel_closes(
+    tmp_path: Path, cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(View, "send", lambda self, message: told.append(message.content))
+    monkeypatch.setattr(View, "close", lambda self: told.append("closed"))
+    learner, renderer = shown(tmp_path)
+    del learner, renderer
+    gc.collect()
+    assert told == [{"type": "over"}, "closed"]
+
+
+def test_at_the_end_of_the_process_a_panel_says_nothing(
+    tmp_path: Path, cells: Cells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages would take it for a learner that was replaced, and take away how to go on."""
+    made: list[Any] = []
+    true = weakref.finalize
+
+    def finalize(*given: Any) -> Any:
+        made.append(true(*given))
+        return made[-1]
+
+    monkeypatch.setattr(notebook_renderer.weakref, "finalize", finalize)
+    _kept = shown(tmp_path)
+    assert [each.atexit for each in made] == [False]
 
 
 def test_a_view_that_is_closed_leaves_nothing_behind() -> None:
@@ -312,7 +344,7 @@ def test_a_picture_that_is_drawn_while_it_runs_says_what_it_is_of(cells: Cells, 
     learner, _ = shown(tmp_path)
     learner._show()
     learner.run_until((2, 1))
-    texts = [data["text/plain"].splitlines()[0] for *_, data in cells.stills]
+    texts = [data["text/plain"].splitlines()[0] for *_, data in cells.stills if data["text/plain"]]
     assert texts[0].endswith("· as of epoch 2, train, step 0 of 10"), texts
     assert texts[-1].endswith("· paused at epoch 2, train, step 1 of 10")
     assert not [text for text in texts if "running" in text]
@@ -334,6 +366,65 @@ def test_a_run_that_a_button_began_ends_with_a_picture_of_its_end(
         .splitlines()[0]
         .endswith("· finished at epoch 3, valid, step 2 of 2")
     )
+
+
+def test_epochs_are_in_a_table_below_the_panel_and_its_style_is_there_from_the_first(
+    cells: Cells, tmp_path: Path
+) -> None:
+    learner, _ = shown(tmp_path)
+    learner.fit()
+    assert ["image/png" in cells.published[0], "<table>" in cells.published[1]["text/html"]] == [False] * 2
+    assert "<style>" in cells.published[1]["text/html"]
+    name, last = cells.replaced[-1]
+    assert name == cells.names[1]
+    rows = re.findall(r"<tr>(<td>.*?)</tr>", last["text/html"])
+    assert [row[4:7] for row in rows] == ["1/3", "2/3", "3/3"]
+    final = learner.history.epochs("Loss", "valid")[-1]
+    assert f"<td>{number(final)}</td>" in rows[-1] and number(final) in last["text/plain"].splitlines()[-1]
+
+
+def test_what_is_saved_beside_a_run_is_drawn_then_and_once(cells: Cells, tmp_path: Path) -> None:
+    learner, renderer = shown(tmp_path)
+    learner._show()
+    learner.step(3)
+    panel = renderer._panel
+    assert panel is not None
+    assert not panel.before_saving()  # a pause was drawn
+    learner.step()
+    assert "epoch 1, train, step 3 of 10" in cells.stills[-1][2]["text/plain"]
+    assert panel.before_saving() and not panel.before_saving()
+    assert "epoch 1, train, step 4 of 10" in cells.stills[-1][2]["text/plain"]
+
+
+def test_short_runs_that_a_button_began_are_drawn_once_it_is_quiet(
+    cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[Any] = []
+
+    class LaterTimer:
+        def __init__(self, seconds: float, work: Any) -> None:
+            self.work = work
+
+        def start(self) -> None:
+            waiting.append(self)
+
+        def cancel(self) -> None:
+            waiting.remove(self)
+
+    monkeypatch.setattr(notebook_renderer, "Timer", LaterTimer)
+    monkeypatch.setattr(notebook_renderer, "LONG", 1e9)
+    learner, _ = shown(tmp_path)
+    learner.run_until((1, 3))
+    learner._show()
+    learner.step()
+    cells.end()
+    drawn = len(cells.stills)
+    learner.step(2)
+    learner.step(2)
+    assert len(cells.stills) == drawn
+    (timer,) = waiting
+    timer.work()
+    assert "epoch 1, train, step 8 of 10" in cells.stills[-1][2]["text/plain"]
 
 
 def test_a_verb_in_a_later_cell_leaves_the_picture_of_the_fit_as_it_was(

@@ -2,6 +2,7 @@
 
 import { setReason } from "./controls.js";
 import { fill, freshId, h, setAttribute, setText, show } from "./dom.js";
+import { passes } from "./keys.js";
 
 /**
  * The rank that was looked at last, until a person chooses another. One request is under way at a time, so that
@@ -71,7 +72,7 @@ export class Chooser {
     this.element = h("div", { class: "nl-choose" }, h("label", {}, h("span", {}, "Inspect rank"), this.select), this.reason);
     const on = (event, handler) => this.select.addEventListener(event, handler, { signal });
     on("mousedown", (event) => this.#why !== "" && this.#no(event));
-    on("keydown", (event) => this.#why !== "" && !PASSES.has(event.key) && this.#no(event));
+    on("keydown", (event) => this.#why !== "" && !PASSES.has(event.key) && !passes(event) && this.#no(event));
     on("change", (event) => (this.#why === "" ? this.#choice.choose(Number(this.select.value)) : this.#no(event)));
   }
 

@@ -1,6 +1,7 @@
 // The buttons. A button that cannot be used stays in reach of the keyboard and says why.
 
 import { askOnce, freshId, h, icon, setAttribute, setText, show } from "./dom.js";
+import { passes } from "./keys.js";
 
 export class Controls {
   #ask;
@@ -33,7 +34,7 @@ export class Controls {
     );
     this.#onEpochs();
     for (const [input, button] of [[this.steps, this.steps.nextElementSibling], [this.back, this.back.previousElementSibling]]) {
-      input.addEventListener("keydown", (event) => event.key === "Enter" && button.click(), { signal });
+      input.addEventListener("keydown", (event) => event.key === "Enter" && !passes(event) && button.click(), { signal });
     }
   }
 

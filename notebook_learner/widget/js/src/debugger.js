@@ -26,7 +26,7 @@ export class Breakpoints extends Listing {
       row.dataset.name = item.name;
       setAttribute(row, "data-hit", item.hit ? "true" : null);
       if (box.checked !== item.on) box.checked = item.on;
-      box.disabled = board.readonly === true;
+      box.disabled = board.readonly === true || board.still === true;
       setText(name, item.name);
       show(badge, item.hit === true);
       setText(row.querySelector(".nl-its-note"), item.text || (item.on ? "no hit yet" : "off"));

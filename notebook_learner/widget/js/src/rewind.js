@@ -1,6 +1,7 @@
 // The slider that goes back to an earlier step of the run.
 
 import { freshId, h, icon, setAttribute, setText, show } from "./dom.js";
+import { passes } from "./keys.js";
 import { whole } from "./format.js";
 
 /**
@@ -109,6 +110,7 @@ export class Rewinder {
 
   #key(event) {
     this.#dragged = false;
+    if (passes(event) && event.key !== "Escape") return;
     if (event.key === "Enter") this.#go();
     else if (event.key === "Escape") this.#leave();
     else if (MOVES.has(event.key) && this.#why !== "") this.#no(event);

@@ -1,9 +1,11 @@
 // What the page knows of one Learner, and its talk with the kernel. One store a model, however many
 // views show it. The wire is JSON and Float64 columns; see wire.py.
 
+import { Kernel } from "./kernel.js";
 import { Series } from "./series.js";
 
 export const LOOK_EVERY = 20_000; // ms: the kernel forgets a watcher that has been silent for longer
+const KERNEL_EVERY = 1000; // ms between two looks at the kernel
 const HELLO_AGAIN = 10_000; // ms before the first second hello; doubled each time
 const ANSWER_LOST = 10_000; // ms after which a snapshot without an answer means that none will come
 const RESYNC_AGAIN = 10_000; // ms after which an unanswered resync may be repeated
@@ -17,8 +19,18 @@ export class Store {
   #watching = new Map(); // view -> is it on the screen?
   #timers = new Set();
   #lookTimer = null;
+  #kernelTimer = null;
+  #reached = true;
+  #said = "";
   #resyncSince = null;
   #sent = 0;
+  // The picture in the file is to be of now: it is drawn when a file was saved, and that is saved then.
+  #again = false;
+  #onSave = (_, state) => {
+    if (state !== "completed") return;
+    if (!this.#again) this.#send("saving", {});
+    this.#again = false;
+  };
   #onMessage = (content, buffers) => this.receive(content, buffers);
 
   constructor(model, clock = { now: () => Date.now(), set: (f, ms) => setTimeout(f, ms), clear: (t) => clearTimeout(t) }) {
@@ -29,20 +41,25 @@ export class Store {
     this.series = new Map();
     this.branches = new Map(); // the same by the name of a branch, which no delta changes
     this.seq = null;
+    this.over = false; // the learner is gone
     this.pending = new Map(); // number of a request -> {cmd, at}
     this.heard = clock.now();
     this.opened = clock.now();
+    this.kernel = new Kernel(model.widget_manager, () => this.#kernelTold());
     this.curves = 0; // grows whenever a curve changed
   }
 
   /** Listen to the kernel, and ask it how things stand. */
   open() {
     this.#model.on("msg:custom", this.#onMessage);
+    this.#document?.saveState?.connect(this.#onSave);
     this.#hello(HELLO_AGAIN);
   }
 
   close() {
     this.#model.off("msg:custom", this.#onMessage);
+    this.kernel.close();
+    this.#document?.saveState?.disconnect(this.#onSave);
     for (const timer of this.#timers) this.#clock.clear(timer);
     this.#timers.clear();
     this.#listeners.clear();
@@ -71,6 +88,33 @@ export class Store {
     if (this.visible === before) return;
     this.#stop(this.#lookTimer);
     this.#look();
+    this.#stop(this.#kernelTimer);
+    this.kernel.heard(); // nobody looked, so nothing was sent
+    if (this.visible) this.#lookAtKernel();
+  }
+
+  /** What keeps the panel from its learner. */
+  get trouble() {
+    return this.kernel.trouble(this.board?.connection);
+  }
+
+  #lookAtKernel() {
+    this.#kernelTimer = this.#later(KERNEL_EVERY, () => {
+      this.kernel.look();
+      this.#kernelTold();
+      this.#lookAtKernel();
+    });
+  }
+
+  #kernelTold() {
+    const { kind, text } = this.trouble;
+    if (text === this.#said) return;
+    this.#said = text;
+    if (kind === "gone") this.pending.clear();
+    // What was sent meanwhile may be lost.
+    if (kind !== "lost" && !this.#reached) this.#send("resync", {});
+    this.#reached = kind !== "lost";
+    this.#tell("kernel", text);
   }
 
   /** Whether any step was taken that has a value. */
@@ -99,9 +143,15 @@ export class Store {
 
   receive(content, buffers = []) {
     this.heard = this.#clock.now();
+    this.kernel.heard();
     if (content?.type === "snapshot") this.#snapshot(content, buffers);
     else if (content?.type === "delta") this.#delta(content, buffers);
     else if (content?.type === "answer") this.#answer(content);
+    else if (content?.type === "save") this.#saveAgain();
+    else if (content?.type === "over") {
+      this.over = true;
+      this.#tell("over");
+    }
   }
 
   #snapshot(content, buffers) {
@@ -151,6 +201,15 @@ export class Store {
     this.#tell("answer", { seq: content.to, cmd: request.cmd, ok: content.ok === true, text: String(content.text ?? "") });
   }
 
+  get #document() {
+    return this.#model.widget_manager?.context;
+  }
+
+  #saveAgain() {
+    this.#again = true;
+    this.#document?.save();
+  }
+
   #resync() {
     const now = this.#clock.now();
     if (this.#resyncSince !== null && now - this.#resyncSince < RESYNC_AGAIN) return;
@@ -185,7 +244,7 @@ export class Store {
 
   #send(cmd, args) {
     const seq = ++this.#sent;
-    this.#model.send({ cmd, args, seq, client: this.client });
+    if (this.kernel.ended === "") this.#model.send({ cmd, args, seq, client: this.client });
     return seq;
   }
 

@@ -3,17 +3,20 @@
 import { Controls } from "./controls.js";
 import { Curves } from "./curves.js";
 import { Breakpoints, Inspection, Verified } from "./debugger.js";
+import { Dials } from "./dials.js";
 import { freshId, h, setAttribute, setText, show } from "./dom.js";
 import { Header, Progress } from "./header.js";
+import { asSeen } from "./kernel.js";
+import { keepKeys } from "./keys.js";
 import { Checkpoints, Failure, Log, Setup } from "./lists.js";
 import { Rewinder } from "./rewind.js";
 import { Evaluated, Numbers, Ranks, Texts } from "./table.js";
 import { follow } from "./theme.js";
+import { Trouble, register } from "./trouble.js";
 
 const WAITING = "waiting for the kernel: it answers when the running cell is over";
 const FIRST_WAIT = 3000; // ms without a snapshot before the panel says so
 const ANSWER_WAIT = 2000; // ms without an answer to a button
-const SILENCE = 20_000; // ms without news of a running training
 const ANSWER_SHOWN = 6000;
 const SPOKEN_EVERY = 3000; // ms between two sentences to a screen reader
 
@@ -22,8 +25,6 @@ export class View {
   #stop = new AbortController();
   #frame = 0;
   #onScreen = false;
-  #wasLooking = false;
-  #lookingSince = Date.now();
   #answer = null;
   #spoken = { text: "", at: 0 };
   #toSay = "";
@@ -32,7 +33,7 @@ export class View {
     this.#store = store;
     const signal = this.#stop.signal;
     const ask = (cmd, args) => store.ask(cmd, args);
-    this.panel = h("section", { class: "nl-panel", role: "region", "aria-label": "Learner", "data-lm-suppress-shortcuts": "true", "data-p-suppress-shortcuts": "true" });
+    this.panel = h("section", { class: "nl-panel", role: "region", "aria-label": "Learner", tabindex: -1 });
     this.header = new Header();
     this.progress = new Progress();
     const refuse = (text) => this.#note(false, text);
@@ -44,6 +45,8 @@ export class View {
     this.verified = new Verified(ask, refuse, signal);
     this.breakpoints = new Breakpoints(ask, signal);
     this.setup = new Setup();
+    this.dials = new Dials(ask, refuse, signal);
+    this.trouble = new Trouble(this, signal);
     this.parts = [
       this.header,
       this.controls,
@@ -61,6 +64,7 @@ export class View {
       this.breakpoints,
       this.checkpoints,
       this.setup,
+      this.dials,
     ];
     this.#assemble(host);
     this.#listen(signal);
@@ -77,8 +81,10 @@ export class View {
       "div",
       { class: "nl-whole" },
       this.header.element,
+      this.trouble.element,
       h("div", { class: "nl-bar" }, this.controls.element, this.hint),
       this.progress.element,
+      this.dials.element,
       failure.element,
       h(
         "div",
@@ -103,8 +109,34 @@ export class View {
     document.addEventListener("visibilitychange", () => this.#look(), { signal });
     const clock = setInterval(() => this.#tick(), 1000);
     signal.addEventListener("abort", () => clearInterval(clock));
-    // Keys pressed here are not commands of the notebook around.
-    this.panel.addEventListener("keydown", (event) => event.key !== "Escape" && event.stopPropagation(), { signal });
+    keepKeys(this.panel, signal);
+    register(this, signal);
+  }
+
+  /** The directory of the run that it shows, and whether its learner has that run. */
+  get path() {
+    return this.#store.board?.path ?? "";
+  }
+
+  get alive() {
+    return this.#store.board?.readonly === false && !this.#store.over && !["gone", "replaced"].includes(this.#store.trouble.kind);
+  }
+
+  /** Leave a picture of the panel behind: its learner is gone, and the notebook takes this view away. */
+  #leave() {
+    if (this.#store.board === null || !this.panel.isConnected) return;
+    this.trouble.update(this.#store.board, { kind: "replaced", text: "this learner was replaced or deleted; the picture shows what it had done" });
+    const still = this.panel.cloneNode(true);
+    for (const drawn of this.panel.querySelectorAll("canvas")) {
+      const image = h("img", { src: drawn.toDataURL(), alt: "", class: drawn.className });
+      image.style.cssText = `${drawn.style.cssText}; width: 100%; height: 100%`;
+      still.querySelector("canvas").replaceWith(image);
+    }
+    for (const control of still.querySelectorAll("[tabindex]")) control.removeAttribute("tabindex");
+    // JupyterLab hides the output of a view that goes, with all that is in it.
+    const output = this.panel.closest(".jp-OutputArea-output");
+    (output ?? this.panel.parentElement).after(output ? h("div", { class: "jp-OutputArea-output" }, still) : still);
+    this.panel.remove();
   }
 
   close() {
@@ -129,8 +161,6 @@ export class View {
   }
 
   #look() {
-    if (this.#looking && !this.#wasLooking) this.#lookingSince = Date.now();
-    this.#wasLooking = this.#looking;
     this.#store.watch(this, this.#looking);
     this.schedule();
   }
@@ -138,9 +168,12 @@ export class View {
   #heard(what, detail) {
     if (what === "answer") {
       this.inspection.chooser.answered(detail);
+      this.dials.answered(detail);
       const said = detail.ok && detail.cmd === "verify"; // its section says it
       if (!said) this.#note(detail.ok, detail.text);
     }
+    if (what === "over") return this.#leave();
+    if (what === "kernel" && detail !== "") this.#say(detail);
     this.schedule();
   }
 
@@ -154,7 +187,8 @@ export class View {
   #tick() {
     if (!this.#looking) return;
     if (this.#store.board === null) this.#showWaiting();
-    else this.#showHint();
+    else this.#showHint(this.#seen());
+    if (this.#store.trouble.kind === "gone") this.schedule(); // a newer panel may have come
     this.#speak();
   }
 
@@ -163,7 +197,7 @@ export class View {
   }
 
   #update() {
-    const { board } = this.#store;
+    const board = this.#seen();
     show(this.waiting, board === null);
     show(this.whole, board !== null);
     if (board === null) return this.#showWaiting();
@@ -171,8 +205,11 @@ export class View {
     setAttribute(this.panel, "data-readonly", board.readonly ? "true" : null);
     setAttribute(this.panel, "data-begun", String(this.#store.begun));
     setAttribute(this.panel, "aria-label", "Learner");
+    const { trouble } = this.#store;
+    setAttribute(this.panel, "data-trouble", trouble.kind || null);
+    this.trouble.update(board, trouble);
     for (const part of this.parts) part.update(board, this.#store);
-    this.#showHint();
+    this.#showHint(board);
     this.#sayStatus(board);
     this.#speak();
   }
@@ -183,16 +220,19 @@ export class View {
     if (late) this.#say(WAITING);
   }
 
-  #showHint() {
-    const { board } = this.#store;
-    const news = Math.min(this.#store.silence, Date.now() - this.#lookingSince);
+  #seen() {
+    const { board, trouble } = this.#store;
+    return board && asSeen(board, trouble);
+  }
+
+  #showHint(board) {
+    const { trouble } = this.#store;
     let [text, kind] = [board.connection?.text ?? "", "calm"];
     // A run is answered when it is over: who hears from the kernel does not wait for it.
-    if (this.#store.unanswered > ANSWER_WAIT && this.#store.silence > ANSWER_WAIT) [text, kind] = [WAITING, "waiting"];
+    if (trouble.kind !== "") [text, kind] = trouble.kind === "gone" ? ["", "calm"] : [trouble.text, "waiting"];
+    else if (this.#store.unanswered > ANSWER_WAIT && this.#store.silence > ANSWER_WAIT) [text, kind] = [WAITING, "waiting"];
     else if (this.#answer !== null && this.#answer.text !== board.error?.title && Date.now() - this.#answer.at < ANSWER_SHOWN) {
       [text, kind] = [this.#answer.text, this.#answer.ok ? "done" : "refused"];
-    } else if (board.status === "running" && news > SILENCE) {
-      [text, kind] = [`no news from the kernel for ${Math.round(news / 1000)} s`, "waiting"];
     }
     setText(this.hint, text);
     setAttribute(this.hint, "data-kind", kind);
