@@ -27,7 +27,7 @@ from ..run.early_stopping import EarlyStopping, why_ended
 from ..run.loop import Why
 from ..run.replica import Replica
 from ..state.state import State
-from ..step.options import Groups, groups_now, said_changes
+from ..step.options import Groups, dials, groups_now, said_changes
 from ..step.schedule import Schedule
 from ..step.step import StepFunction, ValidationStep
 from ..step.update import Update
@@ -445,6 +445,18 @@ class LearnerCore:
         """The other processes as a panel shows them, without waiting for any of them."""
         ranks = self._replica.ranks
         return () if ranks is None else ranks.seen()
+
+    def _dials(self) -> list[dict[str, Any]]:
+        """The rate, momentum and weight decay of each group; none that lies on a device while it trains."""
+        return dials(self._replica.loop.update.optimizer, self._status != "running")
+
+    def _device_memory(self) -> int | None:
+        """The bytes that this process holds on its device; None on a CPU."""
+        import torch
+
+        held = next(iter(self._replica.loop.passes.values()), None)
+        on_gpu = held is not None and held.step.device.type == "cuda"
+        return int(torch.cuda.memory_allocated(held.step.device)) if held and on_gpu else None
 
     def _on_rank(self, rank: int) -> Any:
         """The object that asks another rank."""

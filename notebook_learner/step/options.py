@@ -116,6 +116,33 @@ def said_changes(before: Groups, now: Groups) -> str:
     return ", ".join(f"{key} = {_each_said([each.get(key) for each in now])}" for key in changed)
 
 
+def dials(optimizer: Optimizer, waits: bool) -> list[dict[str, Any]]:
+    """The name of each group, its rate, momentum and weight decay: those that it has, as text.
+
+    Args:
+        optimizer: whose groups these are.
+        waits: whether a value on a device may be waited for; else it is left out.
+
+    >>> import torch
+    >>> dials(torch.optim.AdamW([{"params": [torch.ones(1)], "name": "head"}], lr=0.01), True)
+    [{'name': 'head', 'lr': '0.01', 'momentum': '0.9', 'weight_decay': '0.01'}]
+    """
+    told = []
+    named = named_of(optimizer).items()
+    for label, group in (found for name, each in named for found in _labelled(name, each)):
+        given: dict[str, Any] = {**group}
+        if "betas" in group:
+            given["momentum"] = group["betas"][0]
+        found = {key: given[key] for key in ("lr", "momentum", "weight_decay") if key in given}
+        known = {
+            key: _said(value)
+            for key, value in found.items()
+            if waits or not isinstance(value, Tensor) or value.device.type == "cpu"
+        }
+        told.append({"name": str(group.get("name") or label)} | known)
+    return told
+
+
 def _each_said(values: list[Any]) -> str:
     said = [_said(value) for value in values]
     return said[0] if len({*said}) == 1 else ", ".join(said)
@@ -125,10 +152,14 @@ def _groups(optimizer: Optimizer) -> Iterator[tuple[str, str, dict[str, Any], li
     """Each group: the optimizer's name, the group's, the group itself, and what the class takes of it."""
     for name, each in named_of(optimizer).items():
         taken = inspect.signature(type(each).__init__).parameters
-        for number, group in enumerate(each.param_groups):
-            place = f"group {number}" if len(each.param_groups) > 1 else ""
-            keys = [key for key in group if key in taken and key not in _HOW]
-            yield name, " ".join(filter(None, (name, place))), group, keys
+        for label, group in _labelled(name, each):
+            yield name, label, group, [key for key in group if key in taken and key not in _HOW]
+
+
+def _labelled(name: str, optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, group in enumerate(optimizer.param_groups):
+        place = f"group {number}" if len(optimizer.param_groups) > 1 else ""
+        yield " ".join(filter(None, (name, place))), group
 
 
 def _kept(value: Any) -> Any:

@@ -30,7 +30,7 @@ from ..event import (
 )
 from ..renderer.summary import evaluation, tour
 from ..renderer.tally import Tally
-from ..renderer.text import count, number, one_line, place, rate, remaining, size_text
+from ..renderer.text import count, duration, number, one_line, place, rate, remaining, size_text
 from .wire import Json
 
 BUTTONS = (
@@ -204,6 +204,7 @@ class Board:
             "num_epochs": tally.num_epochs,
             "progress": tally.progress,
             "rate": "" if speed is None else rate(speed, "steps"),
+            "elapsed": duration(tally.pace.elapsed) if tally.pace.elapsed else "",
             "left": "" if left is None or not running else remaining(left),
             "table": self._table(),
             "texts": [[one_line(name), one_line(text)] for name, text in tally.texts.items()],
@@ -403,6 +404,24 @@ class Rank(Protocol):
     def device_memory(self) -> int | None: ...
     @property
     def rate(self) -> float | None: ...
+
+
+class Gauged(Protocol):
+    """What is read from a learner at each message."""
+
+    def _ranks(self) -> Sequence[Rank]: ...
+    def _dials(self) -> Sequence[Mapping[str, str]]: ...
+    def _device_memory(self) -> int | None: ...
+
+
+def gauges(learner: Gauged | None) -> Json:
+    """The training processes, the options that can be set, and the memory of the device, as they are now."""
+    if learner is None:
+        return {"ranks": [], "dials": [], "memory": ""}
+    used = learner._device_memory()
+    dials = [{key: one_line(text) for key, text in each.items()} for each in learner._dials()]
+    memory = "" if used is None else size_text(used)
+    return {"ranks": ranks(learner._ranks()), "dials": dials, "memory": memory}
 
 
 def ranks(fleet: Sequence[Rank]) -> list[Json]:

@@ -340,7 +340,7 @@ class Panel:
             board.tally.num_epochs = learner.num_epochs  # the user's own assignment sends no event
             self._events_changed |= self._debugger.changed(learner)
             self._look_at_branches(learner)
-        told = board.moving() | {"ranks": [] if learner is None else boards.ranks(learner._ranks())}
+        told = board.moving() | boards.gauges(learner)
         if self._fixed_changed:
             told |= board.fixed() | {"readonly": learner is None}
         if self._events_changed or self._fixed_changed:

@@ -84,6 +84,14 @@ class ShownLearner(Steered, Protocol):
         """The training processes, without waiting for them; empty for a single device."""
         ...
 
+    def _dials(self) -> Sequence[Mapping[str, str]]:
+        """The rate, momentum and weight decay of each group of parameters, by their names, as text."""
+        ...
+
+    def _device_memory(self) -> int | None:
+        """The bytes that the training holds on its device; None on a CPU."""
+        ...
+
     def _saved(self) -> tuple[Sequence[Saved], str | None]:
         """The checkpoints now on the disk, and the label of the best one."""
         ...

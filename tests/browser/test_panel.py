@@ -267,19 +267,31 @@ def test_each_number_says_what_it_is_of_and_the_bold_one_is_the_epochs(notebook)
     panel.wait_status("paused")
     table = panel.region.get_by_role("group", name="Table of metrics")
     expect(table.locator("thead th")).to_have_text(
-        ["Metric", "Last batch", "Epoch avg", "Best epoch", "Best at"]
+        ["Metric", "Epoch avg", "Best epoch", "Best at", "Last batch"]
     )
     train, valid = table.locator("tr[data-kind=split]").all()
-    assert re.fullmatch(r"train\s+[\d.]+\s+so far\s*[\d.]+\s+[\d.]+\s+epoch 1", train.inner_text()), (
+    assert re.fullmatch(r"train\s+so far\s*[\d.]+\s+[\d.]+\s+epoch 1\s+[\d.]+", train.inner_text()), (
         train.inner_text()
     )
-    assert re.fullmatch(r"valid\s+[\d.]+\s+[\d.]+\s+[\d.]+\s+epoch 1", valid.inner_text()), valid.inner_text()
+    assert re.fullmatch(r"valid\s+[\d.]+\s+[\d.]+\s+epoch 1\s+[\d.]+", valid.inner_text()), valid.inner_text()
     weights = "row => [...row.querySelectorAll('td')].map(each => [each, ...each.children].some("
     weights += "part => Number(getComputedStyle(part).fontWeight) >= 600))"
     for row in (train, valid):
-        assert row.evaluate(weights) == [False, True, False, False]
-    read = panel.region.locator(".nl-read").all_inner_texts()
-    assert [re.sub(r"[\s\d.]+$", "", each) for each in read] == ["train batch", "valid avg"], read
+        assert row.evaluate(weights) == [True, False, False, False]
+    # Above the plot the same number is bold, and a batch's says that it is one.
+    epochs = [row.locator(".nl-epoch > span").inner_text() for row in (train, valid)]
+    batch = train.locator(".nl-batch").inner_text()
+    read = [" ".join(each.split()) for each in panel.region.locator(".nl-read").all_inner_texts()]
+    assert read == [f"train so far {epochs[0]} batch {batch}", f"valid avg {epochs[1]}"]
+    assert panel.region.locator(".nl-read b").all_inner_texts() == epochs
+    small = "one => parseFloat(getComputedStyle(one).fontSize)"
+    (number, of_batch) = (
+        panel.region.locator(f".nl-read {each}").first.evaluate(small) for each in ("b", "small")
+    )
+    assert of_batch < number
+    head = panel.region.locator("[data-part=dials]").inner_text().split()
+    assert " ".join(head) == "Learning rate 0.01 Momentum 0.9 Weight decay 0"
+    expect(panel.region.locator("[data-part=progress]")).to_contain_text(re.compile(r"\d m?s so far"))
 
 
 @pytest.mark.soak

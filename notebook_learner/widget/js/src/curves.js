@@ -258,18 +258,30 @@ export class Curves {
   #read() {
     const { lines, marks } = this.plot;
     const x = this.#hover?.x ?? this.plot.target ?? Infinity;
-    const make = () => h("span", { class: "nl-read" }, swatch(), h("span"), h("b"));
+    const make = () => h("span", { class: "nl-read" }, swatch(), h("span"), h("b"), h("small"));
     let step = null;
     fill(this.values, lines, make, (item, { split, series }) => {
       const at = series.nearest(x === Infinity ? Number.MAX_VALUE : x);
       if (at >= 0 && (step === null || split === "train")) step = series.x[at];
       setAttribute(item.children[0], "data-split", splitNumber([], split));
-      setText(item.children[1], `${split} ${isOfEpochs(split, series, marks) ? "avg" : "batch"}`);
-      setText(item.children[2], at < 0 ? "–" : valueText(series, at, this.unit));
+      const here = at < 0 ? "–" : valueText(series, at, this.unit);
+      const ofEpochs = isOfEpochs(split, series, marks);
+      // What counts is the epoch's value: a batch's stands beside it, small, also under the pointer.
+      const newest = x === Infinity ? this.#row(split) : undefined;
+      const bold = newest?.epoch ? newest.epoch + (this.unit ? ` ${this.unit}` : "") : ofEpochs ? here : "";
+      setText(item.children[1], `${split}${bold ? (newest?.so_far && newest.epoch ? " so far" : " avg") : ""}`);
+      setText(item.children[2], bold);
+      show(item.children[2], bold !== "");
+      setText(item.children[3], ofEpochs ? "" : `batch ${here}`);
     });
     const epoch = step === null ? null : epochOf(epochSpans(marks, this.board.epoch, this.plot.own), step);
     setText(this.where, step === null ? "" : `step ${whole(step)}${epoch === null ? "" : ` · epoch ${epoch}`}`);
     setText(this.marks, (this.#hover?.marks ?? []).map(({ kind, text }) => text || wordOf(kind)).join(" · "));
+  }
+
+  /** The numbers of the metric that is shown, as they are in the table. */
+  #row(split) {
+    return this.board.table?.find((row) => row.metric === this.#metric && row.split === split);
   }
 
   #describe({ name, unit }) {

@@ -55,12 +55,14 @@ export class Progress {
     this.epoch = bar("This epoch");
     this.share = h("span", { class: "nl-share" });
     this.rate = h("span", { class: "nl-rate", title: "of training" });
+    this.elapsed = h("span", { title: "spent in steps" });
     this.left = h("span", { class: "nl-left" });
+    this.memory = h("span", { title: "held on the device" });
     this.element = h(
       "div",
       { class: "nl-progress", "data-part": "progress" },
       h("div", { class: "nl-tracks" }, this.run, this.epoch),
-      h("div", { class: "nl-pace" }, this.share, this.rate, this.left),
+      h("div", { class: "nl-pace" }, this.share, this.rate, this.elapsed, this.left, this.memory),
     );
   }
 
@@ -74,6 +76,8 @@ export class Progress {
     setAttribute(this.epoch, "data-split", board.split);
     setText(this.share, shown);
     setText(this.rate, board.rate);
+    setText(this.elapsed, board.elapsed ? `${board.elapsed} so far` : "");
+    setText(this.memory, board.memory ? `${board.memory} of memory` : "");
     setText(this.left, board.left ? `${board.left} left` : "");
   }
 

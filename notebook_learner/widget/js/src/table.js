@@ -14,8 +14,8 @@ export const swatch = () => h("span", { class: "nl-swatch", "aria-hidden": "true
 export class Numbers {
   constructor() {
     this.body = h("tbody");
-    const heads = ["Metric", "Last batch", "Epoch avg", "Best epoch"].map((name) => h("th", { scope: "col" }, name));
-    heads.push(h("th", { scope: "col" }, h("span", { class: "nl-unseen" }, "Best at")));
+    const heads = ["Metric", "Epoch avg", "Best epoch"].map((name) => h("th", { scope: "col" }, name));
+    heads.push(h("th", { scope: "col" }, h("span", { class: "nl-unseen" }, "Best at")), h("th", { scope: "col" }, "Last batch"));
     this.element = section("Metrics", "numbers", h("div", { class: "nl-scroll", tabindex: 0, role: "group", "aria-label": "Table of metrics" }, h("table", { class: "nl-table" }, h("thead", {}, h("tr", {}, ...heads)), this.body)));
   }
 
@@ -34,7 +34,7 @@ export class Numbers {
       setAttribute(head.firstElementChild, "data-split", isName ? null : splitNumber(["train", "valid"], split));
       setText(head.lastElementChild, isName ? (unit ? `${metric} (${unit})` : metric) : split);
       cells.forEach((cell) => show(cell, !isName));
-      const [lastCell, epochCell, bestCell, whereCell] = cells;
+      const [epochCell, bestCell, whereCell, lastCell] = cells;
       setText(lastCell, last ?? "");
       show(epochCell.firstElementChild, so_far === true && Boolean(epoch));
       setText(epochCell.lastElementChild, epoch ?? "");
@@ -45,7 +45,7 @@ export class Numbers {
 }
 
 const makeRow = () =>
-  h("tr", {}, h("th", {}, swatch(), h("span")), h("td"), h("td", { class: "nl-epoch" }, h("small", {}, "so far"), h("span")), h("td"), h("td", { class: "nl-best-at" }));
+  h("tr", {}, h("th", {}, swatch(), h("span")), h("td", { class: "nl-epoch" }, h("small", {}, "so far"), h("span")), h("td"), h("td", { class: "nl-best-at" }), h("td", { class: "nl-batch" }));
 
 /** The sets that were evaluated: the name of each over its values, as names are long and the place is narrow. */
 export class Evaluated {

@@ -3,6 +3,7 @@
 import { Controls } from "./controls.js";
 import { Curves } from "./curves.js";
 import { Breakpoints, Inspection, Verified } from "./debugger.js";
+import { Dials } from "./dials.js";
 import { freshId, h, setAttribute, setText, show } from "./dom.js";
 import { Header, Progress } from "./header.js";
 import { asSeen } from "./kernel.js";
@@ -44,6 +45,7 @@ export class View {
     this.verified = new Verified(ask, refuse, signal);
     this.breakpoints = new Breakpoints(ask, signal);
     this.setup = new Setup();
+    this.dials = new Dials();
     this.trouble = new Trouble(this, signal);
     this.parts = [
       this.header,
@@ -62,6 +64,7 @@ export class View {
       this.breakpoints,
       this.checkpoints,
       this.setup,
+      this.dials,
     ];
     this.#assemble(host);
     this.#listen(signal);
@@ -81,6 +84,7 @@ export class View {
       this.trouble.element,
       h("div", { class: "nl-bar" }, this.controls.element, this.hint),
       this.progress.element,
+      this.dials.element,
       failure.element,
       h(
         "div",
