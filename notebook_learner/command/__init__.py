@@ -104,6 +104,7 @@ commands:
   save                   save a checkpoint of this step; prints its label
   set lr=0.01            the learning rate of all parameter groups, from the next step on
   set lr[1]=0.001        of one parameter group, counted from 0
+  set momentum=0.8       also weight_decay=0.01; of one group: momentum[1]=0.8
   set num_epochs=20      train up to this epoch; several changes are made at one boundary
 
 Each change is written to the run's experiment.log, with its sender. The exit status is 0 when it was done, 1

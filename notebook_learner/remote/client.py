@@ -24,7 +24,7 @@ def control(directory: str | os.PathLike[str], *words: str) -> Answer:
 
     The words are those of `notebook-learner ctl`: "status", "pause", "resume", "stop", "save", "step_epoch",
     "step" or "rewind" and a number, "restore" and a label, "set" and name=value (lr, lr[1] for one parameter
-    group, num_epochs), and so on.
+    group, momentum, weight_decay, num_epochs), and so on.
 
     >>> import torch
     >>> from notebook_learner import LearnerBuilder

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import BusyError, NotebookLearnerError
 from ..renderer.text import one_line
-from .command import Answer, Command, group_of
+from .command import Answer, Command, option_of
 from .steered import Steered
 
 PATIENCE = 2.0
@@ -136,20 +136,23 @@ class Steering:
 
     def _set(self, command: Command) -> str:
         """Make all changes at one boundary, or none."""
-        rates = {name: value for name, value in command.args.items() if name != "num_epochs"}
+        options = {name: value for name, value in command.args.items() if name != "num_epochs"}
         learner, done = self.learner, []
         with learner.paused():
             self._say(str(command))
-            groups = _groups(learner.optimizer) if rates else []
-            for name in rates:
-                _check_group(name, len(groups))
+            groups = _groups(learner.optimizer) if options else []
+            for name in options:
+                _check_group(name, groups)
             if "num_epochs" in command.args:
                 learner.num_epochs = command.args["num_epochs"]
                 done.append(f"trains up to epoch {learner.num_epochs}")
-            if rates:
-                _set_rates(groups, rates)
+            if options:
+                _set_options(groups, options)
                 self.changed()
-                done.append(f"{_rates(groups)} from {learner.position} on{_hint(learner.scheduler)}")
+                learner._edited(", ".join(f"{name} = {value:g}" for name, value in options.items()))
+                now = " and ".join(_said(groups, key) for key in dict.fromkeys(map(_key_of, options)))
+                hint = _hint(learner.scheduler) if "lr" in map(_key_of, options) else ""
+                done.append(f"{now} from {learner.position} on{hint}")
         return "; ".join(done)
 
     def _say(self, text: str) -> None:
@@ -174,29 +177,39 @@ def _groups(optimizer: Any) -> list[dict[str, Any]]:
     return [group for one in each for group in one.param_groups]
 
 
-def _check_group(name: str, count: int) -> None:
-    group = group_of(name)
+def _key_of(name: str) -> str:
+    return option_of(name)[0]
+
+
+def _check_group(name: str, groups: list[dict[str, Any]]) -> None:
+    (key, group), count = option_of(name), len(groups)
     if group is not None and group >= count:
         have = "one parameter group, lr[0]" if count == 1 else f"{count} parameter groups, lr[0] to "
         last = "" if count == 1 else f"lr[{count - 1}]"
         raise CannotError(f"there is no {name}: the optimizer has {have}{last}")
+    for each in groups if group is None else [groups[group]]:
+        if key not in each and not (key == "momentum" and "betas" in each):
+            raise CannotError(f"the optimizer has no {key}")
 
 
-def _set_rates(groups: list[dict[str, Any]], rates: Mapping[str, float]) -> None:
-    """Set the rate of all groups first, then the rates of single groups."""
-    for name, rate in sorted(rates.items()):
-        chosen = group_of(name)
+def _set_options(groups: list[dict[str, Any]], options: Mapping[str, float]) -> None:
+    """Set an option of all groups first, then those of single groups."""
+    for name, value in sorted(options.items()):
+        key, chosen = option_of(name)
         for number, group in enumerate(groups):
-            if chosen in (None, number):
-                if hasattr(group["lr"], "fill_"):  # a tensor must stay the same one (capturable)
-                    group["lr"].fill_(rate)
-                else:
-                    group["lr"] = float(rate)
+            if chosen not in (None, number):
+                continue
+            if key == "momentum" and "betas" in group:
+                group["betas"] = (float(value), *group["betas"][1:])
+            elif hasattr(group[key], "fill_"):  # a tensor must stay the same one (capturable)
+                group[key].fill_(value)
+            else:
+                group[key] = float(value)
 
 
-def _rates(groups: list[dict[str, Any]]) -> str:
-    rates = [f"{float(group['lr']):g}" for group in groups]
-    return f"lr is {', '.join(rates)}"
+def _said(groups: list[dict[str, Any]], key: str) -> str:
+    values = [group["betas"][0] if key == "momentum" and "betas" in group else group[key] for group in groups]
+    return f"{key} is {', '.join(f'{float(value):g}' for value in values)}"
 
 
 def _hint(scheduler: Any) -> str:

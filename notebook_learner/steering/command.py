@@ -17,7 +17,7 @@ _LONGEST = 200
 _LAST = 2**53 - 1
 """The largest integer that a page can count to: its numbers are floats."""
 _LARGEST = 1e30
-_RATE = re.compile(r"lr(?:\[([0-9]{1,4})\])?")
+_OPTION = re.compile(r"(lr|momentum|weight_decay)(?:\[([0-9]{1,4})\])?")
 
 
 class CommandError(ValueError):
@@ -108,11 +108,15 @@ def typed(words: Sequence[str]) -> Command:
     return checked(cmd, dict(zip(arguments, values, strict=False)))
 
 
-def group_of(name: str) -> int | None:
-    """The parameter group that `lr[2]` names; None for `lr`, which means all groups."""
-    match = _RATE.fullmatch(name)
+def option_of(name: str) -> tuple[str, int | None]:
+    """The option and the parameter group that a name such as `lr[2]` means; None for `lr`: all groups.
+
+    >>> option_of("lr[2]"), option_of("weight_decay")
+    (('lr', 2), ('weight_decay', None))
+    """
+    match = _OPTION.fullmatch(name)
     assert match is not None, "only checked names come here"
-    return None if match[1] is None else int(match[1])
+    return match[1], None if match[2] is None else int(match[2])
 
 
 # Allowed arguments -----------------------------------------------------------------------------------
@@ -184,18 +188,24 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     "inspect": {"rank": PLACE},
     "verify": {},
 }
-"""Every command except `set`, whose arguments have their own names: lr, lr[1], num_epochs."""
+"""Every command except `set`, whose arguments have their own names: lr, momentum, weight_decay, lr[1] and the
+like for one parameter group, num_epochs."""
 
 
 def _changes(args: Mapping[str, Any]) -> str:
     if not args:
         return "set needs something to set: lr=0.01, lr[1]=0.01 for one parameter group, num_epochs=20"
     for name, value in args.items():
-        if _RATE.fullmatch(name):
+        if match := _OPTION.fullmatch(name):
             if type(value) not in (int, float) or not 0 <= value <= _LARGEST:
                 return f"{name} must be a number of at least 0, not {str(value)[:40]!r}"
+            if match[1] == "momentum" and value >= 1:
+                return f"{name} must be less than 1, not {str(value)[:40]!r}"
         elif name != "num_epochs":
-            return f"{name[:40]!r} cannot be set; lr, lr[1] (of one parameter group) and num_epochs can"
+            return (
+                f"{name[:40]!r} cannot be set; lr, lr[1] (of one parameter group), momentum, weight_decay "
+                "and num_epochs can"
+            )
         elif not _is_count(value, 1 << 31):
             return f"num_epochs must be a whole number from 1, not {str(value)[:40]!r}"
     return ""

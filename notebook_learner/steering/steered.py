@@ -107,6 +107,10 @@ class Steered(Protocol):
     @property
     def breakpoints(self) -> Switches: ...
 
+    def _edited(self, text: str) -> None:
+        """Note in the timeline what was changed by hand, at the step where training stands."""
+        ...
+
     def paused(self) -> AbstractContextManager[Any]:
         """Hold the loop at a step boundary while the block runs."""
         ...

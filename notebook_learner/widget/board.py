@@ -35,7 +35,7 @@ from .wire import Json
 
 BUTTONS = (
     *("run", "pause", "step", "step_epoch", "rewind", "rewind_to", "go_to", "stop"),
-    *("inspect", "verify", "save", "restore", "epochs"),
+    *("inspect", "verify", "save", "restore", "epochs", "set"),
 )
 _STILL = "it is running; pause it first"
 _NOT_MEANWHILE = (

@@ -430,7 +430,8 @@ class Panel:
         try:
             request = parse(content)
         except CommandError as refused:
-            self._answer(0, False, str(refused))
+            seq = content.get("seq") if isinstance(content, dict) else None
+            self._answer(seq if type(seq) is int else 0, False, str(refused))
             return
         match request.command.cmd:
             case "hello" | "resync":

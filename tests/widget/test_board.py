@@ -177,7 +177,7 @@ def test_texts_of_users_stay_texts_on_one_line_and_all_is_json() -> None:
     assert told["error"]["title"] == EVIL
 
 
-ALWAYS = {"save", "epochs"}
+ALWAYS = {"save", "epochs", "set"}
 GOES_BACK = {"rewind", "rewind_to", "go_to", "inspect", "verify", "restore"}
 STANDING = {"run", "step", "step_epoch"} | GOES_BACK | ALWAYS
 

@@ -264,7 +264,7 @@ def test_what_cannot_be_is_answered_with_the_reason(tmp_path: Path) -> None:
     ok, text = page.answer("restore", label="99")
     assert not ok and "99" in text
     page.receive({"cmd": "explode", "args": {}, "seq": 5, "client": "page"})
-    ok, text = page.answers[0]
+    ok, text = page.answers[5]
     assert not ok and text.startswith("there is no command 'explode'; there are status, run")
 
 

@@ -1,6 +1,6 @@
 // The rate, the momentum and the weight decay of each group of parameters, as they are now.
 
-import { fill, h, setText, show } from "./dom.js";
+import { fill, h, setAttribute, setText, show } from "./dom.js";
 
 const WORDS = { lr: "Learning rate", momentum: "Momentum", weight_decay: "Weight decay" };
 
@@ -16,16 +16,54 @@ export function entriesOf(dials) {
 export const labelOf = ({ key, group }) => (group ? `${WORDS[key]}, ${group}` : WORDS[key]);
 
 export class Dials {
-  constructor() {
+  #ask;
+  #refuse;
+  #signal;
+
+  constructor(ask, refuse, signal) {
+    this.#ask = ask;
+    this.#refuse = refuse;
+    this.#signal = signal;
     this.element = h("div", { class: "nl-dials", role: "group", "aria-label": "Optimizer", "data-part": "dials" });
   }
 
-  update(board) {
+  update(board, store) {
     const entries = entriesOf(board.dials ?? []);
     show(this.element, entries.length > 0);
-    fill(this.element, entries, () => h("label", { class: "nl-dial" }, h("span"), h("b")), (item, entry) => {
-      setText(item.firstElementChild, labelOf(entry));
-      setText(item.lastElementChild, entry.value);
+    fill(this.element, entries, () => this.#make(), (item, entry) => {
+      const [label, field] = item.children;
+      const why = board.controls?.set ?? "";
+      field.entry = entry;
+      setText(label, labelOf(entry));
+      field.readOnly = why !== "";
+      setAttribute(field, "aria-disabled", why === "" ? null : "true");
+      setAttribute(field, "title", why || "Counts from the next step on");
+      // What a person types stays until it is answered.
+      const held = field.getRootNode().activeElement === field || store.pending.has(field.asked);
+      if (!held && field.value !== entry.value) field.value = entry.value;
     });
+  }
+
+  /** A value that was refused does not stay in its field. */
+  answered({ seq, ok }) {
+    for (const { lastElementChild: field } of this.element.children) if (field.asked === seq && !ok) field.value = field.entry.value;
+  }
+
+  #make() {
+    const field = h("input", { class: "nl-field", type: "text", inputmode: "decimal", spellcheck: "false" });
+    field.addEventListener("change", () => this.#send(field), { signal: this.#signal });
+    field.addEventListener("keydown", ({ key }) => key === "Escape" && (field.value = field.entry.value), { signal: this.#signal });
+    return h("label", { class: "nl-dial" }, h("span"), field);
+  }
+
+  #send(field) {
+    const { key, at, value } = field.entry;
+    const wanted = field.value.trim() === "" ? NaN : Number(field.value);
+    if (wanted === Number(value)) return;
+    if (!field.readOnly && wanted >= 0) field.asked = this.#ask("set", { [at === null ? key : `${key}[${at}]`]: wanted });
+    else {
+      this.#refuse(field.readOnly ? field.title : `${labelOf(field.entry)}: give a number from 0, such as 1e-3`);
+      field.value = value;
+    }
   }
 }

@@ -45,7 +45,7 @@ export class View {
     this.verified = new Verified(ask, refuse, signal);
     this.breakpoints = new Breakpoints(ask, signal);
     this.setup = new Setup();
-    this.dials = new Dials();
+    this.dials = new Dials(ask, refuse, signal);
     this.trouble = new Trouble(this, signal);
     this.parts = [
       this.header,
@@ -168,6 +168,7 @@ export class View {
   #heard(what, detail) {
     if (what === "answer") {
       this.inspection.chooser.answered(detail);
+      this.dials.answered(detail);
       const said = detail.ok && detail.cmd === "verify"; // its section says it
       if (!said) this.#note(detail.ok, detail.text);
     }
