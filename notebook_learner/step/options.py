@@ -128,7 +128,8 @@ def dials(optimizer: Optimizer, waits: bool) -> list[dict[str, Any]]:
     [{'name': 'head', 'lr': '0.01', 'momentum': '0.9', 'weight_decay': '0.01'}]
     """
     told = []
-    for _, label, group, _ in _groups(optimizer):
+    named = named_of(optimizer).items()
+    for label, group in (found for name, each in named for found in _labelled(name, each)):
         given: dict[str, Any] = {**group}
         if "betas" in group:
             given["momentum"] = group["betas"][0]
@@ -151,10 +152,14 @@ def _groups(optimizer: Optimizer) -> Iterator[tuple[str, str, dict[str, Any], li
     """Each group: the optimizer's name, the group's, the group itself, and what the class takes of it."""
     for name, each in named_of(optimizer).items():
         taken = inspect.signature(type(each).__init__).parameters
-        for number, group in enumerate(each.param_groups):
-            place = f"group {number}" if len(each.param_groups) > 1 else ""
-            keys = [key for key in group if key in taken and key not in _HOW]
-            yield name, " ".join(filter(None, (name, place))), group, keys
+        for label, group in _labelled(name, each):
+            yield name, label, group, [key for key in group if key in taken and key not in _HOW]
+
+
+def _labelled(name: str, optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, group in enumerate(optimizer.param_groups):
+        place = f"group {number}" if len(optimizer.param_groups) > 1 else ""
+        yield " ".join(filter(None, (name, place))), group
 
 
 def _kept(value: Any) -> Any:
