@@ -146,7 +146,7 @@ def test_notebook_7_shows_picture_and_table_and_no_error_without_a_kernel(withou
     path = without_kernel.path
     page = tabs.new_page()
     page.goto(f"{lab.server}notebooks/{path}?token={lab.token}")
-    page.get_by_role("button", name="No Kernel", exact=True).click()
+    page.locator(".jp-Dialog").get_by_role("button", name="No Kernel").click()
     expect(page.get_by_role("cell", name="10/10", exact=True)).to_be_visible()
     expect(page.locator(".jp-RenderedImage img")).to_be_visible()
     expect(page.get_by_text(re.compile("widget", re.IGNORECASE)).locator("visible=true")).to_have_count(0)
