@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,6 +99,7 @@ def test_while_another_cell_runs_that_cell_is_interrupted_too(page: Page, first:
 def test_a_cell_that_waits_for_the_end_is_told_of_the_pause(page: Page) -> None:
     cell = page.begin("learner.start()\ntold.trained.wait(30)\nprint('waits')\nlearner.wait()")
     page.shows(cell, "waits")
+    time.sleep(1.0)  # until `wait` has begun: before that the press is an interrupt like any other
     press(page)
     page.end(cell)
     assert str(page.error(cell)).startswith("Paused: paused at")
