@@ -26,6 +26,13 @@ WHERE = LARGE // 2 + 12_345
 """A place that a look at some of the numbers does not see."""
 
 
+@pytest.fixture(autouse=True)
+def the_thread_has_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine 50 ms are over before the thread begins, and an early change is missed."""
+    monkeypatch.setattr(untouched, "_BEFORE", 30.0)
+    monkeypatch.setattr(untouched, "_PATIENCE", 30.0)
+
+
 def learner_over(
     directory: Path, data: Any, write: Callable[[int], None], epochs: int = 4
 ) -> tuple[Learner, Notices]:
