@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import os
 import platform
+import sys
 import threading
 from collections.abc import Callable
 from importlib import import_module
@@ -40,9 +41,19 @@ def load() -> Any:
     h5py = import_module("h5py")
     with _lock:
         if not _hooked:
+            _complete(h5py)
             atexit.register(_end_all)
             _hooked = True
     return h5py
+
+
+def _complete(package: Any) -> None:
+    """Name the modules of a package in it. An interrupt in the midst of its import leaves them loaded; when
+    the package is loaded again, Python finds them, and does not name them."""
+    for name, module in [*sys.modules.items()]:
+        parent, _, own = name.rpartition(".")
+        if parent == package.__name__ and not hasattr(package, own):
+            setattr(package, own, module)
 
 
 def ends_before(ending: Callable[[], None]) -> None:

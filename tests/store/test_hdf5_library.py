@@ -84,3 +84,17 @@ def test_a_loader_s_workers_are_forked_when_it_is_loaded_so_that_its_locks_are_w
     command = [sys.executable, "-W", "error", "-c", WORKERS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert (done.stdout, done.stderr) == ("[1.0, 1.0, 1.0, 1.0]\n", "")
+
+
+INTERRUPTED = """
+import sys, h5py
+del sys.modules["h5py"]  # as Python does when an interrupt ends the import; its modules stay
+from notebook_learner.store import hdf5_library
+from notebook_learner.artifacts.hdf5 import file_bytes
+print(len(file_bytes(b"", lambda root: root.group("run").texts("recipe", ["{}"]))) > 0)
+"""
+
+
+def test_h5py_is_whole_after_an_interrupt_in_the_midst_of_its_import() -> None:
+    ran = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert ran.stdout == "True\n", ran.stderr
