@@ -21,6 +21,7 @@ torch.set_num_threads(1)
 from builder_support import Tape, adam, batches, classifier, net
 from notebook_learner.event import StatusChanged
 from notebook_learner.metric import Loss
+from notebook_learner.run.driver import Driver
 
 class Told(threading.Thread):
     "Says when a learner has paused; a cell's own prints stay with the cell."
@@ -32,6 +33,18 @@ class Told(threading.Thread):
             self.trained.set()
         if isinstance(event, StatusChanged) and event.status == "paused":
             self.paused.set()
+
+def note_when_it_waits(path):
+    "Make a file once the cell is inside of `wait`; before that an interrupt is one like any other."
+    main = threading.main_thread().ident
+    while True:
+        frame = sys._current_frames()[main]
+        while frame is not None and frame.f_code is not Driver.wait.__code__:
+            frame = frame.f_back
+        if frame is not None:
+            open(path, "w").close()
+            return
+        time.sleep(0.01)
 
 def build(folder):
     global told, learner
@@ -96,10 +109,13 @@ def test_while_another_cell_runs_that_cell_is_interrupted_too(page: Page, first:
     assert pauses(page) == "True paused\n"
 
 
-def test_a_cell_that_waits_for_the_end_is_told_of_the_pause(page: Page) -> None:
-    cell = page.begin("learner.start()\ntold.trained.wait(30)\nprint('waits')\nlearner.wait()")
-    page.shows(cell, "waits")
-    time.sleep(1.0)  # until `wait` has begun: before that the press is an interrupt like any other
+def test_a_cell_that_waits_for_the_end_is_told_of_the_pause(page: Page, tmp_path: Path) -> None:
+    waits = tmp_path / "waits"
+    noting = f"threading.Thread(target=note_when_it_waits, args=({str(waits)!r},), daemon=True).start()"
+    cell = page.begin(f"learner.start()\ntold.trained.wait(30)\n{noting}\nlearner.wait()")
+    ends = time.monotonic() + 60
+    while not waits.exists() and time.monotonic() < ends:
+        time.sleep(0.01)
     press(page)
     page.end(cell)
     assert str(page.error(cell)).startswith("Paused: paused at")
