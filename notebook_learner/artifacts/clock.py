@@ -172,6 +172,8 @@ class Series:
     """Training steps of the whole run so far."""
     time: Floats
     """When the step ended, in seconds since 1970; NaN if that is not known."""
+    asked: bool = False
+    """Whether `learner.ask` measured it afterwards."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.value, dtype=dtype)
@@ -181,7 +183,8 @@ class Series:
 
     def __repr__(self) -> str:
         last = f", last {self.value[-1]:.6g}" if len(self) else ""
-        return f"Series({self.name!r}, {self.split!r}, {len(self)} steps{last})"
+        asked = ", asked" if self.asked else ""
+        return f"Series({self.name!r}, {self.split!r}, {len(self)} steps{last}{asked})"
 
 
 def series_of(

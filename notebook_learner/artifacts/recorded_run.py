@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -16,7 +17,7 @@ from ..errors import DamagedError, StateError, names_descriptors
 from ..event.values import Floats, MetricInfo, RunOpened, Split
 from ..logger.history import History
 from ..store.layout import SPLITS, RunLayout
-from .asked import asked_names
+from .asked import WithAsked, asked_names
 from .branches import ORIGIN, Branches, branches_in, forks_in
 from .claims import Claims
 from .clock import Clock, Series, series_of
@@ -99,8 +100,11 @@ class RecordedRun:
     def series(self, name: str, split: Split | str = "train", epoch: int | None = None) -> Series:
         """Return a metric step by step, as arrays: value, weight, epoch, step, iteration, time.
 
-        "test/clean" is the split of an evaluated set; its epoch and iteration are those of the weights.
+        "test/clean" is the split of an evaluated set; its epoch and iteration are those of the weights. A
+        metric that the run did not measure is the one of `learner.ask`, if that was asked.
         """
+        if name not in self.history.metrics(split) and name in self.asked.metrics(split):
+            return replace(series_of(self.asked, self._clock(), name, split, epoch), asked=True)
         return series_of(self.history, self._clock(), name, split, epoch)
 
     def epochs(self, name: str, split: Split | str = "valid") -> Floats:
@@ -133,10 +137,11 @@ class RecordedRun:
 
     @names_descriptors
     def plot(self, metrics: str | Iterable[str] | None = None) -> Figure:
-        """Plot the curves of one metric, of several, or of all, as a matplotlib figure."""
+        """Plot the curves of one metric, of several, or of all, as a matplotlib figure. What `learner.ask`
+        measured is "Accuracy (asked)"."""
         from ..renderer.figure import plot
 
-        return plot(self.history, metrics)
+        return plot(WithAsked(self.history, self.asked), metrics)
 
     def follow(
         self, poll: float = 0.1, timeout: float | None = None, since: Literal["start", "now"] = "start"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -177,7 +177,7 @@ def _measured(learner: LearnerCore, metric: Any, whole: Stretch, split: Split, c
         _keep(learner, record)
     if not any(part.split == split for part in record):
         raise StateError(f"ask(split={split!r}): the run has no {split} steps there")
-    return series_of(history, Clock(), metric.name, split, None)
+    return replace(series_of(history, Clock(), metric.name, split, None), asked=True)
 
 
 def _keep(learner: LearnerCore, record: Any) -> None:

@@ -26,8 +26,9 @@ from ..run.driver import Driver
 from ..run.early_stopping import EarlyStopping, why_ended
 from ..run.loop import Why
 from ..run.replica import Replica
+from ..state.standing_values import StandingValues
 from ..state.state import State
-from ..step.options import Groups, dials, groups_now, said_changes
+from ..step.options import dials
 from ..step.schedule import Schedule
 from ..step.step import StepFunction, ValidationStep
 from ..step.update import Update
@@ -208,8 +209,8 @@ class LearnerCore:
         self._display: Display | None = None
         self._status: Status = "ready"
         self.locals = {}
-        self._options: Groups = []
-        """The optimizer's options that the last run or change left; none after a jump."""
+        self._stood: StandingValues | None = None
+        """What the last run, change or jump left; None before the first one, and while steps are taken."""
         self._parting = Parting(partial(_let_go, driver, replica, premises))
 
     @property
@@ -281,27 +282,38 @@ class LearnerCore:
             self._untold += before.told(self._replica.loop.iteration)
         try:
             self._announce()
-            now = groups_now(self._replica.loop.update.optimizer)
-            if len(now) == len(self._options) and (told := said_changes(self._options, now)):
-                self._edited(told)
+            self._look_for_changes()
             if not self._replica.loop.finished:
                 self._set_status("running")
         except BaseException as error:
             self._fail(error)
             raise
 
+    def _look_for_changes(self) -> None:
+        """Note what the user has changed since the run stands: options, weights, the optimizer's state."""
+        if self._stood is not None:
+            now = self._standing()
+            if told := self._stood.said_changes(now):
+                self._supplies.recipe.touched = self._stood.changed(now)
+                self._edited(", ".join(told))
+
+    def _standing(self) -> StandingValues:
+        replica, update = self._replica, self._replica.loop.update
+        in_parts = replica.ranks is not None and replica.ranks.in_parts
+        return StandingValues.of(update.model, update.optimizer, tensors=not in_parts)
+
     def _tell_of_data(self) -> None:
         """Compare data that came after a checkpoint with what that was trained on."""
 
     def _take(self, until: Until) -> Why:
         __tracebackhide__ = True
-        self._options = []
+        self._stood = None
         try:
             why = self._replica.run(until)
         except BaseException as error:
             self._fail(error)
             raise
-        self._options = groups_now(self._replica.loop.update.optimizer)
+        self._stood = self._standing()
         if why == "finished":
             self._return_to_the_best()
         if why == "breakpoint":
@@ -368,7 +380,7 @@ class LearnerCore:
     def _settle(self) -> None:
         """Set the status after a jump, and report metrics that only the restored state has logged."""
         self._tell_logged()
-        self._options = []
+        self._stood = self._standing()
         loop = self._replica.loop
         if loop.output is None:  # no step was replayed: the old values are of a step that is gone
             self.locals = {}
@@ -397,7 +409,7 @@ class LearnerCore:
     def _edited(self, text: str) -> None:
         """The user changed the run: it needs a keyframe from here on, and the history tells where."""
         self._replica.shape.look(tell=False)
-        self._options = groups_now(self._replica.loop.update.optimizer)
+        self._stood = self._standing()
         if self._replica.loop.iteration:
             self._stand_anew()
             self._mark("edited", text)

@@ -58,11 +58,12 @@ def is_on(change: Told, branch: str) -> bool:
 
 
 def can_be_repeated(change: Told) -> bool:
-    """Whether a change can be made again from what is recorded of it: it is of options alone."""
+    """Whether a change can be made again from what is recorded of it: it is of options alone, not of weights
+    ("state")."""
     changed, rates = change.get("changed", {}), change.get("rates")
     own = all(map(is_option, changed))
     sound = isinstance(rates, list) and all(type(rate) in (int, float) for rate in rates)
-    return own and sound and not change.get("resumed")
+    return own and sound and not change.get("resumed") and not change.get("state")
 
 
 def is_option(name: str) -> bool:

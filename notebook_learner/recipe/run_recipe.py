@@ -22,6 +22,7 @@ from ..artifacts.run_info import git_commit
 from ..errors import DamagedError
 from ..event.position import Position
 from ..event.values import Event, Marked, MetricBlock, Rewound, RunOpened, Split, SplitStarted
+from ..state.standing_values import said_touched
 from ..step.schedule import rates_of, set_rates
 from ..store.json_text import to_text
 from . import environment, source_text
@@ -87,6 +88,8 @@ class RunRecipe:
         """By what code an earlier process has trained, as its record says."""
         self._other_code: Told = {}
         """What of it is not that with which this process began."""
+        self.touched: Sequence[str] = ()
+        """What of weights, buffers and the optimizer's state the change that comes next has changed."""
         self._went_back: Position | None = None
         """Where the run went back to, as long as it has not gone on."""
         self._in_use, self._place, self._num_epochs = in_use, place, num_epochs
@@ -312,7 +315,8 @@ class RunRecipe:
             for number, each in enumerate(on):
                 if not self._is_known(each, on[:number]):
                     changed |= {name: (each, pair) for name, pair in each["changed"].items()}
-        return [
+        touched = [f"{said_touched(each['state'])} {_by_hand(each)}" for each in on if each.get("state")]
+        return touched + [
             _as_cause(name, pair, "since the run went on" if each.get("resumed") else _by_hand(each))
             for name, (each, pair) in changed.items()
             if name.partition(".")[0] in _CAUSES
@@ -328,6 +332,8 @@ class RunRecipe:
         """Whether a change can be made again here: one of options, or of code that is there."""
         if can_be_repeated(change):
             return True
+        if change.get("state"):
+            return False
         others = [name for name in change.get("changed", {}) if not is_option(name)]
         members = latest({**self._first, "changes": [*before, change]})
         return all(map(is_code, others)) and self.code.leads_on(change, members)
@@ -488,6 +494,8 @@ class RunRecipe:
         found = members_of(now)
         change = self._change(text, self._place())
         change["changed"] = differences(self._known, found)
+        if self.touched:
+            change["state"], self.touched = [*self.touched], ()
         self._known |= found
         self._changes = [*self._changes, change][-MOST_CHANGES:]
         self.code.note(change["id"])

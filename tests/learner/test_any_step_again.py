@@ -161,3 +161,71 @@ def test_the_state_at_the_beginning_goes_with_the_run_when_that_is_moved_or_dele
     assert (tmp_path / "run-1" / "start" / "state-0.h5").exists()
     seen = learner_in(tmp_path / "run-1", at=3)
     assert seen.position.iteration == 3
+
+
+def _touch(learner: Any) -> None:
+    learner.model[0].weight.data[2] = 0.5
+
+
+def _forget_momentum(learner: Any) -> None:
+    for held in learner.optimizer.state.values():
+        held["exp_avg"].zero_()
+
+
+@pytest.mark.parametrize(
+    ("edit", "name"),
+    [(_touch, "0.weight"), (_forget_momentum, "exp_avg of 0.weight")],
+    ids=["weights", "momentum"],
+)
+@pytest.mark.parametrize("step", [10, 16], ids=["inside of an epoch", "at its end"])
+def test_values_set_by_hand_are_an_event_and_each_step_behind_them_is_reached(
+    edit: Any, name: str, step: int, tmp_path: Path
+) -> None:
+    seen = finished(tmp_path / "run", {step: edit})
+    told = [each for each in Artifacts(tmp_path / "run").timeline if each.kind == "edited"]
+    assert [(each.epoch, each.step, name in each.text) for each in told] == [(2, step - STEPS, True)]
+    for at in (step - 1, step, step + 1, 20, 31):
+        learner = again(tmp_path / "run", at)
+        if at != step:  # both values stood there
+            assert torch.equal(weights(learner), seen[at]), at
+    learner.fit()
+    assert torch.equal(weights(learner), seen[4 * STEPS])
+
+
+def test_where_the_state_behind_them_is_lost_they_are_the_named_cause(tmp_path: Path) -> None:
+    finished(tmp_path / "run", {3: _touch})
+    for path in (tmp_path / "run" / "start").glob("*-1-3.h5"):
+        path.unlink()
+    shown = Shown()
+    learner = again(tmp_path / "run", 15, shown=shown)
+    assert learner.position.iteration == 15
+    assert "new values of 0.weight by hand at step 3" in shown.told[-1], shown.told
+
+
+@pytest.mark.parametrize("look", ["inspect", "what_if", "verify", "rewind", "evaluate", "try_step"])
+def test_a_look_at_the_run_is_no_change_by_hand(look: str, tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 5)
+    {
+        "inspect": learner.inspect,
+        "what_if": lambda: learner.what_if(steps=2, lr=0.5),
+        "verify": learner.verify,
+        "rewind": lambda: learner.rewind(2),
+        "evaluate": lambda: learner.evaluate([(X, Y)]),
+        "try_step": learner.tools.try_step,
+    }[look]()
+    step_on(learner, 5)
+    assert [each.text for each in learner.timeline if each.kind == "edited"] == []
+
+
+def test_options_and_weights_set_by_hand_behind_a_rewind_are_noticed_too(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 12)
+    learner.rewind(to=9)
+    learner.optimizer.param_groups[0]["lr"] = 0.003
+    _touch(learner)
+    seen = walked(learner)
+    told = [each.text for each in learner.timeline if each.kind == "edited"]
+    assert told == ["lr = 0.003, new values of 0.weight"]
+    for at in (10, 20):
+        assert torch.equal(weights(again(tmp_path / "run", at)), seen[at]), at

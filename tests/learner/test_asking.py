@@ -80,6 +80,24 @@ def test_an_answer_stays_with_the_run_under_its_name_and_grows(tmp_path: Path) -
     assert Artifacts(tmp_path / "run").metrics("train") == ("Loss",)  # what the run itself measured
 
 
+def test_an_answer_is_a_curve_of_the_run_that_is_marked_as_asked(tmp_path: Path) -> None:
+    measured = trained(measuring(tmp_path / "measured")).artifacts.series(MAE)
+    learner = trained(learner_in(tmp_path / "run"))
+    assert learner.ask(MeanAbsoluteError(), steps=(3, 12)).asked
+    run = Artifacts(tmp_path / "run")
+    part = run.series(MAE)
+    assert part.asked and "asked" in repr(part) and not run.series("Loss").asked and not measured.asked
+    assert part.value.tolist() == measured.value[:12].tolist() and part.time[0] > 0
+    figure = run.plot()
+    titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
+    assert any(f"{MAE} (asked)" in title for title in titles) and any("Loss" in title for title in titles)
+    lines = next(axes for axes, title in zip(figure.axes, titles, strict=True) if "asked" in title).lines
+    drawn = [np.asarray(line.get_ydata(), dtype=float) for line in lines]
+    assert part.value.tolist() in [each[np.isfinite(each)].tolist() for each in drawn]
+    with pytest.raises(KeyError, match="no metric 'Other'"):
+        run.series("Other")
+
+
 def test_a_function_is_asked_at_the_moments_of_the_past(tmp_path: Path) -> None:
     learner, norms = learner_in(tmp_path / "run"), {}
     for number in range(1, 21):
