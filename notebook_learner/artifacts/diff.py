@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..event.position import Position
 from ..event.record import drift, rows
-from ..event.values import Record
+from ..event.values import MetricBlock, Record
 from .recorded_recipe import RecordedRecipe
 from .tables import Table
 from .varied import BY_HAND, varied
@@ -122,24 +122,32 @@ def _compared(one: Record, other: Record) -> Iterator[Found]:
     theirs = {(part.epoch, part.split): part for part in other}
     for part in one:
         twin = theirs.get((part.epoch, part.split))
-        found: list[tuple[int, str, tuple[float, float]]] = []
         both = 0 if twin is None else min(part.steps, twin.steps)
-        for mine in part.blocks if twin is not None else ():
-            for its in twin.blocks if twin is not None else ():
-                first, last = max(mine.first, its.first), min(mine.last, its.last)
-                if first > last:
-                    continue
-                pair = [rows(each, first - each.first, last - each.first + 1) for each in (mine, its)]
-                _, row, name = drift(*pair)
-                if row is not None:
-                    values = (
-                        float(pair[0].columns[name].values[row]),
-                        float(pair[1].columns[name].values[row]),
-                    )
-                    found.append((first + row, name, values))
-        if found:
-            step, name, values = min(found)
-            at = Position(part.epoch, part.split, step)
-            yield at, name, values, step - 1 if part.split == "train" else 0
-            return
+        for mine, its in () if twin is None else _overlapping(part.blocks, twin.blocks):
+            _, row, name = drift(mine, its)
+            if row is not None:
+                values = (float(mine.columns[name].values[row]), float(its.columns[name].values[row]))
+                at = Position(part.epoch, part.split, mine.first + row)
+                yield at, name, values, at.step - 1 if part.split == "train" else 0
+                return
         yield None, None, None, both if part.split == "train" else 0
+
+
+def _between(block: MetricBlock, first: int, last: int) -> MetricBlock:
+    return rows(block, first - block.first, last - block.first + 1)
+
+
+def _overlapping(
+    one: Sequence[MetricBlock], other: Sequence[MetricBlock]
+) -> Iterator[tuple[MetricBlock, MetricBlock]]:
+    """The steps that both have, in their order, cut where either has another block."""
+    behind, left = iter(other), None
+    for mine in one:
+        while left is None or left.first <= mine.last:
+            if left is not None and left.last >= mine.first:
+                first, last = max(mine.first, left.first), min(mine.last, left.last)
+                yield _between(mine, first, last), _between(left, first, last)
+                if left.last > mine.last:
+                    break
+            if (left := next(behind, None)) is None:
+                return

@@ -217,15 +217,24 @@ class Replica(ReplicaState):
         if line is None:
             yield
             return
-        before, way, frames = self.capture(), self.saving.lineage, [*self.timeline.keyframes]
-        self.saving.lineage = line.way
-        (self.timeline.forget_from if line.edited else self.timeline.forget_after)(line.parted)
+        before, back = self.capture(), self._turned_to(line)
         try:
             yield
         except BaseException:
             self.put_back(before)
-            self.saving.lineage, self.timeline.keyframes = way, frames
+            back()
             raise
+
+    def _turned_to(self, line: LeftLine) -> Callable[[], None]:
+        """Have keyframes and checkpoints of another line; return what gives this line's again."""
+        way, frames = self.saving.lineage, [*self.timeline.keyframes]
+        self.saving.lineage = line.way
+        (self.timeline.forget_from if line.edited else self.timeline.forget_after)(line.parted)
+
+        def back() -> None:
+            self.saving.lineage, self.timeline.keyframes = way, frames
+
+        return back
 
     @contextmanager
     def looking_along(self, line: LeftLine | None) -> Iterator[None]:
@@ -234,14 +243,13 @@ class Replica(ReplicaState):
         if line is None:
             yield
             return
-        own, by_hand, way, frames = self.line, self.by_hand, self.saving.lineage, [*self.timeline.keyframes]
-        self.line, self.by_hand, self.saving.lineage = line.record, line.by_hand, line.way
-        (self.timeline.forget_from if line.edited else self.timeline.forget_after)(line.parted)
+        own, by_hand, back = self.line, self.by_hand, self._turned_to(line)
+        self.line, self.by_hand = line.record, line.by_hand
         try:
             yield
         finally:
             self.line, self.by_hand = own, by_hand
-            self.saving.lineage, self.timeline.keyframes = way, frames
+            back()
 
     def let_go(self) -> None:
         """The learner is garbage-collected: end worker processes now. If the garbage collector did it, their
