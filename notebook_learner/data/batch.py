@@ -11,32 +11,33 @@ import torch
 from torch import Tensor
 
 
-def move(batch: Any, device: torch.device) -> Any:
+def move(batch: Any, device: torch.device, copied: Callable[[Tensor], Tensor] | None = None) -> Any:
     """The batch with every tensor on `device`; containers keep their type, tensors already there stay.
 
     An object with its own `.to` method (a tokenizer's BatchEncoding, a PackedSequence, a graph library's
     batch) moves itself, since it may know of a tensor that must stay. Copies from pinned memory do not block;
-    other copies do, with any value of `non_blocking`.
+    other copies do, with any value of `non_blocking`. `copied` may copy the tensors in another way.
+
     >>> move({"x": [torch.zeros(2)], "name": "a"}, torch.device("meta"))["x"][0].device.type
     'meta'
     """
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, non_blocking=True) if copied is None else copied(batch)
     if hasattr(batch, "to") and not isinstance(batch, type):
         return batch.to(device)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(value, device) for value in batch))
+        return type(batch)(*(move(value, device, copied) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(move(value, device) for value in batch)
+        return type(batch)(move(value, device, copied) for value in batch)
     if isinstance(batch, Mapping):
-        return _moved_mapping(batch, device)
+        return _moved_mapping(batch, lambda value: move(value, device, copied))
     if _is_record(batch):
-        return _moved_record(batch, device)
+        return _moved_record(batch, lambda value: move(value, device, copied))
     return batch
 
 
-def _moved_mapping(batch: Mapping[Any, Any], device: torch.device) -> Any:
-    moved = {key: move(value, device) for key, value in batch.items()}
+def _moved_mapping(batch: Mapping[Any, Any], moved_value: Callable[[Any], Any]) -> Any:
+    moved = {key: moved_value(value) for key, value in batch.items()}
     if not isinstance(batch, MutableMapping):
         return type(batch)(moved)  # type: ignore[call-arg]  # every read-only view takes a dict
     other = copy.copy(batch)  # a defaultdict keeps its default
@@ -44,13 +45,13 @@ def _moved_mapping(batch: Mapping[Any, Any], device: torch.device) -> Any:
     return other
 
 
-def _moved_record(batch: Any, device: torch.device) -> Any:
+def _moved_record(batch: Any, moved_value: Callable[[Any], Any]) -> Any:
     # Not by its constructor: that would run __post_init__ again, and require arguments that are not fields.
     other = object.__new__(type(batch))
     if hasattr(batch, "__dict__"):
         vars(other).update(vars(batch))
     for f in fields(batch):
-        object.__setattr__(other, f.name, move(getattr(batch, f.name), device))
+        object.__setattr__(other, f.name, moved_value(getattr(batch, f.name)))
     return other
 
 

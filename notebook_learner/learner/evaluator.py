@@ -15,6 +15,7 @@ from ..artifacts import Artifacts
 from ..artifacts.evaluations import Evaluation, Evaluations
 from ..data.cursor import Cursor
 from ..data.rng import capture_generators, capture_rng, restore_generators, restore_rng
+from ..data.to_device import ToDevice
 from ..errors import ConfigurationError, names_descriptors
 from ..evaluation.prediction import AfterBatch, Forward, as_batches, output_of, predict, require_functions
 from ..evaluation.set_pass import Tour, evaluate_set
@@ -180,7 +181,7 @@ class Evaluator:
 
     def _step(self, function: Callable[[Any], Any]) -> ValidationStep:
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        return ValidationStep(function, device, PRECISIONS[self._settings.precision])
+        return ValidationStep(function, ToDevice(device), PRECISIONS[self._settings.precision])
 
     def _tour(self, loader: Any, what: str, step: ValidationStep) -> Tour:
         if wrong := list(not_a_loader(self._settings, what, loader)):

@@ -86,6 +86,8 @@ class Settings:
     """Whether a loader's batch is for all devices together or, "per_device", for each one."""
     data: Any = "host"
     """Whether data that lie in memory are copied to the "device" that trains."""
+    prefetch: Any = False
+    """Whether batches are copied to a CUDA device on a stream of their own."""
     together: Any = "ddp"
     """The way several devices train together."""
     share: Share | None = None

@@ -42,3 +42,13 @@ class ClipByValue:
 
     def __call__(self, parameters: list[nn.Parameter], whole: NormOfAll | None = None, /) -> None:
         nn.utils.clip_grad_value_(parameters, self.limit)
+
+
+def clips_of(norm: float | None, value: float | None) -> list[Clip]:
+    """What limits the gradients: their norm, their values, or both.
+
+    >>> [type(each).__name__ for each in clips_of(1.0, None)]
+    ['ClipByNorm']
+    """
+    by_norm: list[Clip] = [] if norm is None else [ClipByNorm(norm)]
+    return by_norm if value is None else [*by_norm, ClipByValue(value)]

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from ..data.batch import mapped
 from ..data.rng import HostRng, capture_host, restore_host
+from ..data.to_device import ToDevice
 from ..errors import a_kind
 from .output import TrainOutput, loss_of
 from .step import TrainingStep
@@ -134,7 +135,7 @@ class RecordedStep(TrainingStep):
     """A training step that is recorded, and played from then on.
 
     Args:
-        function, device, precision, update: as of any training step.
+        function, way, precision, update: as of any training step.
         make: makes the recorder, when it is first needed.
         log: notes a value of a step by name, as `learner.log` does.
     """
@@ -142,13 +143,13 @@ class RecordedStep(TrainingStep):
     def __init__(
         self,
         function: Callable[[Any], Any],
-        device: torch.device,
+        way: ToDevice,
         precision: torch.dtype | None,
         update: Update,
         make: Callable[[torch.device], GraphRecorder],
         log: Log,
     ) -> None:
-        super().__init__(function, device, precision, update)
+        super().__init__(function, way, precision, update)
         self.problem = ""
         """Why steps are taken one by one."""
         self._make = make

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data.batch import is_on, move
+from ..data.to_device import ToDevice
 from ..errors import StepError
 from .optimizer_calls import may_step
 from .output import ClassificationOutput, RegressionOutput, TrainOutput, as_item, loss_of
@@ -163,13 +163,11 @@ class StepObserver(Protocol):
 class _Runner:
     """The common part of both kinds of step: the batch's way to the device, and the precision."""
 
-    def __init__(
-        self, function: Callable[[Any], Any], device: torch.device, precision: torch.dtype | None
-    ) -> None:
+    def __init__(self, function: Callable[[Any], Any], way: ToDevice, precision: torch.dtype | None) -> None:
         self.function = function
-        self.device = device
+        self.way, self.device = way, way.device
         # One autocast object is entered again and again: a new one costs 5 us.
-        self.autocast = None if precision is None else torch.autocast(device.type, precision)
+        self.autocast = None if precision is None else torch.autocast(self.device.type, precision)
         self.moves = True
         """Whether batches have to be moved: decided at the first one of a run, not at each."""
         self.notes: list[tuple[str, Any]] | None = None
@@ -191,10 +189,10 @@ class _Runner:
             return as_item(self.function(batch))
 
     def _moved(self, batch: Any) -> Any:
-        if is_on(batch, self.device):
+        if self.way.finds_there(batch):
             self.moves = False
             return batch
-        return move(batch, self.device)
+        return self.way(batch)
 
 
 class TrainingStep(_Runner):
@@ -203,11 +201,11 @@ class TrainingStep(_Runner):
     def __init__(
         self,
         function: Callable[[Any], Any],
-        device: torch.device,
+        way: ToDevice,
         precision: torch.dtype | None,
         update: Update,
     ) -> None:
-        super().__init__(function, device, precision)
+        super().__init__(function, way, precision)
         self.update = update
         self._driving: list[Any] = []
         """The functions that were seen to call `optimizer.step()` themselves."""

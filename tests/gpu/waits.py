@@ -35,7 +35,7 @@ from notebook_learner.metric import Accuracy, GradNorm, Loss
 STEPS = 20
 
 
-def build(directory: str, precision: str, data: list[Any], **more: Any) -> Learner:
+def build(directory: str, precision: str, data: Any, *, prefetch: bool = False, **more: Any) -> Learner:
     """A training with what most have."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 5))
@@ -44,7 +44,7 @@ def build(directory: str, precision: str, data: list[Any], **more: Any) -> Learn
         .metrics(Loss(), Accuracy())
         .metric_train_numeric(GradNorm())
         .loss(F.cross_entropy)
-        .devices([DEVICE])
+        .devices([DEVICE], prefetch=prefetch)
         .num_epochs(10)
         .clip_gradients(norm=1.0)
         .precision(precision)  # type: ignore[arg-type]
@@ -57,7 +57,8 @@ def build(directory: str, precision: str, data: list[Any], **more: Any) -> Learn
     for name, value in more.items():
         getattr(builder, name)(value)
     schedule: Any = lambda step: 0.01 / (1 + step / 20)  # noqa: E731
-    return builder.build(model, lambda p: torch.optim.Adam(p, lr=1e-2), schedule, data, data[:3])
+    valid = batches(3)
+    return builder.build(model, lambda p: torch.optim.Adam(p, lr=1e-2), schedule, data, valid)
 
 
 @contextmanager
@@ -78,7 +79,8 @@ def listed(precision: str, where: str) -> Iterator[tuple[str, Callable[[], Any]]
     """What is done, one after the other."""
     data = batches(60)
     with tempfile.TemporaryDirectory() as directory:
-        learner = build(directory, precision, on_device(data) if where == "device" else data)
+        there = on_device(data) if where == "device" else data
+        learner = build(directory, precision, there, prefetch="prefetch" in where)
         learner.step(4)  # lazy allocations wait
         replica = learner._replica
         loop = replica.loop
@@ -111,7 +113,13 @@ def main() -> None:
             raise SystemExit(reason)
         stand_in.load()
     warnings.simplefilter("ignore")
-    runs = [("fp32", "device"), ("fp32", "host"), ("bf16", "device"), ("fp16", "device")]
+    runs = [
+        ("fp32", "device"),
+        ("fp32", "host"),
+        ("fp32", "host, prefetch=True"),
+        ("bf16", "device"),
+        ("fp16", "device"),
+    ]
     for precision, where in runs:
         for name, do in listed(precision, where):
             with waits(inside) as found:

@@ -23,6 +23,7 @@ from ...data.cursor import Cursor
 from ...data.rank_share import Share
 from ...data.rng import seeded_rng
 from ...data.sources import parts_of
+from ...data.to_device import way_to
 from ...errors import ConfigurationError, StateError, StoreError
 from ...event import Display, FanOut, MetricInfo, Notice, Sink, Split
 from ...event.values import Source
@@ -47,7 +48,7 @@ from ...state.checkpoint_files import Which
 from ...state.parts import RngPart, ScalerPart, WindowPart
 from ...state.state import ModelPart, Part, State, optimizer_part
 from ...state.timeline import Timeline
-from ...step.clipping import Clip, ClipByNorm, ClipByValue
+from ...step.clipping import clips_of
 from ...step.graph_step import RECORDERS, Log, RecordedStep
 from ...step.moving_average import MovingAverage
 from ...step.optimizers import each_of, named_of
@@ -354,7 +355,7 @@ class _Wiring:
             self.schedule,
             window=self.settings.window,
             scaler=GradScaler(self.device.type) if half else None,
-            clips=_clips(self.settings),
+            clips=clips_of(self.settings.clip_norm, self.settings.clip_value),
             average=self.average,
         )
         metrics = [r.metric for r in self.registered]
@@ -471,13 +472,13 @@ class _Wiring:
         return parts
 
     def _step(self, update: Update, log: Log, split: StepKind) -> TrainingStep | ValidationStep:
-        if split == "train":
-            function = self._function(split, self.model)
-            if self.settings.graph:
-                make = RECORDERS[self.device.type]
-                return RecordedStep(function, self.device, self.precision, update, make, log)
-            return TrainingStep(function, self.device, self.precision, update)
-        return ValidationStep(self._function(split, self.validated), self.device, self.precision)
+        way = way_to(self.device, self.settings.prefetch)
+        if split != "train":
+            return ValidationStep(self._function(split, self.validated), way, self.precision)
+        function = self._function(split, self.model)
+        if self.settings.graph:
+            return RecordedStep(function, way, self.precision, update, RECORDERS[self.device.type], log)
+        return TrainingStep(function, way, self.precision, update)
 
     def _function(self, split: StepKind, model: nn.Module) -> Callable[[Any], Any]:
         """What is called for a batch."""
@@ -567,15 +568,6 @@ def _average(settings: Settings, model: nn.Module) -> MovingAverage | None:
         raise ConfigurationError(
             [f"ema({settings.ema_decay!r}) keeps a copy of the model, which cannot be copied: {refused}"]
         ) from refused
-
-
-def _clips(settings: Settings) -> list[Clip]:
-    clips: list[Clip] = []
-    if settings.clip_norm is not None:
-        clips.append(ClipByNorm(settings.clip_norm))
-    if settings.clip_value is not None:
-        clips.append(ClipByValue(settings.clip_value))
-    return clips
 
 
 def _not_yet_known(batch: Any) -> Any:

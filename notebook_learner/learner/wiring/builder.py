@@ -194,6 +194,7 @@ class LearnerBuilder:
         *,
         batch: Literal["global", "per_device"] = "global",
         data: Literal["host", "device"] = "host",
+        prefetch: bool = False,
         here: str | torch.device | None = None,
         address: str | None = None,
     ) -> Self:
@@ -219,12 +220,15 @@ class LearnerBuilder:
                 copied to the device once, and no batch of them crosses. A tensor that takes more than half
                 of the device's free memory stays. Other data, and loaders with workers, stay, too; you are
                 told. A change in place is seen, but not one through NumPy or `.data`.
+            prefetch: on a CUDA device, copy each batch by pinned memory and on a stream of its own, while the
+                device still computes with the batch before. It draws no batch ahead: the numbers are the
+                same.
             here: with engines, the device of this process; by default its first CUDA device, else the CPU.
             address: with engines, the address at which they reach this process, if its machine has several.
         """
         self._settings.devices = [devices] if isinstance(devices, (str, torch.device)) else devices
         self._settings.here, self._settings.address = here, address
-        self._settings.batch, self._settings.data = batch, data
+        self._settings.batch, self._settings.data, self._settings.prefetch = batch, data, prefetch
         return self
 
     def strategy(self, strategy: Literal["ddp", "fsdp"]) -> Self:

@@ -56,6 +56,8 @@ def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
         )
     if settings.data not in ("host", "device"):
         yield f"devices(..., data={settings.data!r}): the data stay on the 'host', or live on the 'device'"
+    if not isinstance(settings.prefetch, bool):
+        yield f"devices(..., prefetch={settings.prefetch!r}): True copies batches ahead, False does not"
     yield from metric_mistakes(settings.metrics)
     yield from _merging(settings)
     yield from _early_stopping(settings)

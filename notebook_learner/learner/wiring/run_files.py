@@ -247,6 +247,8 @@ def _options(settings: Settings) -> Mapping[str, str]:
         words["batch"] = "per device"
     if settings.data == "device":
         words["data"] = "on the device"
+    if settings.prefetch:
+        words["prefetch"] = "batches are copied on a stream of their own"
     if settings.window > 1:
         words["accumulation"] = f"{settings.window} batches"
     clips = {"norm": settings.clip_norm, "value": settings.clip_value}
