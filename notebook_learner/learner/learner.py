@@ -16,6 +16,7 @@ from ..event.position import Position, after_training_step, steps_back
 from ..run.bounds import At, End, EpochDone, Steps, Until, WhenTrue, as_condition, as_position, counted
 from ..run.loop import Why
 from ..run.step_reports import RewindReport, StepReport, ahead, nothing_left
+from ..run.unheard import heard
 from ..state.state import State
 from ..step.optimizers import as_given
 from ..step.schedule import scheduler_of
@@ -218,19 +219,31 @@ class Learner(Assigning, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         return self._move(lambda: At(position))
 
     @lets_go
-    def rewind(self, n: int = 1, *, to: Position | tuple[Any, ...] | int | None = None) -> RewindReport:
+    def rewind(
+        self,
+        n: int = 1,
+        *,
+        to: Position | tuple[Any, ...] | int | None = None,
+        replay_output: bool = False,
+    ) -> RewindReport:
         """Take back n steps, or all steps after a position. The same steps then give the same bits again.
 
         `learner.rewind(3)`, `learner.rewind(to=(1, 5))`, `learner.rewind(to=(1, "valid", 0))`; and by the
         number of the run's training steps, `learner.rewind(to=1200)`. The learner goes back to an earlier
-        state and replays the steps from there. During the replay the output of your code is not shown, and
-        `breakpoint()` does not stop.
+        state and replays the steps from there. During the replay nothing that your code prints, displays or
+        draws is shown, and no debugger opens.
+
+        Args:
+            n: how many steps.
+            to: a position, in place of a number of steps.
+            replay_output: show the output of your code during the replay, and let `breakpoint()` stop.
         """
         count = counted("rewind", n, "step(n) goes forward, rewind(to=(epoch, step)) goes to a place")
         target: Position | int | None = None
         if to is not None:
             target = int(to) if type(to) is int else as_position(to)
-        return self._drive(lambda: self._rewind(count, target))
+        with heard(replay_output):
+            return self._drive(lambda: self._rewind(count, target))
 
     # State -------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from ..event import Notice
 from ..metric.rows import Rows
 from ..run.rank_protocol import OWN, Alone, Hands, Place, Task
 from ..run.replica import Replica
+from ..run.unheard import is_unheard
 from ..state.state import State, written
 from ..step.schedule import rates_of
 from ..trial.changes import Changes
@@ -271,7 +272,7 @@ class Fleet:
         """Have the other ranks begin so many steps, as this rank does now."""
         self._in_step()
         rates = None if self._changes is None else rates_of(self.replica.loop.update.optimizer)
-        self._tell("steps", place, count, rates)
+        self._tell("steps", place, count, rates, is_unheard())
         self._clock = RankClock(self._reducer)
 
     def gather(self, steps: int) -> Sequence[Rows]:

@@ -102,6 +102,24 @@ class At(End):
         return FAR
 
 
+class Sooner(At):
+    """A position, or another bound that comes before it.
+
+    >>> Sooner(Steps(2), Position(2, "train", 5)).allowance(Position(2, "train", 1))
+    2
+    """
+
+    def __init__(self, other: Until, target: Position) -> None:
+        super().__init__(target)
+        self._other = other
+
+    def allowance(self, position: Position) -> int:
+        return min(self._other.allowance(position), super().allowance(position))
+
+    def took(self, steps: int) -> None:
+        self._other.took(steps)
+
+
 class EpochDone(At):
     """The end of the epoch that the run stands in."""
 

@@ -6,12 +6,10 @@ at 1, 2, 4, 8, ... steps before the end, and at most a sixteenth of the way apar
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from ..event import Event, MetricBlock, Record, SetProgress, Split, SplitEnded, cut, rows
 from ..event.position import Position
@@ -20,75 +18,6 @@ from .bounds import FAR, At
 from .compared import Compared
 from .loop import Loop
 from .step_reports import RewindReport
-
-E = TypeVar("E")
-
-
-class Unheard:
-    """While it lasts, what this thread prints is not shown, and `breakpoint()` in it does not stop.
-
-    Other threads print and stop as usual. Warnings and errors are shown.
-    """
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-        self._mute: _Mute | None = None
-        self._hook: Any = None
-
-    def __enter__(self) -> Unheard:
-        self._hook = sys.breakpointhook
-        sys.breakpointhook = self._break
-        self._mute = _Mute(sys.stdout, self._thread)
-        sys.stdout = self._mute
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if sys.breakpointhook == self._break:  # otherwise a step has set another one
-            sys.breakpointhook = self._hook
-        if self._mute is not None and sys.stdout is self._mute:
-            sys.stdout = self._mute.stream
-        self._mute = None
-
-    def aloud(self, tell: Callable[[E], None]) -> Callable[[E], None]:
-        """The same function, but what it prints is shown."""
-
-        def told(event: E) -> None:
-            mute = self._mute
-            if mute is None:
-                return tell(event)
-            mute.muted = False
-            try:
-                tell(event)
-            finally:
-                mute.muted = True
-
-        return told
-
-    def _break(self, *given: Any, **named: Any) -> Any:
-        if threading.get_ident() != self._thread:
-            return self._hook(*given, **named)
-
-
-class _Mute:
-    """A stream that ignores the writes of one thread."""
-
-    def __init__(self, stream: Any, thread: int) -> None:
-        self.stream = stream
-        self.muted = True
-        self._thread = thread
-
-    def write(self, text: str) -> Any:
-        if self.muted and threading.get_ident() == self._thread:
-            return len(text)
-        return self.stream.write(text)
-
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
 
 PATIENCE = 0.5
 """Seconds until the user sees the first progress."""

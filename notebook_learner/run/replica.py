@@ -20,16 +20,17 @@ from ..state.checkpoint_files import Lineage, place_of
 from ..state.device_copies import together
 from ..state.state import Large, State, require_fit
 from ..state.validation import check_sound, rehearse
-from .bounds import Until
+from .bounds import Sooner, Until
 from .breakpoint_watch import Again, BreakpointWatch, Hit, Reached
 from .compared import Beyond, ComparedWithLog, options_of
 from .failure import explain, explain_keyframe, release_device_memory, stage_of, teach, what_moved
 from .loop import Loop, Why, shown_position
-from .replay import ByHand, LeftLine, Replay, Unheard, cut_at, shape_of
+from .replay import ByHand, LeftLine, Replay, cut_at, shape_of
 from .replica_state import ReplicaState
 from .saving import no_way
 from .step_reports import RewindReport
 from .step_undo import hold
+from .unheard import unheard
 
 
 class Replica(ReplicaState):
@@ -404,23 +405,21 @@ class Replica(ReplicaState):
         timeline.forget_after(target)
         if all(kept is not keyframe for kept in timeline.keyframes):  # the keyframe is from the disk
             self._keep(keyframe, 0.0)
-        unheard = Unheard()
         replay = Replay(
             self.history.snapshot() if known is None else known,
             keyframe.position,
             target,
             timeline.room_for(keyframe),
             lambda: timeline.leave(State(loop.position, self._captured_parts())),
-            unheard.aloud(self.emit),
+            self.emit,
             loop.pace.rate,
         )
         loop.passing = True
         try:
-            with by_hand.code(keyframe.position):
+            with unheard(), by_hand.code(keyframe.position):
                 self.put_back(keyframe)
                 loop.emit, loop.boundary, loop.breakable = replay.emit, replay, False
-                with unheard:
-                    replay.run(loop, by_hand.edits(keyframe.position, target))
+                replay.run(loop, by_hand.edits(keyframe.position, target))
         finally:
             loop.emit, loop.boundary = self.emit, self
             loop.breakable, loop.passing = True, False
@@ -462,16 +461,22 @@ class Replica(ReplicaState):
 
     def _watched(self, until: Until) -> Why:
         __tracebackhide__ = True
-        self.watch.careful = False
+        self.watch.careful, taken = False, None
         while True:
             try:
                 with self.watch.during():
+                    if taken is not None:
+                        with unheard():
+                            why = self.loop.run(Sooner(until, taken))
+                        if why != "budget":
+                            return why
                     return self.loop.run(until)
             except Again as again:
                 # No listener got the block, and the bound has not counted it.
                 self.settle()
                 self._go_back_to(again.start)
                 self.watch.take_again(again)
+                taken = again.start.at(again.last, 0)
 
     def _stop_before(self, hit: Hit) -> Why:
         """Stop before the update of the step that hit, or after a step of validation."""

@@ -24,6 +24,7 @@ from .rank_protocol import Ranks
 from .replay import ByHand, NothingByHand
 from .reshaping import Reshaping
 from .saving import Saving
+from .unheard import heard
 
 
 class ReplicaState:
@@ -158,7 +159,8 @@ class ReplicaState:
     def emit(self, event: Event) -> None:
         """Send an event. A failing logger has kept it; training ends at the next boundary."""
         try:
-            self.sinks.emit(event)
+            with heard():  # also in a replay, which is silent otherwise
+                self.sinks.emit(event)
         except LoggerError as failure:
             self._failure = self.saving.cause_of(failure)
         if self._expected is not None and (told := self._expected.heard(event, self.carried.left_names)):

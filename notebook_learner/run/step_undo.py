@@ -14,6 +14,7 @@ from ..data.sampling import END
 from ..state.state import ModelPart, Part
 from ..step.step import TrainingStep
 from .loop import Loop
+from .unheard import unheard
 
 _LOOP_OWN = ("loop", "metrics train", "metrics valid")
 """The parts that only the loop itself changes, between steps."""
@@ -90,7 +91,7 @@ def hold(loop: Loop, parts: Mapping[str, Part], condition: Condition) -> str:
     step = train.step
     assert isinstance(step, TrainingStep)
     loop.modes.enter("train")
-    with aside(loop, parts, data=True):
+    with unheard(), aside(loop, parts, data=True):  # the step has run before
         if loop.done == 0:
             train.cursor.begin(loop.epoch)
         batch = train.cursor.fetch_one()

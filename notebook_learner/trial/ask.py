@@ -22,8 +22,9 @@ from ..metric.base import AnyMetric
 from ..run.bounds import FAR, At
 from ..run.compared import Compared, Difference
 from ..run.loop import Loop
-from ..run.replay import Edit, Unheard, steps_until
+from ..run.replay import Edit, steps_until
 from ..run.replica import Replica
+from ..run.unheard import heard
 from ..state.checkpoint_files import place_of
 from .changes import Changes, changed
 from .excursion import excursion
@@ -151,7 +152,8 @@ class _PastTape:
             self.passes[event.epoch, event.split] = replace(part, blocks=(*part.blocks, event))
             at = self._replica.loop.position
             if self._function is not None and event.split == "train" and at.iteration in self._wanted:
-                self.rows.append((at, _kept(self._function())))
+                with heard():  # it runs for the first time
+                    self.rows.append((at, _kept(self._function())))
         elif isinstance(event, SplitEnded):
             self.passes[event.epoch, event.split] = replace(self._pass_of(event), finals=dict(event.finals))
 
@@ -231,7 +233,7 @@ def _taken_again(
     loop = replica.loop
     state = replica.state_before(start)
     tape.length = steps_until(tape.known, target) - steps_until(tape.known, state.position)
-    with excursion(replica, what="ask()", past=True), Unheard(), ExitStack() as stack:
+    with excursion(replica, what="ask()", past=True), ExitStack() as stack:
         stack.enter_context(replica.by_hand.code(state.position))
         replica.put_back(state)
         loop.look_around()

@@ -13,7 +13,6 @@ from ..event.position import Position
 from ..event.values import Event
 from ..run.bounds import FAR, At
 from ..run.compared import Compared, Difference
-from ..run.replay import Unheard
 from ..run.replica import Replica
 from ..state.checkpoint_files import place_of
 from ..state.state import State
@@ -91,7 +90,7 @@ def replay(
 ) -> tuple[int, Difference | None]:
     """Take the steps of each stretch again; return how many training steps, and the first difference."""
     loop, taken, known = replica.loop, 0, replica.history.snapshot()
-    with excursion(replica, what="verify(replay=True)", past=True), Unheard():
+    with excursion(replica, what="verify(replay=True)", past=True):
         end_state = replica.capture()
         for state, end, there in stretches:
             tape = _Comparing(Compared(known))

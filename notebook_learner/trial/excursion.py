@@ -17,6 +17,7 @@ from ..run.compared import Compared
 from ..run.loop import Loop
 from ..run.rank_protocol import Ranks
 from ..run.replica import Replica
+from ..run.unheard import heard, unheard
 from ..state.state import State
 from .changes import AS_IT_IS, Changes, Course, LossOfStep, changed
 
@@ -119,10 +120,11 @@ class Excursion:
 
 
 @contextmanager
-def excursion(replica: Replica, *, what: str, past: bool = False) -> Iterator[Excursion]:
+def excursion(replica: Replica, *, what: str, past: bool = False, first: bool = False) -> Iterator[Excursion]:
     """Inside, the run takes steps without events: the next ones, or those of the `past` of a run that may be
     finished. Afterwards everything is as it was before, bit for bit, also after an error or an interrupt. It
-    costs a copy of the state, and the time to put the copy back.
+    costs a copy of the state, and the time to put the copy back. What the steps print is not shown, unless
+    this is the `first` time that this code runs.
 
     Raises:
         StateError: the run cannot be moved, or cannot be brought back.
@@ -134,7 +136,7 @@ def excursion(replica: Replica, *, what: str, past: bool = False) -> Iterator[Ex
     seen = loop.batch, loop.output, loop.pace.steps, loop.pace.rate
     setting = loop.emit, loop.boundary
     shown, hiding = [p.grad for p in update.parameters], update.hides
-    with _with_others(replica.ranks), replica.rng.lent(), loop.modes.kept():
+    with heard(first), unheard(), _with_others(replica.ranks), replica.rng.lent(), loop.modes.kept():
         start = replica.capture()
         loop.passing = True
         try:

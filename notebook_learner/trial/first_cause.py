@@ -15,7 +15,6 @@ from ..artifacts.diff import FirstCause
 from ..event.position import Position, after_training_step
 from ..run.bounds import At
 from ..run.rank_protocol import OWN
-from ..run.replay import Unheard
 from ..run.replica import Replica
 from ..state.state import written
 from ..step.optimizers import kind_of, named_of
@@ -60,7 +59,7 @@ def account_of(replica: Replica, number: int) -> StepAccount:
     after = behind(replica, number)
     start = Position(after.epoch, "train", after.step - 1)
     state, loop = replica.state_before(start), replica.loop
-    with excursion(replica, what="diff()", past=True) as trip, Unheard(), ExitStack() as stack:
+    with excursion(replica, what="diff()", past=True) as trip, ExitStack() as stack:
         stack.enter_context(replica.by_hand.code(state.position))
         replica.put_back(state)
         for position, repeat in replica.by_hand.edits(state.position, start):

@@ -17,6 +17,7 @@ from ..errors import DataError, StateError
 from ..inspection import Inspection, look
 from ..run.replica import Replica
 from ..run.step_undo import aside
+from ..run.unheard import unheard
 from ..step.step import TrainingStep
 
 _QUICK, _FIRST = 0.05, 0.5
@@ -39,7 +40,7 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
     step = loop.passes["train"].step
     assert isinstance(step, TrainingStep)
     replica.settle()
-    with replica.rng.lent(), loop.modes.kept(), _uncollected():
+    with unheard(), replica.rng.lent(), loop.modes.kept(), _uncollected():
         loop.modes.enter("train")
         times: dict[str, float] = {}
         if (isinstance(batch, str) and batch == "next") or (batch is None and loop.batch is None):

@@ -45,7 +45,7 @@ def try_step(replica: Replica, function: StepFunction | None) -> Trial:
     if function is not None:
         require_step("try_step(function)", function)
     tried = {} if function is None else {"train_step": function}
-    with excursion(replica, what="a dry step") as trip:
+    with excursion(replica, what="a dry step", first=True) as trip:
         next_one = loop.iteration + 1
         trip.walk(Trained(next_one), changes=Changes(tried, quiet=True))  # logged names make no metric
         if loop.iteration < next_one:

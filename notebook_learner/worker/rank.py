@@ -11,7 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,7 @@ from ..ranks.weight_parts import InParts, Parts
 from ..run.control import Control
 from ..run.loop import BlockPace
 from ..run.rank_protocol import Place
+from ..run.unheard import unheard
 from ..state.parts import CursorPart
 from ..step.optimizers import each_of
 from ..step.schedule import report_steps, set_rates
@@ -319,7 +320,7 @@ class Follower:
         loop._open = True
         share_for(loop, self._reducer)
 
-    def _steps(self, place: Place, count: int, rates: Sequence[float] | None) -> Any:
+    def _steps(self, place: Place, count: int, rates: Sequence[float] | None, again: bool) -> Any:
         loop = self._replica.loop
         self._require_at(place)
         if rates is not None:
@@ -329,7 +330,9 @@ class Follower:
         fed = place.split in self._fed
         fetch = from_rank_0(cursor.fetch, self._reducer) if fed else cursor.fetch_share
         clock = RankClock(self._reducer)
-        loop._steps(count, ranked(fetch, current.step, current.metrics, self._reducer, loop.update.model))
+        hands = ranked(fetch, current.step, current.metrics, self._reducer, loop.update.model)
+        with unheard() if again else nullcontext():
+            loop._steps(count, hands)
         loop._read = loop.done
         return replace(current.metrics.rows(), seconds=clock.seconds())
 

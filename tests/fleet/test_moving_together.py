@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from notebook_learner import LearnerBuilder
 from notebook_learner.breakpoint import AtStep
 from notebook_learner.errors import ConfigurationError, StateError
+from notebook_learner.run.unheard import is_unheard
 
 
 @pytest.fixture
@@ -214,3 +215,19 @@ def test_one_device_is_this_process_alone(tmp_path):
     assert [each.rank for each in learner.devices] == [0]
     with pytest.raises(StateError, match="this learner has one device"):
         learner.devices.restart()
+
+
+def test_steps_that_are_taken_again_are_silent_on_every_rank(tmp_path):
+    noted = tmp_path / "noted"
+
+    def talking(output, targets):
+        with noted.open("a") as file:
+            file.write("s" if is_unheard() else "h")
+        return F.cross_entropy(output, targets)
+
+    learner = begun(tmp_path / "silent", epochs=1, configure=lambda b: b.loss(talking))
+    learner._supplies.use(learner, "train", train_loader())
+    learner.step(3)
+    assert learner.rewind(1).replayed == 2
+    learner.step(1)
+    assert noted.read_text() == "h" * 2 * 3 + "s" * 2 * 2 + "h" * 2

@@ -123,6 +123,41 @@ def answers(page: Page, cell: str, lines: list[str]) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", page.text(cell))
 
 
+def test_steps_that_run_again_show_nothing_a_second_time(page: Page) -> None:
+    page.run(
+        "import logging, pdb, sys, tqdm, matplotlib.pyplot as plt\n"
+        "from IPython.display import clear_output, display"
+    )
+    page.run("%matplotlib inline\nbar = tqdm.tqdm(total=100)")
+    shows = """%%train learner --steps 3
+x, target = batch
+display({"text/plain": "displayed"}, raw=True)
+print("printed", step)
+print("to stderr", file=sys.stderr)
+warnings.warn(f"warned {step}")
+logging.getLogger().warning("logged")
+bar.update(); bar.refresh()
+plt.plot([1, 2])
+if "again" in globals(): clear_output(); breakpoint(); pdb.set_trace()
+loss = F.cross_entropy(model(x), target)
+"""
+    cell = page.begin(shows)
+    page.end(cell)
+    first = page.text(cell)
+    for each in ("printed 2", "to stderr", "warned 2", "logged", "3/100"):
+        assert each in first, first
+    assert len(page.of(cell, "display_data")) == 4, "three times, and the figure"
+    page.run("again = True")
+    for code in ("print(learner.rewind(1))", "_ = learner.what_if(steps=1, lr=0.1)", "_ = learner.inspect()"):
+        cell = page.begin(code)
+        page.end(cell)
+        assert page.text(cell) == (
+            "" if "_" in code else "rewound to epoch 1, train, step 2 of 4 (2 steps replayed, exact)\n"
+        )
+        assert not page.of(cell, "display_data") and not page.of(cell, "clear_output")
+    page.run("del again")
+
+
 def test_a_mistake_in_the_options_is_one_line(page: Page) -> None:
     cell = page.begin("%%train --steps many\nloss = 1")
     page.end(cell)
@@ -259,4 +294,20 @@ def test_the_visual_debugger_stops_at_a_line_of_the_body(page: Page) -> None:
     debugger.ask("continue", threadId=thread)
     page.end(cell)
     assert page.run("print(learner.position.step)") == "2\n"
+
+    again = code.replace("--steps 1", "--steps 2").replace("checked = step", "if step == 2: breakpoint()")
+    debugger.break_at(again, line=3)
+
+    def stops(code: str, times: int) -> str:
+        cell = page.begin(code)
+        for _ in range(times):
+            page.heard.clear()
+            debugger.ask("continue", threadId=debugger.stop())
+        page.end(cell)
+        return page.text(cell)
+
+    stops(again, 3)
+    # What stopped the steps does not stop them when they are taken again.
+    assert "(1 step replayed, exact)" in stops("print(learner.rewind(1))", 0)
+    stops(again, 2)
     debugger.ask("disconnect", restart=False, terminateDebuggee=True)
