@@ -96,7 +96,7 @@ commands:
   resume                 go on, in the background of the run's process
   step [N]               take N steps of a run that is paused; returns when they are taken
   step_epoch             go on to the end of the epoch
-  rewind [N]             take N steps back; rewind_to N goes back to the state after N training steps
+  rewind [N]             take N training steps back; rewind_to N goes back to the state after N of them
   go_to BRANCH           go to the end of a branch that the run has left, by its number
   restore LABEL          go to a checkpoint: an epoch's number, 3-117, latest, best
   breakpoint NAME on     switch a breakpoint on, or off

@@ -56,11 +56,13 @@ class Position:
         return f"epoch {self.epoch}, {self.split}, step {self.step}{of}"
 
 
-def steps_back(record: Record, n: int) -> Position:
-    """The position n steps ago, in training or validation."""
-    walk = list(steps_before(record, n))
+def steps_back(record: Record, n: int, of: Split | None = None) -> Position:
+    """The position n steps ago: in training or validation, or of one split alone."""
+    counted = record if of is None else tuple(part for part in record if part.split == of)
+    walk = list(steps_before(counted, n))
     if not walk:
-        raise StateError(f"rewind({n}): no step was taken yet, so there is none to take back")
+        kind = "no step" if of is None else {"train": "no training step", "valid": "no validation step"}[of]
+        raise StateError(f"rewind({n}): {kind} was taken yet, so there is none to take back")
     part, step = walk[-1]
     return Position(part.epoch, part.split, step)
 

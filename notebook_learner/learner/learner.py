@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -224,6 +225,7 @@ class Learner(Assigning, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         n: int = 1,
         *,
         to: Position | tuple[Any, ...] | int | None = None,
+        of: Split | None = None,
         replay_output: bool = False,
     ) -> RewindReport:
         """Take back n steps, or all steps after a position. The same steps then give the same bits again.
@@ -234,16 +236,21 @@ class Learner(Assigning, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         draws is shown, and no debugger opens.
 
         Args:
-            n: how many steps.
+            n: how many steps. Those of a validation count, too.
             to: a position, in place of a number of steps.
+            of: "train" counts only training steps, so the next step is one of training.
             replay_output: show the output of your code during the replay, and let `breakpoint()` stop.
         """
         count = counted("rewind", n, "step(n) goes forward, rewind(to=(epoch, step)) goes to a place")
         target: Position | int | None = None
         if to is not None:
             target = int(to) if type(to) is int else as_position(to)
+        if of not in (None, "train", "valid"):
+            raise ValueError(f"rewind(of={of!r}): give 'train' or 'valid', or leave it out to count both")
+        if of is not None and to is not None:
+            raise ValueError(f"rewind(to=..., of={of!r}): `of` says which steps n counts; leave one out")
         with heard(replay_output):
-            return self._drive(lambda: self._rewind(count, target))
+            return self._drive(lambda: self._rewind(count, target, of))
 
     # State -------------------------------------------------------------------------------------------
 
@@ -425,19 +432,21 @@ class Learner(Assigning, DirectoryVerbs, DisplayVerbs, Debugging, SetVerbs):
         """The training and validation steps that count: not those taken back, and not those replayed."""
         return sum(part.steps for part in self.history.snapshot())
 
-    def _rewind(self, n: int, target: Position | int | None) -> RewindReport:
+    def _rewind(self, n: int, target: Position | int | None, of: Split | None) -> RewindReport:
         if self._announced:  # else there is nothing to go back from
             self._enter()
         here, record = self._replica.loop.position, self.history.snapshot()
         if target is None:
-            target = steps_back(record, n)
+            target = steps_back(record, n, of)
         elif isinstance(target, int):
             target = after_training_step(record, target)
         if target > here:
             raise ValueError(ahead(target, self.position, self.num_epochs, self._replica.loop.finished))
         report = self._replica.rewind(target)
         self._settle()
-        return report
+        reached = report.position
+        only_validation = reached.split == "valid" and 0 < reached.iteration == here.iteration
+        return replace(report, only_validation=only_validation and reached < here)
 
     def _restore(self, state: State) -> None:
         self._enter()

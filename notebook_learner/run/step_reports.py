@@ -68,6 +68,9 @@ class RewindReport:
     differs: Difference | None = None
     compared: bool = True
     """Whether the replayed steps have measured values, or there were none."""
+    only_validation: bool = False
+    """Whether all steps that were taken back are of validation: what is changed now, such as a learning rate,
+    gives the same values there again."""
 
     @property
     def exact(self) -> bool:
@@ -79,7 +82,13 @@ class RewindReport:
         how = "exact" if self.exact else f"but the replay drifted by {self.drift:.3g}{first}"
         if not self.compared:
             how = "in which no value was measured to compare by"
-        return f"rewound to {self.position} ({_steps(self.replayed)} replayed, {how})"
+        told = f"rewound to {self.position} ({_steps(self.replayed)} replayed, {how})"
+        if not self.only_validation:
+            return told
+        return (
+            f"{told}; only steps of validation were taken back, in which a new learning rate has no effect: "
+            'rewind(n, of="train") counts training steps'
+        )
 
     __repr__ = __str__
 

@@ -92,7 +92,7 @@ class Steering:
             case "step_epoch":
                 return Answer(True, str(learner.step_epoch()))
             case "rewind":
-                return Answer(True, str(learner.rewind(args["n"])))
+                return Answer(True, str(learner.rewind(args["n"], of="train")))
             case "rewind_to":
                 return Answer(True, str(learner.rewind(to=args["step"])))
             case "go_to":

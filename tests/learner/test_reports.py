@@ -40,6 +40,12 @@ AT = Position(1, "train", 3, 3, 5)
         ),
         (RewindReport(AT, AT, 1, 0.0), "rewound to epoch 1, train, step 3 of 5 (1 step replayed, exact)"),
         (
+            RewindReport(AT, Position(1, "valid", 0), 2, 0.0, only_validation=True),
+            "rewound to epoch 1, valid, step 0 (2 steps replayed, exact); only steps of validation were "
+            'taken back, in which a new learning rate has no effect: rewind(n, of="train") counts '
+            "training steps",
+        ),
+        (
             RewindReport(AT, AT, 12, 0.001234),
             "rewound to epoch 1, train, step 3 of 5 (12 steps replayed, but the replay drifted by 0.00123)",
         ),

@@ -65,6 +65,53 @@ def test_it_goes_back(way, window, seed, tmp_path):
     assert_ends_like_the_straight_run(learner, tmp_path / "run", tmp_path, window=window, seed=seed)
 
 
+@pytest.mark.parametrize(
+    ("there", "n", "of", "back"),
+    [
+        ((2, "train", 0), 1, "train", (1, "train", 3)),
+        ((2, "train", 1), 3, "train", (1, "train", 2)),
+        ((2, "valid", 2), 5, "train", (1, "train", 3)),
+        ((2, "train", 3), 1, "valid", (1, "valid", 1)),
+        ((2, "valid", 1), 2, "valid", (1, "valid", 1)),
+        ((1, "valid", 1), 9, "train", (1, "train", 0)),
+    ],
+)
+def test_steps_of_one_split_are_counted_alone(there, n, of, back, tmp_path):
+    learner = learner_of(tmp_path / "run")
+    learner.run_until(there)
+    assert learner.rewind(n, of=of).exact
+    assert learner.position.key == Position(*back).key
+    assert_ends_like_the_straight_run(learner, tmp_path / "run", tmp_path)
+
+
+def test_a_rewind_over_steps_of_validation_alone_says_that_a_rate_has_no_effect_there(tmp_path):
+    learner = learner_of(tmp_path / "run")
+    learner.run_until((2, "train", 0))
+    report = learner.rewind(2)
+    assert report.only_validation and 'rewind(n, of="train") counts training steps' in str(report)
+    assert learner.position.key == Position(1, "valid", 0).key
+    for back in (learner.rewind(1), learner.rewind(1, of="train"), learner.rewind(to=learner.position)):
+        assert back.position.split == "train" and not back.only_validation
+        assert "no effect" not in str(back)
+    learner.run_until((1, "valid", 2))
+    assert learner.rewind(1).only_validation
+    learner.fit()
+    assert learner.rewind(1).only_validation
+
+
+def test_which_steps_are_counted_is_checked(tmp_path):
+    learner = learner_of(tmp_path / "run")
+    with pytest.raises(StateError, match="no training step was taken yet"):
+        learner.rewind(of="train")
+    learner.step(1)
+    with pytest.raises(ValueError, match="give 'train' or 'valid'"):
+        learner.rewind(of="test")
+    with pytest.raises(ValueError, match="leave one out"):
+        learner.rewind(to=(1, 0), of="train")
+    with pytest.raises(StateError, match="no validation step was taken yet"):
+        learner.rewind(of="valid")
+
+
 @pytest.mark.parametrize("there", [(4, "train", 2), (4, "valid", 2)])
 @pytest.mark.parametrize("back", [(2, "train", 0), (2, "train", 3), (2, "valid", 1), (3, "train", 1)])
 def test_where_memory_holds_no_keyframe_a_checkpoint_is_one(there, back, tmp_path):

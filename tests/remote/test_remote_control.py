@@ -236,6 +236,7 @@ def test_steps_taken_back_and_a_checkpoint_restored_from_elsewhere_end_in_the_st
     assert "exact" in other.asks(run, "rewind_to", "1").text and learner.position.step == 1
     assert other.asks(run, "restore", "1-2").text == "restored 1-2" and learner.position.step == 2
     assert other.asks(run, "step_epoch").ok and learner.position.epoch == 2
+    assert other.asks(run, "rewind", "1").ok and learner.position.split == "train", "no step of validation"
     learner.fit()
     assert same_bits(weights(learner.model), straight)
 

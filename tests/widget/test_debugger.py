@@ -245,6 +245,15 @@ def test_the_reach_follows_the_run_and_rewind_to_goes_there(tmp_path: Path) -> N
     assert same(list(learner.model.state_dict().values()), list(straight.model.state_dict().values()))
 
 
+def test_the_button_takes_back_training_steps_also_after_a_validation(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    page = page_of(learner)
+    page.ask("hello")
+    assert page.answer("step_epoch")[0] and learner.position.key == (2, 0, 0)
+    ok, text = page.answer("rewind", n=3)
+    assert ok and text.startswith("rewound to epoch 1, train, step 7 of 10")
+
+
 def test_a_step_that_was_not_taken_is_refused_with_the_reason(tmp_path: Path) -> None:
     learner = learner_in(tmp_path)
     learner.step(3)

@@ -15,7 +15,7 @@ export class Controls {
     this.#refuse = refuse;
     this.#signal = signal;
     this.steps = field("How many steps to take", 10);
-    this.back = field("How many steps to go back", 1);
+    this.back = field("How many training steps to go back", 1);
     this.epochs = field("Epochs: the last one to train", 1);
     this.element = h(
       "div",
