@@ -1,6 +1,6 @@
-"""The page of all names, from their docstrings: `python tests/reference_page.py` writes it again.
+"""The pages of all names, from their docstrings: `python tests/reference_page.py` writes them again.
 
-A test compares the page with what this makes, so that no public name, verb, magic, option or command lacks a
+A test compares the pages with what this makes, so that no public name, verb, magic, option or command lacks a
 line of its own.
 """
 
@@ -20,13 +20,57 @@ from notebook_learner.command import _COMMANDS, _parser
 from notebook_learner.learner.tools import Devices, Tools
 from notebook_learner.magic.magics import TrainingMagics
 
-PAGE = Path(__file__).parent.parent / "tutorials" / "concepts" / "reference.md"
+CONCEPTS = Path(__file__).parent.parent / "tutorials" / "concepts"
 HEAD = """\
 # Every name
 
-One line each, the first of what `help(...)` says; in a notebook, `LearnerBuilder.ema?` and `%%train?` tell it
-all. This page is made from the docstrings: `python tests/reference_page.py`.
+One line each, the first of what `help(...)` says; in a notebook, `LearnerBuilder.ema?` and `%%train?` tell
+it all. The page begins with what a first week needs. [Another page](internals.md) has what parts of your own
+need: events, loggers, renderers, breakpoints, formats. Both are made from the docstrings:
+`python tests/reference_page.py`.
 """
+INTERNALS_HEAD = """\
+# Names for parts of your own
+
+You need none of these to train. They are for loggers, renderers, breakpoints and formats of your own, and
+they are the values that other names return. [The other names](reference.md).
+
+```python
+from notebook_learner.event import EpochEnded
+
+
+class Ends:
+    \"\"\"A renderer or a logger: it handles the events that it knows.\"\"\"
+
+    def handle(self, event):
+        if isinstance(event, EpochEnded):
+            print("epoch", event.epoch, "is over")
+```
+"""
+FIRST_WEEK = {
+    LearnerBuilder: "loss train_step metrics num_epochs with_batch_size seed early_stopping break_on "
+    "with_file_checkpointer resume build",
+    Learner: "fit start pause stop step step_epoch run_until rewind status position num_epochs history plot "
+    "summary save restore checkpoints batch output inspect what_if breakpoints evaluate predict",
+    Artifacts: "series epochs plot summary compare",
+}
+FIRST_MAGICS = "%%train %%valid %train %step %rewind"
+BURN = "metric_train metric_valid metric_train_numeric metric_valid_numeric"
+"""Verbs of the builder that are as in Burn, beside one that does what they do."""
+INTERNALS = {
+    "notebook_learner.metric": "AccumulatedText AnyMetric Counted MetricGroup Ratio Reading StepContext",
+    "notebook_learner.breakpoint": "Asked Breakpoint Breakpoints Condition Found FromMetrics Measured Moment "
+    "Planned",
+    "notebook_learner.checkpoint": "CheckpointFolder CheckpointInfo Decoded Encoded Recorder Strategy",
+    "notebook_learner.artifacts": "Block Checkpoints EpochValues Evaluation Evaluations Series TakenBack",
+    "notebook_learner.inspection": "BatchTensor Group Histogram Layer Memory Parameter Picture Sample "
+    "StateSize Statistics",
+    "notebook_learner.event": "*",
+    "notebook_learner.logger": "*",
+    "notebook_learner.renderer": "*",
+    "notebook_learner.store": "*",
+}
+"""Names that stand on the page of their own; a star stands for all."""
 PACKAGES = {
     "notebook_learner": "What a training needs",
     "notebook_learner.metric": "Metrics",
@@ -46,7 +90,6 @@ CLASSES = {
     Tools: "`learner.tools`: what is needed now and then",
     Devices: "`learner.devices`: the processes that train, as a table",
     Artifacts: "`Artifacts`: a run's directory, past or running",
-    Moment: "`Moment`: what a breakpoint's function is given",
 }
 
 TWELVE = """\
@@ -91,18 +134,47 @@ ATTRIBUTES = {
 """What is neither a method nor a property, and so has no docstring of its own."""
 
 
-def page() -> str:
-    """All of it."""
-    sections = [
+def pages() -> dict[str, str]:
+    """All names, by the file that has them."""
+    reference = [
         HEAD,
         TWELVE,
-        *(section(title, members(cls)) for cls, title in CLASSES.items()),
+        section("A first week", first_week()),
+        *(section(title, members(cls, BURN)) for cls, title in CLASSES.items()),
         section("Magics, after `%load_ext notebook_learner`", magics()),
-        *(section(f"{title}: `{name}`", exported(name)) for name, title in PACKAGES.items()),
+        *(
+            section(f"{title}: `{name}`", exported(name, internal=False))
+            for name, title in PACKAGES.items()
+            if INTERNALS.get(name) != "*"
+        ),
         section("Commands, in a shell", commands()),
         "```\n" + re.sub(r"(?m)^  ", "", _COMMANDS.split("\n\n")[0].partition("\n")[2]) + "\n```\n",
+        section("Burn's names of `.metrics(...)`", chosen(LearnerBuilder, BURN)),
     ]
-    return "\n".join(sections)
+    internals = [
+        INTERNALS_HEAD,
+        section("`Moment`: what a breakpoint's function is given", members(Moment)),
+        *(
+            section(f"{title}: `{name}`", exported(name, internal=True))
+            for name, title in PACKAGES.items()
+            if name in INTERNALS
+        ),
+    ]
+    return {"reference.md": "\n".join(reference), "internals.md": "\n".join(internals)}
+
+
+def first_week() -> Iterator[tuple[str, str]]:
+    """Of the builder, the learner, a run's directory and the magics."""
+    for cls, names in FIRST_WEEK.items():
+        for name, text in chosen(cls, names):
+            yield f"{cls.__name__}.{name}", text
+    yield from ((name, text) for name, text in magics() if name in FIRST_MAGICS.split())
+
+
+def chosen(cls: type, names: str) -> Iterator[tuple[str, str]]:
+    """Some members, in the order of their names here."""
+    rows = {row[0].partition("(")[0]: row for row in members(cls)}
+    yield from (rows[name] for name in names.split())
 
 
 def section(title: str, rows: Iterable[tuple[str, str]]) -> str:
@@ -116,9 +188,9 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def members(cls: type) -> Iterator[tuple[str, str]]:
+def members(cls: type, but: str = "") -> Iterator[tuple[str, str]]:
     """Public methods and properties, also those of its bases in this package, in their order there."""
-    seen: set[str] = set()
+    seen = set(but.split())
     for base in reversed(cls.__mro__) if cls in BASES_FIRST else cls.__mro__:
         for name, member in vars(base).items() if base.__module__.startswith("notebook_learner") else ():
             member = getattr(member, "__func__", member)
@@ -147,10 +219,10 @@ def arguments(function: Any) -> str:
     return f"({', '.join(names)})"
 
 
-def exported(package: str) -> Iterator[tuple[str, str]]:
-    """What `from package import *` brings."""
-    module = importlib.import_module(package)
-    for name in module.__all__:
+def exported(package: str, *, internal: bool) -> Iterator[tuple[str, str]]:
+    """What `from package import *` brings, for one of the two pages."""
+    module, inner = importlib.import_module(package), INTERNALS.get(package, "").split()
+    for name in (each for each in module.__all__ if (inner == ["*"] or each in inner) == internal):
         thing = getattr(module, name)
         is_alias = get_origin(thing) is not None  # for Python 3.10 `tuple[X, ...]` is a class, too
         is_one = not is_alias and (inspect.isclass(thing) or inspect.isfunction(thing))
@@ -212,9 +284,10 @@ def capitalised(text: str) -> str:
 
 
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(), "utf-8")
-    print(f"wrote {PAGE}")
+    """Write the pages."""
+    for name, text in pages().items():
+        (CONCEPTS / name).write_text(text, "utf-8")
+        print(f"wrote {CONCEPTS / name}")
 
 
 if __name__ == "__main__":

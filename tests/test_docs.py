@@ -22,8 +22,8 @@ CONCEPTS = tuple(
     path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tutorials" / "concepts").glob("*.md"))
 )
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *CONCEPTS)
-WITH_FOREIGN_NAMES = ("tutorials/concepts/reference.md",)
-"""It says of names that are no class of ours what they stand for."""
+WITH_FOREIGN_NAMES = ("tutorials/concepts/internals.md", "tutorials/concepts/reference.md")
+"""They say of names that are no class of ours what they stand for."""
 WITH_EXAMPLES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(PACKAGE.rglob("*.py"))
@@ -129,8 +129,21 @@ def test_the_pages_that_explain_show_code():
     assert [name for name in CONCEPTS if not python_blocks(name)] == []
 
 
-def test_the_page_of_all_names_is_up_to_date():
-    assert page("tutorials/concepts/reference.md") == reference_page.page(), "python tests/reference_page.py"
+@pytest.mark.parametrize("name", ["reference.md", "internals.md"])
+def test_the_pages_of_all_names_are_up_to_date(name):
+    assert page(f"tutorials/concepts/{name}") == reference_page.pages()[name], (
+        "python tests/reference_page.py"
+    )
+
+
+def test_each_public_name_is_on_one_of_them_and_what_a_first_week_needs_comes_first():
+    titles = re.findall(r"^## (.+)$", page("tutorials/concepts/reference.md"), re.MULTILINE)
+    assert titles[1] == "A first week"
+    for package in reference_page.PACKAGES:
+        inner, outer = (dict(reference_page.exported(package, internal=each)) for each in (True, False))
+        assert sorted([*inner, *outer]) == list(importlib.import_module(package).__all__)
+        named = reference_page.INTERNALS.get(package, "").split()
+        assert named in (["*"], sorted(inner)), "no name there is one that has gone"
 
 
 def test_every_name_on_that_page_has_a_line():

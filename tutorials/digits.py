@@ -81,8 +81,8 @@ def build_learner(steps: int) -> Learner:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return (
         LearnerBuilder(RUN)
-        .metric_train(LearningRate())
         .metrics(Loss(), Accuracy())
+        .metrics(LearningRate(), valid=False)
         .num_epochs(EPOCHS)
         .seed(0)
         .build(model, optimizer, OneCycleLR(optimizer, max_lr=1e-2, total_steps=steps))

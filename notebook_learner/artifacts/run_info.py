@@ -117,6 +117,7 @@ def _metric_info(value: object) -> MetricInfo:
         higher_is_better=told.flag_or_none("higher_is_better"),
         kind="text" if told.text("kind", "numeric") == "text" else "numeric",
         plotted=told.flag("plotted"),
+        of_epochs=told.flag_or_none("of_epochs") is not False,  # earlier versions did not write it
     )
 
 

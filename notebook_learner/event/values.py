@@ -33,7 +33,9 @@ class MetricInfo:
     higher_is_better: bool | None = None
     kind: Literal["numeric", "text"] = "numeric"
     plotted: bool = True
-    """True if it was registered through `*_numeric` (or `metrics`). It then has a curve and a summary row."""
+    """True if it was registered through `metrics` or `*_numeric`. A number then has a curve."""
+    of_epochs: bool = True
+    """False for a reading, such as a learning rate: an epoch has no value of it, so tables leave it out."""
 
 
 @dataclass(frozen=True, slots=True)

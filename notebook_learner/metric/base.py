@@ -70,9 +70,11 @@ class StepContext(Protocol):
 class Metric:
     """A number for each step, and one for each epoch.
 
-    Subclasses give `name` and `update`. `update` returns a value and its weight; the epoch's value is the
-    weighted mean `Σ value·weight / Σ weight`, so a short last batch has a smaller weight. A metric that is
-    not a mean of steps (AUROC, F1) accumulates in `update`, and returns its value from `compute`.
+    Subclasses give `name` and `update`. `update` returns the step's value; the epoch's value is the weighted
+    mean `Σ value·weight / Σ weight`, where the weight is the number of the batch's samples, so a short last
+    batch has a smaller weight. If another number stands behind the value, `update` returns value and weight.
+    A metric that is not a mean of steps (AUROC, F1) accumulates in `update`, and returns its value from
+    `compute`.
 
     >>> from notebook_learner.metric import Metric
     >>> class MeanAbsoluteError(Metric):
@@ -81,8 +83,7 @@ class Metric:
     ...     needs = ("output", "targets")
     ...
     ...     def update(self, item):
-    ...         error = (item.output - item.targets).abs().mean()
-    ...         return error, len(item.targets)
+    ...         return (item.output - item.targets).abs().mean()
 
     If the step's output has other field names, `input` takes out what the metric `needs`: a tuple in that
     order, or an object or dict with those fields.
@@ -119,8 +120,8 @@ class Metric:
         super().__init_subclass__(**named)
         checks_arguments(cls)
 
-    def update(self, item: Any) -> tuple[Scalar, Scalar]:
-        """Take one step's output, without gradients; return its value and weight.
+    def update(self, item: Any) -> Scalar | tuple[Scalar, Scalar]:
+        """Take one step's output, without gradients; return its value, or its value and weight.
 
         A step without a value returns `(float("nan"), 0)`.
         """

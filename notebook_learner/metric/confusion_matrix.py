@@ -25,12 +25,12 @@ _WORST = 5
 class ConfusionMatrix(AccumulatedText):
     """How often each class was the answer for each class, over the epoch so far: a picture and a text.
 
-    Register it with `metric_valid(...)` or `metric_train(...)`, or with `metrics(...)` for both. Its text
-    (the accuracy per class, and the classes that are confused most) is shown and logged. The object itself is
-    the
-    picture: as the last line of a cell, or `figure()`. It holds the current pass, or the last one until the
-    next begins. An object that is registered a second time (for the other split, or with a second learner) is
-    copied, so that the counts stay separate. So make one object for each, and look at that object.
+    Register it with `.metrics(ConfusionMatrix())`, or `.metrics(ConfusionMatrix(), train=False)`. Its text
+    (the accuracy per class, and the classes that are confused most) is shown and logged. The object itself
+    is the picture: as the last line of a cell, or `figure()`. It holds the current pass, or the last one
+    until the next begins. An object that is registered a second time (for the other split, or with a second
+    learner) is copied, so that the counts stay separate. So make one object for each, and look at that
+    object.
 
     `output` has a score per class and `targets` class indices, as for `Accuracy`; or, with a threshold, one
     score per target of 0 or 1. Every target counts once. The matrix is read from the device once for each

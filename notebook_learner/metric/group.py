@@ -24,7 +24,17 @@ from .base import (
     TextMetric,
 )
 from .inputs import Inputs
-from .output_checks import Update, adapted, advises, checked, checked_type, has_fields, require_fields
+from .output_checks import (
+    Update,
+    adapted,
+    advises,
+    checked,
+    checked_type,
+    gives_one_number,
+    has_fields,
+    require_fields,
+    weighted,
+)
 from .rows import ABSENT, Rows, accumulates, counts_of, merged
 from .step_values import Logged
 from .tensors import alike, bring, to_host
@@ -345,16 +355,22 @@ class MetricGroup:
     def _meet(self, item: Any) -> None:
         """Collect the first output of its type, with the checks that later outputs do not need."""
         made, metrics = item, list[AnyMetric]([*self._collected, *self._texts])
+        steps = list(self._steps)
         # A cell finds its names itself, and says where it is in doubt.
         if not (self._context is None or advises(made) or has_fields(metrics, made)):
             item = Inputs(made, self._batch)
         require_fields(metrics, item)
         with self._no_grad:
-            updates = [adapted(metric) for metric in self._collected]
-            pairs = [checked(m, update(item)) for m, update in zip(self._collected, updates, strict=True)]
+            updates, pairs = [adapted(metric) for metric in self._collected], []
+            for index, metric in enumerate(self._collected):
+                pair: Any = updates[index](item)
+                if self._context is not None and gives_one_number(metric, pair):
+                    updates[index] = weighted(metric, updates[index])
+                    steps[index] = self._bind(index, updates[index])
+                    pair = pair, self._context.samples
+                pairs.append(checked(metric, pair))
             for watch in self._watches:
                 watch(item)
-        steps = list(self._steps)
         for index, (value, weight) in enumerate(pairs):
             if _needs_grad(value) or _needs_grad(weight):
                 # Stored as it is, it would keep the step's whole graph in memory until the next read.

@@ -86,12 +86,28 @@ def checked(metric: Metric, pair: Any) -> tuple[Scalar, Scalar]:
     return value, weight
 
 
+def gives_one_number(metric: Metric, made: Any) -> bool:
+    """Whether an update returned a value without a weight."""
+    return _is_scalar(made) and not isinstance(metric, Counted)
+
+
+def weighted(metric: Metric, update: Callable[[Any], Any]) -> Update:
+    """The same update; a value that it returns without a weight has that of the batch's samples."""
+
+    def paired(item: Any) -> Any:
+        made = update(item)
+        return made if isinstance(made, (tuple, list)) or made is None else (made, metric.context.samples)
+
+    return paired
+
+
 def checked_type(metric: Metric, pair: Any) -> None:
     """Raise if an update did not return a pair."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise StepError(
             f"{metric.name}.update returned {_said(pair)}; it must return two things, the step's value and "
-            "its weight (how many samples stand behind the value): `return value, weight`"
+            "its weight (how many samples stand behind the value): `return value, weight`; or, in a "
+            "learner, the value alone, which the batch's samples weight"
         )
 
 

@@ -17,7 +17,7 @@ class Prediction(TextMetric):
     It reads `predictions` and `targets` as the metrics of sequences do (`CharErrorRate`), from one step of
     each block, and waits for the device then. Its log has a line for each step, as every log. Steps that were
     read together repeat the sample's line, so with steps of a millisecond the log grows by 0.1 to 0.2 MB a
-    second. `.metric_valid(Prediction(tokenizer))` writes fewer lines.
+    second. `.metrics(Prediction(tokenizer), train=False)` writes fewer lines.
 
     >>> Prediction(decode=lambda tokens: " ".join(map(str, tokens))).name
     'Prediction'

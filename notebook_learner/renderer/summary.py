@@ -59,16 +59,17 @@ def summary_rows(history: EpochSource, infos: Sequence[MetricInfo] | None = None
 
     Args:
         history: any object with the final values by epoch.
-        infos: the names and units of the metrics, and which are plotted; the others are left out.
+        infos: the names and units of the metrics, and which are plotted; the others are left out, and so are
+            readings.
             Default: `history.infos`, and every metric if the history has no infos.
     """
     known = metric_infos(history, infos)
     rows = []
     for split in SPLITS:
         for name in sorted(plotted_names(history, split, known), key=str.casefold):
-            info = known.get((name, split))
-            row = _row(history, name, split, info.unit if info else "")
-            if row is not None:
+            info = known.get((name, split), MetricInfo(name, split))
+            row = _row(history, name, split, info.unit)
+            if row is not None and info.of_epochs:
                 rows.append(row)
     return rows
 
@@ -208,8 +209,8 @@ def epoch_row(tally: Tally, epoch: int) -> str:
 
 
 def _groups(tally: Tally) -> list[tuple[str, list[Split]]]:
-    """The metrics with the splits they are plotted for."""
-    plotted = {key for key, info in tally.infos.items() if info.plotted}
+    """The metrics that have a value of an epoch, with the splits they are plotted for."""
+    plotted = {key for key, info in tally.infos.items() if info.plotted and info.of_epochs}
     groups = [(name, [split for split in SPLITS if (name, split) in plotted]) for name in tally.names()]
     return [(name, splits) for name, splits in groups if splits]
 

@@ -65,6 +65,8 @@ class Settings:
 
     directory: Any
     metrics: list[Registered] = field(default_factory=list)
+    narrowed: list[tuple[Any, Any]] = field(default_factory=list)
+    """What each call of `.metrics` was given as `train` and `valid`."""
     metrics_given: bool = False
     loggers: list[Sink] = field(default_factory=list)
     renderer: Any = "auto"

@@ -121,3 +121,9 @@ class Tape:
 
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
+
+
+def files_in(directory):
+    """All but `artifacts.h5`, which is derived from them, and what says where the run is steered."""
+    found = sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
+    return [name for name in found if name not in ("artifacts.h5", "control.sock")]

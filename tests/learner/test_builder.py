@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 
-import matplotlib.text
 import numpy as np
 import pytest
 import torch
@@ -18,6 +17,7 @@ from builder_support import (
     batches,
     by_hand,
     classifier,
+    files_in,
     net,
     quiet,
     sgd,
@@ -35,126 +35,12 @@ from notebook_learner import (
 from notebook_learner.event import MetricBlock, RunOpened, SplitEnded
 from notebook_learner.learner.wiring.make_optimizer import move_state
 from notebook_learner.logger import InMemoryMetricLogger
-from notebook_learner.metric import Accuracy, CudaMetric, LearningRate, Loss, Metric, TextMetric
-
-
-def files_in(directory):
-    """All but `artifacts.h5`, which is derived from them, and what says where the run is steered."""
-    found = sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
-    return [name for name in found if name not in ("artifacts.h5", "control.sock")]
-
-
-# Metrics ---------------------------------------------------------------------------------------------
-
-
-def test_a_training_metric_is_logged_for_training_alone(tmp_path):
-    model = net()
-    classifier(tmp_path).metric_train(Accuracy()).build(model, sgd(model)).fit(batches(), batches())
-    assert files_in(tmp_path) == ["train/epoch-1/Accuracy.log"]
-
-
-def test_a_validation_metric_is_logged_for_validation_alone(tmp_path):
-    model = net()
-    classifier(tmp_path).metric_valid(Accuracy()).build(model, sgd(model)).fit(batches(), batches())
-    assert files_in(tmp_path) == ["valid/epoch-1/Accuracy.log"]
-
-
-def test_metrics_are_those_of_both_splits(tmp_path):
-    model = net()
-    classifier(tmp_path).metrics(Loss(), Accuracy()).build(model, sgd(model)).fit(batches(), batches())
-    assert files_in(tmp_path) == [
-        f"{split}/epoch-1/{name}.log" for split in ("train", "valid") for name in ("Accuracy", "Loss")
-    ]
-
-
-def test_without_a_word_about_metrics_the_loss_is_measured_on_both_splits(tmp_path):
-    model = net()
-    learner = classifier(tmp_path).build(model, sgd(model))
-    learner.fit(batches(), batches())
-    assert files_in(tmp_path) == ["train/epoch-1/Loss.log", "valid/epoch-1/Loss.log"]
-
-
-def test_no_metric_at_all_can_be_asked_for(tmp_path):
-    model = net()
-    learner = classifier(tmp_path).metrics().build(model, sgd(model))
-    learner.fit(batches(), batches())
-    assert learner.status == "finished"
-    assert files_in(tmp_path) == []
-
-
-def words_in(figure):
-    return " ".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
-
-
-def test_only_metrics_registered_as_numeric_have_a_curve(tmp_path):
-    model = net()
-    builder = classifier(tmp_path).metric_train(Loss()).metric_valid(Loss())
-    builder.metric_train_numeric(Accuracy()).metric_valid_numeric(Accuracy())
-    learner = builder.build(model, sgd(model))
-    learner.fit(batches(), batches())
-    text = words_in(learner.plot())
-    assert "Accuracy" in text
-    assert "Loss" not in text
-    assert len(learner.history["train", "Loss"]) == len(SIZES), "logged and kept all the same"
-
-
-@pytest.mark.parametrize("split", ["train", "valid"])
-def test_a_metric_may_have_its_curve_for_one_split_alone(split, tmp_path):
-    model = net()
-    builder = classifier(tmp_path)
-    register = {"train": builder.metric_train_numeric, "valid": builder.metric_valid_numeric}[split]
-    learner = register(Accuracy()).build(model, sgd(model))
-    learner.fit(batches(), batches())
-    assert [info.split for info in learner.history.infos if info.plotted] == [split]
-    assert "Accuracy" in words_in(learner.plot())
-
-
-def test_a_text_metric_is_logged_as_lines_of_text(tmp_path):
-    class Weather(TextMetric):
-        name = "Weather"
-
-        def text(self):
-            return "sunny"
-
-    model = net()
-    classifier(tmp_path).metric_train(Weather()).build(model, sgd(model)).fit(batches())
-    assert (tmp_path / "train/epoch-1/Weather.log").read_text() == "sunny\n" * len(SIZES)
-
-
-def test_one_metric_object_registered_for_both_splits_keeps_them_apart(tmp_path):
-    class Seen(Metric):
-        """Accumulates by itself, so that a shared object would mix the splits."""
-
-        name = "Seen"
-
-        def __init__(self):
-            self.samples = 0
-
-        def update(self, item):
-            self.samples += len(item.targets)
-            return 0.0, 1
-
-        def compute(self):
-            return self.samples
-
-    model = net()
-    learner = classifier(tmp_path).metrics(Seen()).build(model, sgd(model))
-    learner.fit(batches(), batches((5, 5)))
-    assert learner.history.final("Seen", "train") == sum(SIZES)
-    assert learner.history.final("Seen", "valid") == 10
-
-
-def test_a_metric_object_used_by_an_earlier_learner_serves_a_new_one_too(tmp_path):
-    accuracy = Accuracy()
-    first, second = net(), net()
-    one = classifier(tmp_path / "1").metrics(accuracy).build(first, sgd(first))
-    one.fit(batches(), batches())
-    other = classifier(tmp_path / "2").metrics(accuracy).build(second, sgd(second))
-    other.fit(batches(), batches())
-    one.fit(epochs=1)
-    assert other.history["train", "Accuracy"].tolist() == one.history["train", "Accuracy", 1].tolist()
-    assert len(one.history["train", "Accuracy"]) == 2 * len(SIZES)
-
+from notebook_learner.metric import (
+    Accuracy,
+    CudaMetric,
+    LearningRate,
+    Loss,
+)
 
 # Where it goes ---------------------------------------------------------------------------------------
 

@@ -136,6 +136,14 @@ OPTIONS = {
         lambda b: b.metric_valid_numeric(CudaMetric()),
         "Cuda is a text metric and has no curve; register it with metric_valid(...)",
     ),
+    "metrics of one split by their names": (
+        lambda b: b.metrics(train=[Loss()]),
+        "metrics(..., train=[<notebook_learner.metric",
+    ),
+    "metrics of no split": (
+        lambda b: b.metrics(Loss(), train=False, valid=False),
+        "metrics(..., train=False, valid=False): give True or False; valid=False measures in training alone",
+    ),
     "a metric twice": (
         lambda b: b.metric_train(Loss()).metrics(Loss()),
         "two train metrics would write the log of 'Loss'; register it once",

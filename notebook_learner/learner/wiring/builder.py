@@ -83,32 +83,44 @@ class LearnerBuilder:
     # Metrics -----------------------------------------------------------------------------------------
 
     def metric_train(self, metric: AnyMetric) -> Self:
-        """Log and show a metric of the training split, without a curve."""
+        """As in Burn: log and show a metric of the training split, without a curve."""
         return self._register(metric, "train", plotted=False)
 
     def metric_valid(self, metric: AnyMetric) -> Self:
-        """Log and show a metric of the validation split, without a curve."""
+        """As in Burn: log and show a metric of the validation split, without a curve."""
         return self._register(metric, "valid", plotted=False)
 
     def metric_train_numeric(self, metric: AnyMetric) -> Self:
-        """Log, show and plot a numeric metric of the training split."""
+        """As in Burn: `.metrics(metric, valid=False)`."""
         return self._register(metric, "train", plotted=True)
 
     def metric_valid_numeric(self, metric: AnyMetric) -> Self:
-        """Log, show and plot a numeric metric of the validation split."""
+        """As in Burn: `.metrics(metric, train=False)`."""
         return self._register(metric, "valid", plotted=True)
 
-    def metrics(self, *metrics: AnyMetric) -> Self:
-        """Log, show and plot metrics of both splits; a text metric (`ConfusionMatrix()`) has no curve.
-        `metrics()` without arguments means no metrics at all.
+    def metrics(self, *metrics: AnyMetric, train: bool = True, valid: bool = True) -> Self:
+        """Measure these metrics: log and show them, and plot those that are numbers. Texts and pictures, such
+        as `ConfusionMatrix()`, are registered in the same way. May be called several times.
 
-        A learner without a registered metric measures `Loss()` on both splits.
+        A learner without a registered metric measures `Loss()` on both splits; `metrics()` without arguments
+        means no metrics at all.
+
+        >>> from notebook_learner import LearnerBuilder
+        >>> from notebook_learner.metric import Accuracy, ConfusionMatrix, LearningRate, Loss
+        >>> builder = LearnerBuilder("runs/digits").metrics(Loss(), Accuracy())
+        >>> builder = builder.metrics(LearningRate(), valid=False).metrics(ConfusionMatrix(), train=False)
+
+        Args:
+            metrics: metrics of the package, or your own.
+            train: False leaves the training split out.
+            valid: False leaves the validation split out.
         """
         self._settings.metrics_given = True
+        self._settings.narrowed.append((train, valid))
+        splits: dict[Split, Any] = {"train": train, "valid": valid}
         for metric in metrics:
-            plotted = not isinstance(metric, TextMetric)
-            self._register(metric, "train", plotted=plotted)
-            self._register(metric, "valid", plotted=plotted)
+            for split in (each for each, wanted in splits.items() if wanted):
+                self._register(metric, split, plotted=not isinstance(metric, TextMetric))
         return self
 
     # Where it goes -----------------------------------------------------------------------------------

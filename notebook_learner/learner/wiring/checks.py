@@ -58,6 +58,7 @@ def mistakes_in(settings: Settings, model: Any) -> Iterator[str]:
         yield f"devices(..., data={settings.data!r}): the data stay on the 'host', or live on the 'device'"
     if not isinstance(settings.prefetch, bool):
         yield f"devices(..., prefetch={settings.prefetch!r}): True copies batches ahead, False does not"
+    yield from _narrowed(settings.narrowed)
     yield from metric_mistakes(settings.metrics)
     yield from _merging(settings)
     yield from _early_stopping(settings)
@@ -269,6 +270,13 @@ def metric_mistakes(metrics: Iterable[Registered]) -> Iterator[str]:
         if any(where == split and same_file(metric.name, other) for other, where in seen):
             yield f"two {split} metrics would write the log of {metric.name!r}; register it once"
         seen.append((metric.name, split))
+
+
+def _narrowed(given: Iterable[tuple[Any, Any]]) -> Iterator[str]:
+    for train, valid in given:
+        if {type(train), type(valid)} != {bool} or not (train or valid):
+            said = f"metrics(..., train={train!r:.40}, valid={valid!r:.40})"
+            yield f"{said}: give True or False; valid=False measures in training alone"
 
 
 def _merging(settings: Settings) -> Iterator[str]:

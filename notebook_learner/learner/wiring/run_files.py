@@ -234,9 +234,8 @@ def opening(
 def _info(registered: Registered) -> MetricInfo:
     metric = registered.metric
     if isinstance(metric, Metric):
-        return MetricInfo(
-            metric.name, registered.split, metric.unit, metric.higher_is_better, "numeric", registered.plotted
-        )
+        told = metric.name, registered.split, metric.unit, metric.higher_is_better
+        return MetricInfo(*told, plotted=registered.plotted, of_epochs=metric.weighted)
     return MetricInfo(metric.name, registered.split, kind="text", plotted=False)
 
 
