@@ -61,8 +61,8 @@ def steps_back(record: Record, n: int, of: Split | None = None) -> Position:
     counted = record if of is None else tuple(part for part in record if part.split == of)
     walk = list(steps_before(counted, n))
     if not walk:
-        kind = "no step" if of is None else {"train": "no training step", "valid": "no validation step"}[of]
-        raise StateError(f"rewind({n}): {kind} was taken yet, so there is none to take back")
+        kind = "validation step" if of == "valid" else "step"
+        raise StateError(f"rewind({n}): no {kind} was taken yet, so there is none to take back")
     part, step = walk[-1]
     return Position(part.epoch, part.split, step)
 

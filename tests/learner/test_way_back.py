@@ -101,7 +101,7 @@ def test_a_rewind_over_steps_of_validation_alone_says_that_a_rate_has_no_effect_
 
 def test_which_steps_are_counted_is_checked(tmp_path):
     learner = learner_of(tmp_path / "run")
-    with pytest.raises(StateError, match="no training step was taken yet"):
+    with pytest.raises(StateError, match="no step was taken yet"):
         learner.rewind(of="train")
     learner.step(1)
     with pytest.raises(ValueError, match="give 'train' or 'valid'"):
