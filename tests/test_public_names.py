@@ -50,10 +50,10 @@ LEARNER_NAMES = """
     step step_epoch run_until rewind capture restore save checkpoints artifacts
     status position num_epochs history model ema_model optimizer scheduler batch output plot summary
     breakpoints hit inspect what_if fork log locals evaluate evaluations predict detach take_back
-    devices tools carried verify
+    devices tools carried verify split_batch
 """
 FORMER = "freeze lr_find note reload_code try_step use_step"
-TOOLS = " ".join(sorted(f"ask branches ema_model evaluations go_to timeline {FORMER}".split()))
+TOOLS = " ".join(sorted(f"ask branches ema_model evaluations go_to split_batch timeline {FORMER}".split()))
 MOVED_NAMES = {
     "fleet": "learner.devices",
     "restart": "learner.devices.restart()",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StateError, a_kind
@@ -91,17 +90,6 @@ class Assigning(LearnerCore):
             else:
                 replica.reshape(name_of(function), Act(function, weakref.ref(self)))
                 self._stand_anew()
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Inside, something is set at a boundary; also by a function that reshapes the training there."""
-        if self._replica.shape.changing:
-            yield
-            return
-        with self._driver.held():
-            self._premises.require_mine()
-            self._replica.settle()
-            yield
 
     def _set_rate(self, rate: Any) -> None:
         with self._changing():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -422,6 +422,17 @@ class LearnerCore:
         self._replica.timeline.wanted = True
         if self._replica.rng.running and not self._replica.loop.passing and not self._driver.inside:
             self._replica.stand_anew()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Inside, something is set at a boundary; also by a function that reshapes the training there."""
+        if self._replica.shape.changing:
+            yield
+            return
+        with self._driver.held():
+            self._premises.require_mine()
+            self._replica.settle()
+            yield
 
     def _mark(self, kind: MarkKind, text: str) -> None:
         if self._replica.loop.passing:

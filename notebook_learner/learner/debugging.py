@@ -215,6 +215,8 @@ class Debugging(LearnerCore):
                 )
             notes.append((name, value))
             return
+        if (pieces := loop.update.pieces) is not None:
+            value = pieces.logged(name, value)
         if name not in group.logged:
             _require_file_of_its_own(name, [metric.name for metric in group.metrics])
         if group.log(name, value) and not loop.passing:  # a replayed value goes out with its step

@@ -144,7 +144,7 @@ _HERE = {
 """What a built learner can do instead."""
 
 
-_ALSO = ("ema_model", "evaluations", "branches", "timeline", "go_to", "ask")
+_ALSO = ("ema_model", "evaluations", "branches", "timeline", "go_to", "ask", "split_batch")
 """Names of `learner.tools` that can be read from the learner, too."""
 MOVED = {
     "fleet": "devices",

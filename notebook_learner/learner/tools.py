@@ -37,7 +37,7 @@ class Tools:
 
     >>> [name for name in dir(Tools) if not name.startswith("_")]
     ['ask', 'branches', 'ema_model', 'evaluations', 'freeze', 'go_to', 'lr_find', 'note', 'reload_code', \
-'timeline', 'try_step', 'use_step']
+'split_batch', 'timeline', 'try_step', 'use_step']
     """
 
     def __init__(self, learner: LearnerCore) -> None:
@@ -106,6 +106,43 @@ class Tools:
         return learner._leaving_locals(
             lambda: lr_find(learner._replica, start, end, steps, growth, smoothing)
         )
+
+    # Change how batches are taken ----------------------------------------------------------------------
+
+    def split_batch(self, parts: int) -> None:
+        """From the next batch on, take each batch in so many parts, one after the other: forward and backward
+        for each, then one optimizer step with the mean over all of its samples. So a batch whose activations
+        do not fit into a GPU's memory is trained all the same. 1 goes back to whole batches.
+
+        The loss has to be a mean over samples (or over what the output's `weight` counts). A part counts by
+        its samples, and metrics see the whole batch: rows of the parts' outputs are joined, numbers become
+        their mean, and what is neither is None. Validation and `evaluate` take batches in parts, too. A step
+        is called for each part: a cell's `batch` is one, dropout draws for each, and what a step counts or
+        carries from call to call goes from part to part.
+
+        It is a change by hand: in the timeline, in checkpoints, and made again where steps are taken again.
+
+        >>> import torch
+        >>> from torch.nn import functional as F
+        >>> from notebook_learner import LearnerBuilder
+        >>> model = torch.nn.Linear(3, 2)
+        >>> builder = LearnerBuilder("split").loss(F.mse_loss).renderer("silent")
+        >>> batches = [(torch.ones(4, 3), torch.zeros(4, 2))] * 5
+        >>> learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, batches)
+        >>> learner.split_batch(2)
+        >>> report = learner.step()  # twice two samples, and one optimizer step
+
+        Args:
+            parts: how many. A batch with less samples has one for each.
+
+        Raises:
+            StateError: the step calls `optimizer.step()` itself, or there are several devices.
+            StepError: `learner.batch` cannot be cut.
+            BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
+        """
+        from .splitting import split_batch
+
+        split_batch(self._learner, parts)
 
     # Look ----------------------------------------------------------------------------------------------
 

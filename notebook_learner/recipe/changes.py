@@ -12,6 +12,9 @@ from .former_code import is_code
 UNTOLD = ("cells", "changes", "hardware", "signed")
 """What may differ from one process to the next without being a change of the run."""
 
+SPLIT = "split_batch"
+"""The number of parts in which each batch is taken; left out if it is 1."""
+
 Told = dict[str, Any]
 
 
@@ -49,7 +52,8 @@ def _are_pairs(changed: Any) -> bool:
 
 def members_of(told: Told) -> Told:
     """What a recipe tells that does not differ from one process to the next, by dotted names."""
-    return flat({name: each for name, each in told.items() if name not in UNTOLD})
+    found = flat({name: each for name, each in told.items() if name not in UNTOLD})
+    return {SPLIT: 1} | found if told else found
 
 
 def is_on(change: Told, branch: str) -> bool:
@@ -63,12 +67,14 @@ def can_be_repeated(change: Told) -> bool:
     changed, rates = change.get("changed", {}), change.get("rates")
     own = all(map(is_option, changed))
     sound = isinstance(rates, list) and all(type(rate) in (int, float) for rate in rates)
+    parts = changed.get(SPLIT, [1, 1])[1]
+    own = own and type(parts) is int and parts > 0
     return own and sound and not change.get("resumed") and not change.get("state")
 
 
 def is_option(name: str) -> bool:
-    """Whether a member is an option of an optimizer."""
-    return name.startswith(("optimizer.", "optimizers.")) and "class" not in name
+    """Whether a member is an option of an optimizer, or the number of parts of a batch."""
+    return name == SPLIT or (name.startswith(("optimizer.", "optimizers.")) and "class" not in name)
 
 
 def in_force(changes: Sequence[Told], now: Told) -> Sequence[str]:

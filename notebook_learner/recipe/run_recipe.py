@@ -13,7 +13,6 @@ from typing import Any
 from uuid import uuid4
 
 from torch import nn
-from torch.optim import Optimizer
 
 from ..artifacts.branches import RecordedFork, forks_in
 from ..artifacts.index import read_header
@@ -24,9 +23,11 @@ from ..event.position import Position
 from ..event.values import Event, Marked, MetricBlock, Rewound, RunOpened, Split, SplitStarted
 from ..state.standing_values import said_touched
 from ..step.schedule import rates_of, set_rates
+from ..step.update import Update
 from ..store.json_text import to_text
 from . import environment, source_text
 from .changes import (
+    SPLIT,
     UNTOLD,
     Told,
     can_be_repeated,
@@ -61,7 +62,7 @@ class RunRecipe:
     Args:
         settings: the builder's options, as they are now.
         model: the model.
-        in_use: returns the optimizer and the schedule.
+        update: the training's update: its optimizer, its schedule, and in how many parts it takes a batch.
         place: returns where the run stands.
         num_epochs: returns the number of epochs.
         file: the run's `artifacts.h5`, which has the recipe of a run that goes on.
@@ -71,7 +72,7 @@ class RunRecipe:
         self,
         settings: Any,
         model: nn.Module,
-        in_use: Callable[[], tuple[Optimizer, Any]],
+        update: Update,
         place: Callable[[], Position],
         num_epochs: Callable[[], int],
         file: Path,
@@ -92,7 +93,7 @@ class RunRecipe:
         """What of weights, buffers and the optimizer's state the change that comes next has changed."""
         self._went_back: Position | None = None
         """Where the run went back to, as long as it has not gone on."""
-        self._in_use, self._place, self._num_epochs = in_use, place, num_epochs
+        self._update, self._place, self._num_epochs = update, place, num_epochs
         self._file = file
         self._first: Told = {}
         """What the run began with."""
@@ -345,8 +346,9 @@ class RunRecipe:
             self._take(self.code.in_force(changes))
         if not can_be_repeated(change):
             return
-        optimizer, _ = self._in_use()
-        put_options(optimizer, {name: pair[1] for name, pair in change["changed"].items()})
+        optimizer, made = self._update.optimizer, {name: pair[1] for name, pair in change["changed"].items()}
+        put_options(optimizer, made)
+        self._update.divide(made.get(SPLIT, self._update.split))
         if len(change["rates"]) == len(optimizer.param_groups):
             set_rates(optimizer, change["rates"])
         self.repeated()
@@ -410,7 +412,7 @@ class RunRecipe:
 
     def _quick(self) -> Told:
         """What takes no time to find."""
-        settings, (optimizer, schedule) = self.settings, self._in_use()
+        settings, optimizer, schedule = self.settings, self._update.optimizer, self._update.schedule
         given = {
             split: loader_of(each, settings.batch_size, split == "train")
             for split, each in self.given().items()
@@ -437,6 +439,8 @@ class RunRecipe:
             "loaders": given,
             **environment.threads_and_flags(),
         }
+        if self._update.split > 1:
+            told[SPLIT] = self._update.split
         steps = {"train_step": settings.train_step, "valid_step": settings.valid_step}
         told |= {name: function_of(each) for name, each in steps.items() if each is not None}
         if settings.records_source:
@@ -510,7 +514,7 @@ class RunRecipe:
             "split": at.split,
             "step": at.step,
             "when": time.time(),
-            "rates": [float(rate) for rate in rates_of(self._in_use()[0])],
+            "rates": [float(rate) for rate in rates_of(self._update.optimizer)],
         }
 
     def _is_new_data(self) -> bool:

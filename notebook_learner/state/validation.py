@@ -143,6 +143,7 @@ def _check_window(saved: Any, mine: State) -> None:
     each = [one.get("groups") for one in own.get("named", {"": own}).values()]
     groups = None if None in each else [group for groups in each for group in groups]
     _count(saved["count"], "a window")
+    _count(saved.get("split", 1), "a batch's parts", 1)
     _require(isinstance(saved["rates"], list), "the learning rates are not a list")
     _require(groups is None or len(saved["rates"]) == len(groups), "another number of learning rates")
     for rate in saved["rates"]:

@@ -175,7 +175,8 @@ class RecordedStep(TrainingStep):
         __tracebackhide__ = True
         if self.update.drives and not self.problem:
             self._refuse("the step calls optimizer.step() itself")
-        if self.problem or self.look is not None or self.update.look is not None or self.update.hides:
+        watched = self.look is not None or self.update.look is not None or self.update.hides
+        if self.problem or watched or self.update.split > 1:
             return self._apart(batch, last)
         there = self._moved(batch) if self.moves else batch
         tensors: list[Tensor] = []

@@ -21,6 +21,7 @@ from ..errors import StepError
 from .optimizer_calls import may_step
 from .output import ClassificationOutput, RegressionOutput, TrainOutput, as_item, loss_of
 from .own_loss import with_named_targets
+from .pieces import Pieces
 from .update import Update
 
 
@@ -228,19 +229,17 @@ class TrainingStep(_Runner):
         look = None if update.idle else self.look
         if look is not None:
             look.before_step(batch)
-        output = self._forward(batch)
-        if left is not None or update.stepped:
-            self._find_who_steps(output, left)
-        if update.drives:
-            return self._driven(batch, output)
-        if update.together is not None and update.together.driven is not None:
-            update.together.driven.rest(own=True)
-        self.stage = "backward"
-        if type(output) is TrainOutput:
-            gradients, output = output.grads, output.item
-            update.adopt(gradients, output, batch)
+        if update.split > 1 and self._divides():
+            output = self._in_parts(batch, left)
         else:
-            update.backward(loss_of(output), output, batch)
+            output = self._forward(batch)
+            if left is not None or update.stepped:
+                self._find_who_steps(output, left)
+            if update.drives:
+                return self._driven(batch, output)
+            if update.together is not None and update.together.driven is not None:
+                update.together.driven.rest(own=True)
+            output = self._backward(output, batch)
         if look is not None:
             look.after_backward(batch, output)
         self.stage = "update"
@@ -251,6 +250,52 @@ class TrainingStep(_Runner):
         if look is not None:
             look.after_step()
         return output
+
+    def _backward(self, output: Any, batch: Any) -> Any:
+        """Differentiate the loss, or take the gradients that the step made; return what metrics read."""
+        __tracebackhide__ = True
+        self.stage = "backward"
+        if type(output) is TrainOutput:
+            self.update.adopt(output.grads, output.item, batch)
+            return output.item
+        self.update.backward(loss_of(output), output, batch)
+        return output
+
+    def _divides(self) -> bool:
+        """Whether the batch is taken in parts. Several devices have a part of each batch anyway."""
+        update = self.update
+        if update.together is None:
+            return True
+        self.notice = (
+            f"split_batch({update.split}) is for one device; from here on each device takes its part of the "
+            "whole batch"
+        )
+        update.divide(1)
+        return False
+
+    def _in_parts(self, batch: Any, left: Any) -> Any:
+        """Forward and backward for each part of the batch. The gradients add up to those of its mean loss, as
+        in a window of several batches."""
+        __tracebackhide__ = True
+        update, before = self.update, self.update.count
+        pieces = update.pieces = Pieces(batch, update.split)
+        try:
+            for part in pieces:
+                self.stage = "forward"
+                if update.drives and left is None:
+                    update.require_free()
+                output = self._forward(part)
+                if left is not None or update.stepped:
+                    self._find_who_steps(output, left)
+                    left = None
+                if update.drives:
+                    update.require_free()
+                pieces.took(self._backward(output, part), part)
+                output = None  # the next part needs the memory of this one's graph
+        finally:
+            update.pieces = None
+        update.count = before + 1  # the parts are one batch of the window
+        return pieces.joined()
 
     def _is_known_to_drive(self) -> bool:
         """Whether this function, which has come anew, was seen to drive a step before."""
@@ -350,11 +395,7 @@ class TrainingStep(_Runner):
                 self._find_who_steps(output, left)
             if update.drives:
                 return output.item if type(output) is TrainOutput else output
-            if type(output) is TrainOutput:
-                gradients, output = output.grads, output.item
-                update.adopt(gradients, output, batch)
-            else:
-                update.backward(loss_of(output), output, batch)
+            output = self._backward(output, batch)
         finally:
             update.keeps_graph = update.alone = False
         update.as_before_clipping(last)
@@ -384,7 +425,30 @@ class ValidationStep(_Runner):
 
     stage = "forward"
 
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        device: torch.device,
+        precision: torch.dtype | None,
+        update: Update | None = None,
+    ) -> None:
+        super().__init__(function, device, precision)
+        self.update = update
+        """Knows into how many parts a batch is divided; None where it never is."""
+
     def __call__(self, batch: Any, last: bool) -> Any:
         __tracebackhide__ = True
         with torch.no_grad():
-            return self._forward(batch)
+            if self.update is None or self.update.split == 1:
+                return self._forward(batch)
+            return self._in_parts(batch, self.update)
+
+    def _in_parts(self, batch: Any, update: Update) -> Any:
+        __tracebackhide__ = True
+        pieces = update.pieces = Pieces(batch, update.split)
+        try:
+            for part in pieces:
+                pieces.took(self._forward(part), part)
+        finally:
+            update.pieces = None
+        return pieces.joined()

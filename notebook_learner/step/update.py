@@ -25,6 +25,7 @@ from .optimizer_calls import clear, step, tell_of_steps
 from .optimizers import named_of, parameters_of
 from .other_ranks import Driven, Together
 from .output import Gradients, assign, weight_of
+from .pieces import Pieces
 from .schedule import Schedule
 
 _BACKWARD_TWICE = (
@@ -114,14 +115,23 @@ class Update:
         self.together: Together | None = None
         self.closes = False
         """Whether this batch is the last one of its window; only known if there are other ranks."""
-        self.weighs = window > 1
+        self.pieces: Pieces | None = None
+        """The batch that goes through the model in parts now."""
+        self.divide(1)
+
+    def divide(self, parts: int) -> None:
+        """Take each batch in so many parts from here on: the sum of their gradients is weighted as in a
+        window of that many batches."""
+        self.split = parts
+        self.weighs = self.together is not None or self.window > 1 or parts > 1
         """Whether gradients are summed by weight, and divided once."""
-        self.plain = window == 1 and scaler is None and not self.clips and average is None
+        self.plain = not self.weighs and self.scaler is None and not self.clips and self.average is None
         """Gradients need no scaling, weighing or clipping: the step is torch's own three calls."""
 
     def join(self, together: Together) -> None:
         """From here on, gradients are those of all ranks."""
-        self.together, self.weighs, self.plain = together, True, False
+        self.together = together
+        self.divide(self.split)
 
     def use(self, optimizer: Optimizer, schedule: Schedule) -> None:
         """Train with these from here on."""
@@ -268,13 +278,13 @@ class Update:
         """
         self.entered = False
         if not self.drives:
-            self._require_free()
+            self.require_free()
             self.drives = True
 
     def follow(self) -> None:
         """Do what comes after the steps that the user's code took."""
         if not self.drives:
-            self._require_free()  # before anyone relies on it
+            self.require_free()  # before anyone relies on it
         self.count = 0
         if self.together is not None and self.together.driven is not None:
             self.together.driven.agree(self._calls)
@@ -290,13 +300,14 @@ class Update:
         if self.after is not None:
             self.after()
 
-    def _require_free(self) -> None:
+    def require_free(self) -> None:
         """Raise a StepError if something was asked for that only the loop's own update can do."""
         asked = {
             "clip_gradients()": bool(self.clips),
             "grads_accumulation()": self.window > 1,
             'precision("fp16")': self.scaler is not None,
             'strategy("fsdp")': self.together is not None and self.together.driven is None,
+            f"split_batch({self.split})": self.split > 1,
         }
         if names := [name for name, there in asked.items() if there]:
             raise StepError(
@@ -532,6 +543,8 @@ class Update:
         """The open window, and what metrics may read of the last one. Between windows no gradient is part of
         the state."""
         state: dict[str, Any] = {"count": self.count, "rates": clone(self.rates), "norm": clone(self.norm)}
+        if self.split > 1:
+            state["split"] = self.split
         own = [p.grad for p in self.parameters] if self._hidden is None else self._hidden
         if self.drives:  # its next step may add to them
             state["left"] = [None if grad is None else clone(grad) for grad in own]
@@ -558,6 +571,7 @@ class Update:
         self._clear_all()
         self.count, self._folded, self._hidden = state["count"], None, None
         self.rates = list(state["rates"])
+        self.divide(state.get("split", 1))
         if (left := state.get("left")) is not None:
             self.drives = True
             for parameter, grad in zip(self.parameters, left, strict=True):

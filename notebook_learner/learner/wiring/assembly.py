@@ -396,7 +396,7 @@ class _Wiring:
         recipe = RunRecipe(
             settings,
             self.model,
-            lambda: (update.optimizer, update.schedule),
+            update,
             lambda: loop.position,
             lambda: loop.num_epochs,
             RunLayout(os.fspath(settings.directory)).directory / FILE,
@@ -474,7 +474,7 @@ class _Wiring:
     def _step(self, update: Update, log: Log, split: StepKind) -> TrainingStep | ValidationStep:
         way = way_to(self.device, self.settings.prefetch)
         if split != "train":
-            return ValidationStep(self._function(split, self.validated), way, self.precision)
+            return ValidationStep(self._function(split, self.validated), way, self.precision, update)
         function = self._function(split, self.model)
         if self.settings.graph:
             return RecordedStep(function, way, self.precision, update, RECORDERS[self.device.type], log)

@@ -294,17 +294,22 @@ class Loaders:
     def prediction_step(self, forward: StepFunction | None) -> ValidationStep:
         """A step that gives the output of the validated model."""
         if forward is not None:
-            return self._like_validation(partial(forward, self.validated))
+            return self._whole(partial(forward, self.validated))
         if trains_by_its_steps(self.settings, self.model) and lightning_method(self.model, "predict_step"):
-            return self._like_validation(self.make_step("predict").function)
+            return self._whole(self.make_step("predict").function)
         asked = self.settings.predicts_by_its_step(self.model)
         validate = self.make_step("valid").function if asked else None
-        return self._like_validation(partial(output_of, self.validated, validate))
+        return self._whole(partial(output_of, self.validated, validate))
 
     def _like_validation(self, function: Callable[[Any], Any]) -> ValidationStep:
         step = self.make_step("valid")
         assert isinstance(step, ValidationStep)
         step.function = function
+        return step
+
+    def _whole(self, function: Callable[[Any], Any]) -> ValidationStep:
+        step = self._like_validation(function)
+        step.update = None  # what a model gives for a batch may not be something to join
         return step
 
     def metrics_for(self, given: Iterable[AnyMetric] | None, what: str) -> list[AnyMetric]:
