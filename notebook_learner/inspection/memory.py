@@ -134,14 +134,15 @@ def describe_memory(model: nn.Module, optimizer: Any, batch: Any, activations: i
         parameters=storages.of(parameters),
         buffers=storages.of(model.buffers()),
         gradients=storages.of(p.grad for p in parameters if p.grad is not None),
-        optimizer=storages.of(_state_of(optimizer)),
+        optimizer=storages.of(tensors_of_optimizer(optimizer)),
         batch=storages.of(tensor for _, tensor in tensors_in(batch)),
         activations=activations,
         **_on_cuda(parameters),
     )
 
 
-def _state_of(optimizer: Any) -> Iterator[Tensor]:
+def tensors_of_optimizer(optimizer: Any) -> Iterator[Tensor]:
+    """The tensors that an optimizer keeps for the parameters."""
     state = getattr(optimizer, "state", None)
     for held in state.values() if isinstance(state, Mapping) else ():
         for value in held.values() if isinstance(held, Mapping) else [held]:

@@ -361,7 +361,8 @@ class MetricGroup:
             item = Inputs(made, self._batch)
         require_fields(metrics, item)
         with self._no_grad:
-            updates, pairs = [adapted(metric) for metric in self._collected], []
+            updates = [adapted(metric) for metric in self._collected]
+            pairs = list[Any]()  # no comprehension: before Python 3.12 its frame would hold the item's memory
             for index, metric in enumerate(self._collected):
                 pair: Any = updates[index](item)
                 if self._context is not None and gives_one_number(metric, pair):

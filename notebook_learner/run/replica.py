@@ -7,10 +7,12 @@ catches no signal and shows nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
+
+from torch import OutOfMemoryError
 
 from ..checkpoint.info import Kind
 from ..errors import BusyError, CheckpointError, LoggerError, RankDied, StateError, StoreError
@@ -23,8 +25,9 @@ from ..state.validation import check_sound, rehearse
 from .bounds import Sooner, Until
 from .breakpoint_watch import Again, BreakpointWatch, Hit, Reached
 from .compared import Beyond, ComparedWithLog, options_of
-from .failure import explain, explain_keyframe, release_device_memory, stage_of, teach, what_moved
+from .failure import explain, explain_keyframe, stage_of, teach, what_moved
 from .loop import Loop, Why, shown_position
+from .out_of_memory import let_go
 from .replay import ByHand, LeftLine, Replay, cut_at, shape_of
 from .replica_state import ReplicaState
 from .saving import no_way
@@ -405,12 +408,17 @@ class Replica(ReplicaState):
         timeline.forget_after(target)
         if all(kept is not keyframe for kept in timeline.keyframes):  # the keyframe is from the disk
             self._keep(keyframe, 0.0)
+
+        def leave() -> None:
+            with suppress(OutOfMemoryError):  # the way is longer without it
+                timeline.leave(State(loop.position, self._captured_parts()))
+
         replay = Replay(
             self.history.snapshot() if known is None else known,
             keyframe.position,
             target,
             timeline.room_for(keyframe),
-            lambda: timeline.leave(State(loop.position, self._captured_parts())),
+            leave,
             self.emit,
             loop.pace.rate,
         )
@@ -530,7 +538,7 @@ class Replica(ReplicaState):
         loop.output = None
         loop.control.clear()
         teach(error, failed, stage_of(error, step.stage))  # reads the frames that are cleared next
-        release_device_memory(error, step.device)
+        let_go(error, loop, self.timeline.keyframes, "fit() goes on from there")
         keyframe = self.timeline.nearest(target) if loop.current.cursor.goes_back else None
         if keyframe is None:
             self._stay(target, stage := stage_of(error, step.stage))

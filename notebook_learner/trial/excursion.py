@@ -15,6 +15,7 @@ from ..event.values import Floats
 from ..run.bounds import FAR, Until
 from ..run.compared import Compared
 from ..run.loop import Loop
+from ..run.out_of_memory import let_go
 from ..run.rank_protocol import Ranks
 from ..run.replica import Replica
 from ..run.unheard import heard, unheard
@@ -106,6 +107,7 @@ class Excursion:
             except EndOfWalk:
                 why = "budget"
             except BaseException as error:
+                let_go(error, loop, self._replica.timeline.keyframes, "call it again")
                 cause = error if ranks is None else ranks.fault(error)
                 if cause is not error:
                     raise cause from error
