@@ -41,6 +41,11 @@ class Pieces:
             self._rows.append(rows)
             yield part
 
+    @property
+    def begins(self) -> bool:
+        """Whether the part of now is the first one of its batch."""
+        return len(self._rows) == 1
+
     def took(self, output: Any, part: Any) -> None:
         """Keep what a part gave, without its graph, whose memory the next part needs."""
         self._outputs.append(_detached(output))

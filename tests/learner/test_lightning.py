@@ -325,6 +325,27 @@ def test_the_model_may_bring_its_data(base: Base, tmp_path: Path) -> None:
 
 
 @both
+def test_a_batch_in_parts_has_its_hooks_once_and_logs_its_mean(base: Base, tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def start(self: Any, batch: Any, batch_idx: int) -> None:
+        calls.append("start")
+
+    logged = []
+    for parts in (1, 2):
+        learner = learner_of(classifier(base, on_train_batch_start=start), tmp_path / str(parts))
+        for layer in learner.model.net:
+            if isinstance(layer, nn.Dropout):
+                layer.p = 0.0
+        learner.split_batch(parts)
+        calls.clear()
+        learner.step(3)
+        assert calls == ["start"] * 3
+        logged.append(learner.history["train", "train-loss"])
+    assert list(logged[0]) == pytest.approx(list(logged[1]), rel=1e-4)
+
+
+@both
 def test_hooks_are_called_in_lightnings_order(base: Base, tmp_path: Path) -> None:
     names = (
         *("setup", "on_train_epoch_start", "on_train_batch_start", "on_train_batch_end"),

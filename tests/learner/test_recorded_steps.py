@@ -448,3 +448,16 @@ def test_an_optimizer_keeps_on_the_device_what_moves_with_every_step() -> None:
     plain = torch.optim.SGD(model.parameters(), lr=0.5)
     make_recordable(plain)
     assert plain.param_groups[0]["lr"] == 0.5
+
+
+def test_batches_in_parts_are_taken_one_by_one_and_whole_ones_are_played_again(
+    tmp_path: Path, recorders: list[Again]
+) -> None:
+    plain, played = build(tmp_path / "plain"), graphed(tmp_path / "played", recorders)
+    for learner in (plain, played):
+        learner.step(10)
+        learner.split_batch(2)
+        learner.step(10)
+        learner.split_batch(1)
+        learner.fit()
+    require_same(plain, played)

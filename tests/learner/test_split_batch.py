@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from notebook_learner import Artifacts, ClassificationOutput, SequenceOutput, StepError, TrainOutput
 from notebook_learner.data.batch_parts import parts_of
@@ -288,11 +289,31 @@ def test_it_is_a_mark_in_the_history_and_a_change_in_the_recipe(tmp_path):
     assert (change["text"], change["changed"]) == ("split_batch(2)", {"split_batch": [1, 2]})
 
 
-def test_verify_takes_the_same_parts_again(tmp_path):
+def test_after_an_error_in_the_first_step_the_whole_run_is_reached_in_parts(tmp_path):
+    learner = learner_in(tmp_path / "run", epochs=2)
+    layer = learner.model[2]
+    layer.forward = lambda x: layer.no_memory
+    with pytest.raises(AttributeError, match="no_memory"):
+        learner.fit()
+    del layer.forward
+    learner.split_batch(2)
+    learner.split_batch(4)  # of several changes at one place it is the last
+    seen = walked(learner, steps=2 * STEPS)
+    learner.fit()
+    for at in (0, 1, 2 * STEPS - 1):
+        shutil.copytree(tmp_path / "run", copy := tmp_path / f"copy {at}")
+        other = learner_in(copy, epochs=2, at=at)
+        assert torch.equal(weights(other), seen[at]), at
+    other.fit()
+    assert torch.equal(weights(other), seen[2 * STEPS])
+
+
+def test_a_new_process_and_a_trial_take_the_same_parts_again(tmp_path):
     model = net()
     learner = classifier(tmp_path).build(model, adam(model), None, batches((7,) * 8))
     learner.step()
     learner.split_batch(2)
+    assert learner.verify(steps=2).exact
     assert learner.what_if(2, lr=0.001) is not None
     assert learner._replica.loop.update.split == 2
     learner.step(3)
@@ -308,6 +329,46 @@ def test_batch_norm_is_named_once_since_it_measures_each_part(tmp_path):
     learner.split_batch(4)
     told = [each.text for each in tape.events if "BatchNorm" in getattr(each, "text", "")]
     assert len(told) == 1 and told[0].startswith("split_batch(2): BatchNorm (1) takes the mean and variance")
+
+
+# With others -----------------------------------------------------------------------------------------
+
+
+def test_a_model_of_transformers_gives_metrics_its_logits_and_keeps_no_cache(tmp_path):
+    config = LlamaConfig(
+        vocab_size=11,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+    )
+    source = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 11, (4, 5), generator=source)
+    losses = []
+    for parts in (1, 2):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+        builder = quiet(tmp_path / str(parts)).train_step(lambda model, batch: model(**batch)).metrics(Loss())
+        learner = builder.build(model, sgd(model), None, [{"input_ids": tokens, "labels": tokens}] * 2)
+        learner.split_batch(parts)
+        learner.fit()
+        assert learner.output.logits.shape == (4, 5, 11)
+        losses.append(learner.history["train", "Loss"])
+    assert learner.output.past_key_values is None
+    assert np.allclose(*losses, rtol=1e-5)
+
+
+def test_half_precision_with_scaled_losses_is_the_same_training(tmp_path):
+    models = []
+    for parts in (1, 2):
+        models.append(net())
+        builder = classifier(tmp_path / str(parts)).precision("fp16")
+        learner = builder.build(models[-1], sgd(models[-1]), None, batches(UNEQUAL * 3))
+        learner.split_batch(parts)
+        learner.fit()
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 # Refused by name -------------------------------------------------------------------------------------

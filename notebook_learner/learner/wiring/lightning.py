@@ -405,6 +405,11 @@ class LightningGuest:
 
     # Between steps -------------------------------------------------------------------------------------
 
+    @property
+    def pieces(self) -> Any:
+        """The batch in parts, after `split_batch`."""
+        return self._loop.update.pieces
+
     def end_update(self, _: Any) -> None:
         """After a batch and its update."""
         output, self.last = self.last, None
@@ -513,7 +518,8 @@ class LightningStep:
     def __call__(self, batch: Any) -> Any:
         __tracebackhide__ = True
         guest, model, at = self._guest, self._model, self._guest.number_of(self)
-        for name in self._hooks:
+        pieces = guest.pieces
+        for name in self._hooks if pieces is None or pieces.begins else ():
             if name.endswith("batch_start"):
                 guest.call(model, name, batch, at)
             elif at == 0:
