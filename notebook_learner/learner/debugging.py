@@ -124,8 +124,9 @@ class Debugging(LearnerCore):
         stood, and nothing is left on the disk.
 
         The result says `exact`, or it names the first step and the first value that differ and, as far as
-        that can be known, why: the data, an operation that is not deterministic, or a value that is not in
-        the state. The new process takes a few seconds, and needs the extra `devices`.
+        that can be known, why: the data, an operation that is not deterministic (with the setting that makes
+        it so), or a value that is not in the state. The new process takes a few seconds, and needs the extra
+        `devices`.
 
         Args:
             steps: how many steps, of training or of validation.

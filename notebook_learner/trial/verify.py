@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import time
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from ..run.replica import Replica
 from ..state.state import written
 from .excursion import Excursion, excursion
 from .footprint import Footprint, first_difference, left_by, named_by_path, orders_seen, outputs_seen
+from .ops import named_op, remedy
 
 _LARGE = (
     "it was taken to be read only, as it is large, and the steps have changed it. Unless it is a table, it "
@@ -134,17 +135,25 @@ def _cause(
     if name == "the data's order" or name.startswith("batch"):
         return cause_of(replica, name)
     ones, others = (_outputs(replica, trip, number) for _ in range(2))
+    op = _op(trip, number)
     for (module, kind, given, made), (_, _, given_then, made_then) in zip(ones, others, strict=False):
         if given == given_then and made != made_then:
             return (
-                f"{module} ({kind}) gives another output for the same input: an operation in it is not "
-                "deterministic, or uses a value that is not in the state"
+                f"{op} in {module} ({kind}) {_told(replica, trip, number)}"
+                if op
+                else (
+                    f"{module} ({kind}) gives another output for the same input: an operation in it is not "
+                    "deterministic, or uses a value that is not in the state"
+                )
             )
     if name in dict(named_by_path(written(replica.carried.capture())["objects"])):
         return (
             "batch, weights and loss are the same, so it is made of something outside of the training, like "
             "the clock"
         )
+    if op:
+        where = "the loss" if name == "the loss" else "the backward pass or the optimizer"
+        return f"{op} in {where} {_told(replica, trip, number)}"
     if name == "the loss":
         return (
             "batch, weights and the outputs of all modules are the same, so the step uses a value that is "
@@ -161,11 +170,36 @@ def _names_left(replica: Replica) -> str:
     return f" ({', '.join(left)})" if left else "; .carry(name=...) on the builder puts one in"
 
 
+def _op(trip: Excursion, number: int) -> str:
+    """The operation of a step that is not deterministic; empty if none is found."""
+    try:
+        return named_op(lambda: _stand_before(trip, number), lambda: trip.walk(Steps(1)))
+    except Exception:  # some code, as that of compiled models, cannot be watched
+        return ""
+
+
+def _told(replica: Replica, trip: Excursion, number: int) -> str:
+    """What is said of an operation that is not deterministic."""
+    told = remedy(lambda: _stepped(replica, trip, number))
+    return f"is not deterministic: it gives other bits for the same input; {told}"
+
+
+def _stepped(replica: Replica, trip: Excursion, number: int) -> Mapping[str, str]:
+    """Take a step, and return what it left."""
+    _stand_before(trip, number)
+    trip.walk(Steps(1))
+    return left_by(replica, [])
+
+
 def _outputs(replica: Replica, trip: Excursion, number: int) -> list[tuple[str, str, str, str]]:
     """Each call of a module in a step, with checksums of what it was given and what it made."""
-    trip.back()
-    if number:
-        trip.walk(Steps(number))
+    _stand_before(trip, number)
     with outputs_seen(replica) as found:
         trip.walk(Steps(1))
     return found
+
+
+def _stand_before(trip: Excursion, number: int) -> None:
+    trip.back()
+    if number:
+        trip.walk(Steps(number))
