@@ -25,37 +25,42 @@ def move(batch: Any, device: torch.device, copied: Callable[[Tensor], Tensor] | 
         return batch.to(device, non_blocking=True) if copied is None else copied(batch)
     if hasattr(batch, "to") and not isinstance(batch, type):
         return batch.to(device)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(value, device, copied) for value in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(move(value, device, copied) for value in batch)
-    if isinstance(batch, Mapping):
-        return _moved_mapping(batch, lambda value: move(value, device, copied))
-    if _is_record(batch):
-        return _moved_record(batch, lambda value: move(value, device, copied))
-    return batch
+    return rebuilt(batch, lambda each: move(each, device, copied))
 
 
-def _moved_mapping(batch: Mapping[Any, Any], moved_value: Callable[[Any], Any]) -> Any:
-    moved = {key: moved_value(value) for key, value in batch.items()}
-    if not isinstance(batch, MutableMapping):
-        return type(batch)(moved)  # type: ignore[call-arg]  # every read-only view takes a dict
-    other = copy.copy(batch)  # a defaultdict keeps its default
-    other.update(moved)
-    return other
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A container like this one, of its type, with what it holds changed; anything else as it is.
+
+    >>> rebuilt({"x": 1}, str), rebuilt("name", str.upper)
+    ({'x': '1'}, 'name')
+    """
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(change, value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(change, value))
+    if isinstance(value, Mapping):
+        changed = {key: change(each) for key, each in value.items()}
+        if not isinstance(value, MutableMapping):
+            return type(value)(changed)  # type: ignore[call-arg]  # every read-only view takes a dict
+        other: Any = copy.copy(value)  # a defaultdict keeps its default
+        for key, each in changed.items():  # not every class has `update`
+            other[key] = each
+        return other
+    return _with_fields(value, change) if is_record(value) else value
 
 
-def _moved_record(batch: Any, moved_value: Callable[[Any], Any]) -> Any:
+def _with_fields(value: Any, change: Callable[[Any], Any]) -> Any:
     # Not by its constructor: that would run __post_init__ again, and require arguments that are not fields.
-    other = object.__new__(type(batch))
-    if hasattr(batch, "__dict__"):
-        vars(other).update(vars(batch))
-    for f in fields(batch):
-        object.__setattr__(other, f.name, moved_value(getattr(batch, f.name)))
+    other = object.__new__(type(value))
+    if hasattr(value, "__dict__"):
+        vars(other).update(vars(value))
+    for f in fields(value):
+        object.__setattr__(other, f.name, change(getattr(value, f.name)))
     return other
 
 
-def _is_record(value: Any) -> bool:
+def is_record(value: Any) -> bool:
+    """Whether it is a dataclass's object."""
     return is_dataclass(value) and not isinstance(value, type)
 
 
@@ -74,12 +79,7 @@ def mapped(value: Any, change: Callable[[Any], Any], leaf: type = Tensor) -> Any
         return type(value)(mapped(each, change, leaf) for each in value)
     if isinstance(value, Mapping):
         return {key: mapped(each, change, leaf) for key, each in value.items()}
-    if _is_record(value):
-        other = copy.copy(value)
-        for each in fields(value):
-            object.__setattr__(other, each.name, mapped(getattr(value, each.name), change, leaf))
-        return other
-    return value
+    return _with_fields(value, lambda each: mapped(each, change, leaf)) if is_record(value) else value
 
 
 def is_on(batch: Any, device: torch.device) -> bool:
@@ -92,7 +92,7 @@ def is_on(batch: Any, device: torch.device) -> bool:
         return all(is_on(value, device) for value in batch.values())
     if isinstance(batch, (list, tuple)):
         return all(is_on(value, device) for value in batch)
-    if _is_record(batch):
+    if is_record(batch):
         return all(is_on(getattr(batch, f.name), device) for f in fields(batch))
     return True
 
@@ -115,11 +115,11 @@ def count_samples(batch: Any) -> int:
         children = list(batch.values())
     elif isinstance(batch, (list, tuple)):
         children = list(batch)
-    elif _is_record(batch):
+    elif is_record(batch):
         children = [getattr(batch, f.name) for f in fields(batch)]
     else:
         return 1
     for child in children:
-        if isinstance(child, (Tensor, Mapping, list, tuple)) or _is_record(child):
+        if isinstance(child, (Tensor, Mapping, list, tuple)) or is_record(child):
             return count_samples(child)
     return len(children) or 1

@@ -8,15 +8,16 @@ always has one.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import count
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, strided
 from torch.utils.data import BatchSampler, DataLoader
 
-from ..errors import DataError
-from .batch import count_samples
+from ..errors import DataError, StepError, a_kind
+from .batch import count_samples, is_record, rebuilt
 
 
 def per_device(loader: Iterable[Any], devices: int) -> tuple[Iterable[Any], int]:
@@ -101,6 +102,56 @@ class Share:
         return _cut(batch, samples, first, end) if first < end else Idle(_cut(batch, samples, 0, 1))
 
 
+def parts_of(batch: Any, parts: int) -> list[tuple[Any, int]]:
+    """A batch in so many parts, each with its number of samples; in less if it has less samples.
+
+    >>> parts_of({"x": ["a", "b", "c"], "name": "a"}, 2)
+    [({'x': ['a', 'b'], 'name': 'a'}, 2), ({'x': ['c'], 'name': 'a'}, 1)]
+
+    Raises:
+        StepError: the number of samples is not known, or not the same everywhere.
+    """
+    rows = rows_of(batch, parts)
+    world = max(1, min(parts, rows))
+    bounds = [Share(rank, world).bounds(rows) for rank in range(world)]
+    return [(batch if world == 1 else _cut(batch, rows, *each), each[1] - each[0]) for each in bounds]
+
+
+def rows_of(batch: Any, parts: int) -> int:
+    """The number of samples of a batch that is to be cut into so many parts."""
+    lengths = dict(_lengths(batch, "batch"))
+    wrong = [f"{place} is {length}" for place, length in lengths.items() if isinstance(length, str)]
+    if len(several := {*lengths.values()}) > 1 and not wrong:
+        wrong = [" and ".join(f"{place} has {length}" for place, length in lengths.items())]
+    if wrong or not several:
+        told = wrong[0] if wrong else f"it is {a_kind(batch)} without any"
+        raise StepError(
+            f"split_batch({parts}) cuts a batch along the first dimension of its tensors, one entry for each "
+            f"sample, and {told}; write learner.split_batch(1), and a smaller batch size in the loader"
+        )
+    return int(several.pop())
+
+
+def _lengths(value: Any, place: str) -> Iterator[tuple[str, int | str]]:
+    """Where there is an entry for each sample, and how many there are; or what cannot be cut, and why."""
+    if isinstance(value, Tensor) or getattr(value, "shape", None):
+        dense = not isinstance(value, Tensor) or (value.layout is strided and not value.is_nested)
+        yield place, len(value) if dense and value.ndim else "a tensor without rows"
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _lengths(each, f"{place}[{key!r}]")
+    elif hasattr(value, "to"):  # PackedSequence, a graph: only its class knows how
+        yield place, a_kind(value)
+    elif isinstance(value, (list, tuple)) and value and is_column(value, len(value)):
+        yield place, len(value)
+    elif isinstance(value, (list, tuple)) or is_record(value):
+        names = [f".{f.name}" for f in fields(value)] if is_record(value) else map("[{}]".format, count())
+        for name, each in zip(names, _parts(value), strict=False):
+            yield from _lengths(each, f"{place}{name}")
+    elif not isinstance(value, (str, bytes, int, float, complex, type(None))):
+        yield place, a_kind(value)
+
+
 def first_of(value: Any, samples: int, count: int) -> Any:
     """The part of the first `count` samples, of a batch or an output of `samples` samples.
 
@@ -115,7 +166,7 @@ def _may_be_cut(batch: Any) -> bool:
         return batch.ndim > 0
     if isinstance(batch, Mapping):
         return any(_may_be_cut(value) for value in batch.values())
-    if isinstance(batch, (list, tuple)) or _is_record(batch):
+    if isinstance(batch, (list, tuple)) or is_record(batch):
         return any(_may_be_cut(value) for value in _parts(batch))
     return False
 
@@ -123,46 +174,24 @@ def _may_be_cut(batch: Any) -> bool:
 def _cut(value: Any, samples: int, first: int, end: int) -> Any:
     if isinstance(value, Tensor):
         return value[first:end] if value.ndim and len(value) == samples else value
-    if isinstance(value, Mapping):
-        cut = {key: _cut(each, samples, first, end) for key, each in value.items()}
-        if not isinstance(value, MutableMapping):
-            return type(value)(cut)  # type: ignore[call-arg]  # every read-only view takes a dict
-        other = copy.copy(value)
-        other.update(cut)
-        return other
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_cut(each, samples, first, end) for each in value))
-    if isinstance(value, (list, tuple)):
-        if _is_column(value, samples):
-            return value[first:end]
-        return type(value)(_cut(each, samples, first, end) for each in value)
-    if _is_record(value):
-        return _cut_record(value, samples, first, end)
+    if type(value) in (list, tuple) and is_column(value, samples):
+        return value[first:end]
+    if isinstance(value, (Mapping, list, tuple)) or is_record(value):
+        return rebuilt(value, lambda each: _cut(each, samples, first, end))
     if getattr(value, "shape", None) and not isinstance(value, type) and len(value) == samples:
         return value[first:end]  # a NumPy array
     return value
 
 
-def _cut_record(value: Any, samples: int, first: int, end: int) -> Any:
-    other = copy.copy(value)
-    for f in fields(value):
-        object.__setattr__(other, f.name, _cut(getattr(value, f.name), samples, first, end))
-    return other
-
-
-def _is_column(value: Sequence[Any], samples: int) -> bool:
+def is_column(value: Sequence[Any], samples: int) -> bool:
     """Whether it is texts or numbers, one for each sample; a list of tensors is a batch of several parts."""
     return len(value) == samples and not any(
-        isinstance(each, (Tensor, Mapping, list, tuple)) or _is_record(each) for each in value
+        isinstance(each, (Tensor, Mapping, list, tuple)) or is_record(each) for each in value
     )
 
 
 def _parts(batch: Any) -> list[Any]:
-    return [getattr(batch, f.name) for f in fields(batch)] if _is_record(batch) else list(batch)
-
-
-def _is_record(value: Any) -> bool:
-    return is_dataclass(value) and not isinstance(value, type)
+    return [getattr(batch, f.name) for f in fields(batch)] if is_record(batch) else list(batch)
 
 
 def _why_not(batch: Any) -> str:

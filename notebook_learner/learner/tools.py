@@ -7,13 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakSet
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..artifacts.evaluations import Evaluation, Evaluations
+from ..data.rank_share import rows_of
 from ..errors import StateError, names_descriptors
 from ..event import Notice, Split
 from ..ranks.rank_table import RankInfo, RankTable, one_device
+from ..run.loop import Loop
 from ..step.step import StepFunction
 from .core import LearnerCore
 from .display import why_built
@@ -30,6 +34,38 @@ if TYPE_CHECKING:
     from ..trial.lr_find import RateSearch
     from ..trial.reload_code import Reloaded
     from ..trial.what_if import Trial
+
+
+_TOLD: WeakSet[nn.Module] = WeakSet()
+"""The models whose user has been told of their BatchNorm."""
+
+
+def _require_divisible(loop: Loop, parts: int) -> None:
+    if loop.ranks is not None:
+        raise StateError(
+            f"split_batch({parts}) is for one device; on several, each takes its part of a batch: give a "
+            "smaller batch size, and grads_accumulation(n) in the builder"
+        )
+    if loop.update.drives:
+        raise StateError(
+            f"split_batch({parts}): the step calls optimizer.step() itself, so it has to take the batch in "
+            "parts itself: (loss * len(x_i) / len(x)).backward() for each, then optimizer.step()"
+        )
+    if loop.batch is not None:
+        rows_of(loop.batch, parts)
+
+
+def _of_batch_norm(model: nn.Module, parts: int) -> str:
+    """What to know of layers that measure a batch; empty if there are none, or it was told."""
+    names = [name for name, each in model.named_modules() if isinstance(each, _BatchNorm)]
+    if not names or model in _TOLD:
+        return ""
+    _TOLD.add(model)
+    return (
+        f"split_batch({parts}): BatchNorm ({', '.join(names[:3])}{', ...' if names[3:] else ''}) takes the "
+        "mean and variance of each part, so this is not the training of whole batches, and a part of one "
+        "sample is an error there; all else is the same mean"
+    )
 
 
 class Tools:
@@ -110,15 +146,14 @@ class Tools:
     # Change how batches are taken ----------------------------------------------------------------------
 
     def split_batch(self, parts: int) -> None:
-        """From the next batch on, take each batch in so many parts, one after the other: forward and backward
-        for each, then one optimizer step with the mean over all of its samples. So a batch whose activations
-        do not fit into a GPU's memory is trained all the same. 1 goes back to whole batches.
+        """Take each batch in so many parts from the next one on: forward and backward for each, then one step
+        with the mean over all of its samples. So a batch that a GPU has no memory for is trained all the
+        same. 1 goes back to whole batches.
 
-        The loss has to be a mean over samples (or over what the output's `weight` counts). A part counts by
-        its samples, and metrics see the whole batch: rows of the parts' outputs are joined, numbers become
-        their mean, and what is neither is None. Validation and `evaluate` take batches in parts, too. A step
-        is called for each part: a cell's `batch` is one, dropout draws for each, and what a step counts or
-        carries from call to call goes from part to part.
+        The loss has to be a mean over samples (or over what the output's `weight` counts). Metrics see the
+        whole batch: rows of the outputs are joined, numbers become their mean, and what is neither is None.
+        Validation and `evaluate` take batches in parts, too. A step is called for each part: a cell's `batch`
+        is one, dropout draws for each, and what a step carries from call to call goes from part to part.
 
         It is a change by hand: in the timeline, in checkpoints, and made again where steps are taken again.
 
@@ -140,9 +175,22 @@ class Tools:
             StepError: `learner.batch` cannot be cut.
             BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
         """
-        from .splitting import split_batch
-
-        split_batch(self._learner, parts)
+        __tracebackhide__ = True
+        learner, loop = self._learner, self._learner._replica.loop
+        if type(parts) is not int or parts < 1:
+            raise ValueError(
+                f"split_batch({parts!r:.60}): give a whole number of parts, such as 2; 1 is whole"
+            )
+        with learner._changing():
+            if parts > 1:
+                _require_divisible(loop, parts)
+                if told := _of_batch_norm(loop.update.model, parts):
+                    (learner._emit if learner._announced else learner._untold.append)(Notice(told, "warning"))
+            loop.update.divide(parts)
+            learner._edited(note := f"split_batch({parts})")
+            if learner._announced and not loop.iteration:  # an error in the first step led here
+                learner._stand_anew()
+                learner._mark("edited", note)
 
     # Look ----------------------------------------------------------------------------------------------
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from inspect import CO_OPTIMIZED
-from itertools import islice
+from itertools import chain, islice
 from types import FrameType
 from typing import Any
 
@@ -17,9 +18,12 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..data.cursor import Cursor
-from ..errors import NotebookLearnerError
+from ..data.rank_share import rows_of
+from ..errors import NotebookLearnerError, StepError
 from ..event.position import Position
 from ..metric import MetricGroup
+from ..state.state import State, tensors_in
+from ..step.optimizers import named_of
 from ..step.step import supervised
 from .loop import Loop
 
@@ -343,6 +347,51 @@ def release_device_memory(error: BaseException, device: torch.device) -> None:
                 seen.clear()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def let_go(error: BaseException, loop: Loop, keyframes: Iterable[State], then: str) -> None:
+    """Give the memory of a failed step back. If there was too little, first add to the error how much was
+    asked, what holds it, and the line after which the user may go on with `then`."""
+    device = loop.current.step.device
+    if isinstance(error, torch.OutOfMemoryError) and device.type != "cpu":
+        others = [each for each in getattr(error, "__notes__", ()) if not str(each).startswith("Out of")]
+        asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
+        told = (
+            f"Out of memory: {asked[1] if asked else 'some'} more were asked for. What holds it on {device}:"
+        )
+        rows = (f"  {name:20}{size / (1 << 20):12,.2f} MiB" for name, size in _held(device, loop, keyframes))
+        note = "\n".join([told, *rows, _less_memory(loop, then)])
+        setattr(error, "__notes__", [*others, note])  # noqa: B010  (as above)
+    release_device_memory(error, device)
+
+
+def _held(device: torch.device, loop: Loop, keyframes: Iterable[State]) -> Iterator[tuple[str, int]]:
+    """The bytes on a device by kind; what several tensors share counts once."""
+    from ..inspection.memory import Storages, tensors_of_optimizer  # with what draws reports
+
+    update, storages = loop.update, Storages()
+    models = [each for each in (update.model, update.average) if each is not None]
+    kinds: dict[str, Iterable[Any]] = {
+        "weights": [tensor for each in models for tensor in (*each.parameters(), *each.buffers())],
+        "gradients": [parameter.grad for parameter in update.parameters],
+        "optimizer": chain(*map(tensors_of_optimizer, named_of(update.optimizer).values())),
+        "keyframes": tensors_in([state.parts for state in keyframes]),
+    }
+    for name, tensors in kinds.items():
+        yield name, storages.of(each for each in tensors if each is not None and each.device == device)
+    if device.type == "cuda":
+        yield "activations, other", max(0, torch.cuda.memory_allocated(device) - storages.total)
+
+
+def _less_memory(loop: Loop, then: str) -> str:
+    update, parts = loop.update, 2 * loop.update.split
+    with suppress(StepError):
+        if not update.drives and update.together is None and rows_of(loop.batch, parts) > update.split:
+            return (
+                f"Write learner.split_batch({parts}), and {then}: each batch in {parts} parts, with "
+                "gradients accumulated to the same mean"
+            )
+    return "Give a smaller batch size, with grads_accumulation(n) in the builder, or a smaller model"
 
 
 def _place(error: BaseException) -> str | None:

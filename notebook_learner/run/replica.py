@@ -25,9 +25,8 @@ from ..state.validation import check_sound, rehearse
 from .bounds import Sooner, Until
 from .breakpoint_watch import Again, BreakpointWatch, Hit, Reached
 from .compared import Beyond, ComparedWithLog, options_of
-from .failure import explain, explain_keyframe, stage_of, teach, what_moved
+from .failure import explain, explain_keyframe, let_go, stage_of, teach, what_moved
 from .loop import Loop, Why, shown_position
-from .out_of_memory import let_go
 from .replay import ByHand, LeftLine, Replay, cut_at, shape_of
 from .replica_state import ReplicaState
 from .saving import no_way

@@ -5,10 +5,12 @@ This is the hot path of training. An option that is not used costs one `is None`
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakSet
 
@@ -16,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..data.batch import is_record, rebuilt
+from ..data.rank_share import is_column, parts_of
 from ..data.to_device import ToDevice
 from ..errors import StepError
 from .optimizer_calls import may_step
-from .output import ClassificationOutput, RegressionOutput, TrainOutput, as_item, loss_of
+from .output import ClassificationOutput, RegressionOutput, TrainOutput, as_item, loss_of, weight_of
 from .own_loss import with_named_targets
-from .pieces import Pieces
 from .update import Update
 
 
@@ -159,6 +162,102 @@ class StepObserver(Protocol):
 
     def after_step(self) -> None:
         """Called when the step is done."""
+
+
+class Pieces:
+    """One batch in parts. Iterate over them, and give each one's output to `took`.
+
+    >>> pieces = Pieces(torch.arange(4.0), 2)
+    >>> for part in pieces:
+    ...     pieces.took({"loss": part.mean(), "output": part}, part)
+    >>> pieces.joined()
+    {'loss': tensor(1.5000), 'output': tensor([0., 1., 2., 3.])}
+    """
+
+    def __init__(self, batch: Any, count: int) -> None:
+        self._parts = parts_of(batch, count)
+        self._rows: list[int] = []
+        self._outputs: list[Any] = []
+        self._weights: list[Any] = []
+        self._logged: dict[str, tuple[Any, int]] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        for part, rows in self._parts:
+            self._rows.append(rows)
+            yield part
+
+    @property
+    def begins(self) -> bool:
+        """Whether the part of now is the first one."""
+        return len(self._rows) == 1
+
+    def took(self, output: Any, part: Any) -> None:
+        """Keep what a part gave. Its graph holds no memory after its backward pass."""
+        self._outputs.append(output)
+        self._weights.append(weight_of(output, part))
+
+    def logged(self, name: str, value: Any) -> Any:
+        """The mean over the samples so far of what the parts logged by a name."""
+        if not isinstance(value, (int, float)) and not (isinstance(value, Tensor) and value.numel() == 1):
+            return value  # a metric object has its own sums; other values are refused where they are logged
+        value = value.detach() if isinstance(value, Tensor) else value
+        total, rows = self._logged.get(name, (0.0, 0))
+        total, rows = total + value * self._rows[-1], rows + self._rows[-1]
+        self._logged[name] = total, rows
+        return total / max(1, rows)
+
+    def joined(self) -> Any:
+        """What the whole batch gave: rows below each other, and the mean of numbers, weighted as losses are.
+        What is neither is None."""
+        with torch.no_grad():
+            return self._outputs[0] if self.begins else self._join(self._outputs)
+
+    def _join(self, values: Sequence[Any], name: str = "the output") -> Any:
+        first = values[0]
+        if name == "weight":  # those of the parts add up
+            return sum(values[1:], first)
+        if any(type(each) is not type(first) for each in values):
+            return None
+        if isinstance(first, Tensor):
+            return self._tensors(values)
+        if isinstance(first, float):
+            return self._mean(values)
+        if isinstance(first, (list, tuple)) and all(map(is_column, values, self._rows)):
+            return type(first)(each for value in values for each in value)
+        whole, contains = name == "the output", isinstance(first, (Mapping, list, tuple)) or is_record(first)
+        if contains or (whole and hasattr(first, "__dict__")):
+            inner = iter([self._join(each, name) for name, each in _inside(values)])
+            if contains:
+                return rebuilt(first, lambda _: next(inner))
+            other = copy.copy(first)
+            vars(other).update(zip(vars(first), inner, strict=True))
+            return other
+        return first if isinstance(first, (str, int)) and all(each == first for each in values) else None
+
+    def _tensors(self, values: Sequence[Tensor]) -> Any:
+        first = values[0]
+        if not first.ndim:
+            return self._mean(values) if first.is_floating_point() else None
+        times = len(first) // self._rows[0]  # tokens of a sample may be rows
+        fits = [
+            each.ndim and len(each) == times * rows for each, rows in zip(values, self._rows, strict=True)
+        ]
+        return torch.cat([*values]) if all(fits) and len({each.shape[1:] for each in values}) == 1 else None
+
+    def _mean(self, values: Sequence[Any]) -> Any:
+        total = sum(value * weight for value, weight in zip(values, self._weights, strict=True))
+        return total / sum(self._weights)
+
+
+def _inside(values: Sequence[Any]) -> list[tuple[str, list[Any]]]:
+    """The name of each thing that containers of one kind hold, and what it is in each of them."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return [(key, [each.get(key) for each in values]) for key in first]
+    if isinstance(first, (list, tuple)):
+        return [("", [*each]) for each in zip_longest(*values)][: len(first)]
+    names = [each.name for each in fields(first)] if is_record(first) else vars(first)
+    return [(name, [getattr(each, name, None) for each in values]) for name in names]
 
 
 class _Runner:

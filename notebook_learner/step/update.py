@@ -25,7 +25,6 @@ from .optimizer_calls import clear, step, tell_of_steps
 from .optimizers import named_of, parameters_of
 from .other_ranks import Driven, Together
 from .output import Gradients, assign, weight_of
-from .pieces import Pieces
 from .schedule import Schedule
 
 _BACKWARD_TWICE = (
@@ -115,7 +114,7 @@ class Update:
         self.together: Together | None = None
         self.closes = False
         """Whether this batch is the last one of its window; only known if there are other ranks."""
-        self.pieces: Pieces | None = None
+        self.pieces: Any = None
         """The batch that goes through the model in parts now."""
         self.divide(1)
 

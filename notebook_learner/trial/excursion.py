@@ -14,8 +14,8 @@ from ..event.position import Position
 from ..event.values import Floats
 from ..run.bounds import FAR, Until
 from ..run.compared import Compared
+from ..run.failure import let_go
 from ..run.loop import Loop
-from ..run.out_of_memory import let_go
 from ..run.rank_protocol import Ranks
 from ..run.replica import Replica
 from ..run.unheard import heard, unheard

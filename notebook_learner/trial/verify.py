@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import a_kind
 from ..event.position import Position
@@ -14,8 +20,7 @@ from ..run.compared import Difference
 from ..run.replica import Replica
 from ..state.state import written
 from .excursion import Excursion, excursion
-from .footprint import Footprint, first_difference, left_by, named_by_path, orders_seen, outputs_seen
-from .ops import named_op, remedy
+from .footprint import Footprint, all_of, first_difference, left_by, named_by_path, orders_seen, outputs_seen
 
 _LARGE = (
     "it was taken to be read only, as it is large, and the steps have changed it. Unless it is a table, it "
@@ -170,18 +175,72 @@ def _names_left(replica: Replica) -> str:
     return f" ({', '.join(left)})" if left else "; .carry(name=...) on the builder puts one in"
 
 
+_UNWRITTEN, _DRAWS = ("empty", "new_empty", "resize"), "random "
+"""Operations that give memory as they find it, and those that draw."""
+
+
+class OpsSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, each operation is noted, in the backward pass and the optimizer, too: its name, and checksums
+    of what it was given and what it made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[tuple[str, str, str]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = all_of([args, kwargs])
+        made = func(*args, **(kwargs or {}))
+        draws = _DRAWS if torch.Tag.nondeterministic_seeded in func.tags else ""
+        self.found.append((draws + func.overloadpacket.__name__, given, all_of([made, args])))
+        return made
+
+
 def _op(trip: Excursion, number: int) -> str:
     """The operation of a step that is not deterministic; empty if none is found."""
-    try:
-        return named_op(lambda: _stand_before(trip, number), lambda: trip.walk(Steps(1)))
-    except Exception:  # some code, as that of compiled models, cannot be watched
-        return ""
+    seen = []
+    with suppress(Exception):  # some code, as that of compiled models, cannot be watched
+        for _ in range(2):
+            _stand_before(trip, number)
+            with OpsSeen() as ops:
+                trip.walk(Steps(1))
+            seen.append(ops.found)
+    for one, other in zip(*seen, strict=False) if len(seen) == 2 else ():
+        if one[0] != other[0]:
+            break
+        if one[1] == other[1] and one[2] != other[2] and not one[0].startswith(_UNWRITTEN):
+            return "" if one[0].startswith(_DRAWS) else one[0]
+    return ""
 
 
 def _told(replica: Replica, trip: Excursion, number: int) -> str:
     """What is said of an operation that is not deterministic."""
-    told = remedy(lambda: _stepped(replica, trip, number))
-    return f"is not deterministic: it gives other bits for the same input; {told}"
+    setting, other = "torch.use_deterministic_algorithms(True)", "put another operation in its place"
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            same = _stepped(replica, trip, number) == _stepped(replica, trip, number)
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    told = " ".join(str(each.message) for each in caught)
+    without = re.findall(r"(\S+) does not have a deterministic implementation", told)
+    if "CUBLAS_WORKSPACE_CONFIG" in told:
+        said = (
+            f"{setting} makes it so, with CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment from the start"
+        )
+    elif without:
+        said = f"torch has no deterministic way for {', '.join(dict.fromkeys(without))}: {other}"
+    else:
+        said = (
+            f"with {setting} the step gives the same bits again"
+            if same
+            else f"{setting} does not help: {other}"
+        )
+    return f"is not deterministic: it gives other bits for the same input; {said}"
 
 
 def _stepped(replica: Replica, trip: Excursion, number: int) -> Mapping[str, str]:

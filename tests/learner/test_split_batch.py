@@ -21,10 +21,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from notebook_learner import Artifacts, ClassificationOutput, SequenceOutput, StepError, TrainOutput
-from notebook_learner.data.batch_parts import parts_of
+from notebook_learner.data.rank_share import parts_of
 from notebook_learner.errors import StateError
 from notebook_learner.metric import Accuracy, GradNorm, Loss
-from notebook_learner.step.pieces import Pieces
+from notebook_learner.step.step import Pieces
 
 UNEQUAL = (8, 8, 5, 1)
 
@@ -411,13 +411,13 @@ class Graph:
 
 
 REFUSED = {
-    "batch has 4 entries there and batch[1] has 3": (torch.zeros(4, 2), torch.zeros(3)),
-    "and batch['names'] has 2": {"x": torch.zeros(4), "names": ["a", "b"]},
-    "batch[1], a tensor without dimensions": (torch.zeros(4, 2), torch.tensor(1.0)),
-    "this batch, a NoneType, has none": None,
-    "cannot cut batch, a PackedSequence": pack_sequence([torch.ones(3), torch.ones(2)]),
-    "cannot cut batch[0], a Graph": (Graph(), torch.zeros(4)),
-    "cannot cut batch, a tensor that is not dense": torch.eye(3).to_sparse(),
+    "and batch[0] has 4 and batch[1] has 3": (torch.zeros(4, 2), torch.zeros(3)),
+    "batch['x'] has 4 and batch['names'] has 2": {"x": torch.zeros(4), "names": ["a", "b"]},
+    "batch[1] is a tensor without rows": (torch.zeros(4, 2), torch.tensor(1.0)),
+    "it is a NoneType without any": None,
+    "batch is a PackedSequence": pack_sequence([torch.ones(3), torch.ones(2)]),
+    "batch[0] is a Graph": (Graph(), torch.zeros(4)),
+    "batch is a tensor without rows": torch.eye(3).to_sparse(),
 }
 
 
@@ -425,7 +425,7 @@ REFUSED = {
 def test_a_batch_that_cannot_be_cut_is_refused_by_name(said):
     with pytest.raises(StepError, match=r"split_batch\(2\)") as caught:
         parts_of(REFUSED[said], 2)
-    assert said.removeprefix("batch has") in str(caught.value)
+    assert said in str(caught.value)
     assert "learner.split_batch(1)" in str(caught.value)
 
 
