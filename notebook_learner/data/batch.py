@@ -29,11 +29,7 @@ def move(batch: Any, device: torch.device, copied: Callable[[Tensor], Tensor] | 
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A container like this one, of its type, with what it holds changed; anything else as it is.
-
-    >>> rebuilt({"x": 1}, str), rebuilt("name", str.upper)
-    ({'x': '1'}, 'name')
-    """
+    """A container like this one, of its type, with what it holds changed; anything else as it is."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(change, value))
     if isinstance(value, (list, tuple)):

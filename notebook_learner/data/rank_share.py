@@ -126,8 +126,8 @@ def rows_of(batch: Any, parts: int) -> int:
     if wrong or not several:
         told = wrong[0] if wrong else f"it is {a_kind(batch)} without any"
         raise StepError(
-            f"split_batch({parts}) cuts a batch along the first dimension of its tensors, one entry for each "
-            f"sample, and {told}; write learner.split_batch(1), and a smaller batch size in the loader"
+            f"split_batch({parts}) cuts a batch along the first dimension of its tensors, and {told}; write "
+            "learner.split_batch(1), and a smaller batch size in the loader"
         )
     return int(several.pop())
 

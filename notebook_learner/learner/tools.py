@@ -47,10 +47,7 @@ def _require_divisible(loop: Loop, parts: int) -> None:
             "smaller batch size, and grads_accumulation(n) in the builder"
         )
     if loop.update.drives:
-        raise StateError(
-            f"split_batch({parts}): the step calls optimizer.step() itself, so it has to take the batch in "
-            "parts itself: (loss * len(x_i) / len(x)).backward() for each, then optimizer.step()"
-        )
+        loop.update.require_free(f"split_batch({parts})")
     if loop.batch is not None:
         rows_of(loop.batch, parts)
 
@@ -63,8 +60,7 @@ def _of_batch_norm(model: nn.Module, parts: int) -> str:
     _TOLD.add(model)
     return (
         f"split_batch({parts}): BatchNorm ({', '.join(names[:3])}{', ...' if names[3:] else ''}) takes the "
-        "mean and variance of each part, so this is not the training of whole batches, and a part of one "
-        "sample is an error there; all else is the same mean"
+        "mean and variance of each part, unlike that of whole batches, and a part of one sample is an error"
     )
 
 
@@ -152,10 +148,10 @@ class Tools:
 
         The loss has to be a mean over samples (or over what the output's `weight` counts). Metrics see the
         whole batch: rows of the outputs are joined, numbers become their mean, and what is neither is None.
-        Validation and `evaluate` take batches in parts, too. A step is called for each part: a cell's `batch`
-        is one, dropout draws for each, and what a step carries from call to call goes from part to part.
+        Validation and `evaluate` do so, too. A step is called for each part: a cell's `batch` is one, and
+        what it carries goes from part to part.
 
-        It is a change by hand: in the timeline, in checkpoints, and made again where steps are taken again.
+        It is a change by hand, kept in checkpoints and made again on a way back.
 
         >>> import torch
         >>> from torch.nn import functional as F
@@ -171,9 +167,8 @@ class Tools:
             parts: how many. A batch with less samples has one for each.
 
         Raises:
-            StateError: the step calls `optimizer.step()` itself, or there are several devices.
-            StepError: `learner.batch` cannot be cut.
-            BusyError: the training runs in the background; `pause()` it, and `resume()` afterwards.
+            StateError: there are several devices.
+            StepError: the step calls `optimizer.step()` itself, or `learner.batch` cannot be cut.
         """
         __tracebackhide__ = True
         learner, loop = self._learner, self._learner._replica.loop

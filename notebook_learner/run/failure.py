@@ -27,7 +27,7 @@ from ..step.optimizers import named_of
 from ..step.step import supervised
 from .loop import Loop
 
-_HEAD = "What the step was given"
+_HEAD, _MEMORY = "What the step was given", "Out of memory"
 _FUNCTIONAL = functional.__file__
 _CLASS_LOSSES = ("cross_entropy", "nll_loss")
 _BINARY_LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -55,12 +55,8 @@ def teach(error: BaseException, batch: Any, stage: str) -> None:
     note = _of_schedule(error, frames)
     if not note and stage not in _NOT_THE_BATCH and _is_torchs(error, frames):
         note = f"{_HEAD}: {_given(frames, batch)}.{_spaced(_of_samples(batch) or _advice(error, frames))}"
-    if not note:
-        return
-    others = [each for each in getattr(error, "__notes__", ()) if not str(each).startswith(_HEAD)]
-    if note not in others:
-        # Python 3.10 shows no notes, but code that formats the exception can.
-        setattr(error, "__notes__", [*others, note])  # noqa: B010  (3.10 has no such attribute to check)
+    if note:
+        _replace_note(error, note, _HEAD)
 
 
 def _frames_outwards(error: BaseException) -> Iterator[FrameType]:
@@ -354,14 +350,10 @@ def let_go(error: BaseException, loop: Loop, keyframes: Iterable[State], then: s
     asked, what holds it, and the line after which the user may go on with `then`."""
     device = loop.current.step.device
     if isinstance(error, torch.OutOfMemoryError) and device.type != "cpu":
-        others = [each for each in getattr(error, "__notes__", ()) if not str(each).startswith("Out of")]
         asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
-        told = (
-            f"Out of memory: {asked[1] if asked else 'some'} more were asked for. What holds it on {device}:"
-        )
+        told = f"{_MEMORY}: {asked[1] if asked else 'more'} was asked for. What holds it on {device}:"
         rows = (f"  {name:20}{size / (1 << 20):12,.2f} MiB" for name, size in _held(device, loop, keyframes))
-        note = "\n".join([told, *rows, _less_memory(loop, then)])
-        setattr(error, "__notes__", [*others, note])  # noqa: B010  (as above)
+        _replace_note(error, "\n".join([told, *rows, _less_memory(loop, then)]), _MEMORY)
     release_device_memory(error, device)
 
 
@@ -404,11 +396,10 @@ def _place(error: BaseException) -> str | None:
     return place
 
 
-def _replace_note(error: BaseException, note: str) -> None:
-    """Replace our earlier note; the exception object may be raised again and again."""
-    others = [
-        each for each in getattr(error, "__notes__", ()) if not str(each).startswith("The learner stands")
-    ]
+def _replace_note(error: BaseException, note: str, head: str = "The learner stands") -> None:
+    """Replace our earlier note with this head; the exception object may be raised again and again."""
+    notes = getattr(error, "__notes__", ())
+    others = [each for each in notes if each != note and not str(each).startswith(head)]
     # Python 3.10 shows no notes, but code that formats the exception can.
     setattr(error, "__notes__", [*others, note])  # noqa: B010  (3.10 has no such attribute to check)
 

@@ -165,14 +165,7 @@ class StepObserver(Protocol):
 
 
 class Pieces:
-    """One batch in parts. Iterate over them, and give each one's output to `took`.
-
-    >>> pieces = Pieces(torch.arange(4.0), 2)
-    >>> for part in pieces:
-    ...     pieces.took({"loss": part.mean(), "output": part}, part)
-    >>> pieces.joined()
-    {'loss': tensor(1.5000), 'output': tensor([0., 1., 2., 3.])}
-    """
+    """One batch in parts. Iterate over them, and give each one's output to `took`."""
 
     def __init__(self, batch: Any, count: int) -> None:
         self._parts = parts_of(batch, count)
@@ -361,20 +354,16 @@ class TrainingStep(_Runner):
         return output
 
     def _divides(self) -> bool:
-        """Whether the batch is taken in parts. Several devices have a part of each batch anyway."""
+        """Whether the batch is taken in parts: on several devices it is not."""
         update = self.update
         if update.together is None:
             return True
-        self.notice = (
-            f"split_batch({update.split}) is for one device; from here on each device takes its part of the "
-            "whole batch"
-        )
+        self.notice = f"split_batch({update.split}) is for one device; several take parts of whole batches"
         update.divide(1)
         return False
 
     def _in_parts(self, batch: Any, left: Any) -> Any:
-        """Forward and backward for each part of the batch. The gradients add up to those of its mean loss, as
-        in a window of several batches."""
+        """Forward and backward for each part of the batch, as for the batches of a window."""
         __tracebackhide__ = True
         update, before = self.update, self.update.count
         pieces = update.pieces = Pieces(batch, update.split)
@@ -527,11 +516,11 @@ class ValidationStep(_Runner):
     def __init__(
         self,
         function: Callable[[Any], Any],
-        device: torch.device,
+        way: ToDevice,
         precision: torch.dtype | None,
         update: Update | None = None,
     ) -> None:
-        super().__init__(function, device, precision)
+        super().__init__(function, way, precision)
         self.update = update
         """Knows into how many parts a batch is divided; None where it never is."""
 

@@ -299,16 +299,16 @@ class Update:
         if self.after is not None:
             self.after()
 
-    def require_free(self) -> None:
+    def require_free(self, *also: str) -> None:
         """Raise a StepError if something was asked for that only the loop's own update can do."""
         asked = {
             "clip_gradients()": bool(self.clips),
             "grads_accumulation()": self.window > 1,
             'precision("fp16")': self.scaler is not None,
             'strategy("fsdp")': self.together is not None and self.together.driven is None,
-            f"split_batch({self.split})": self.split > 1,
+            f"split_batch({self.split})": self.split > 1 and not also,
         }
-        if names := [name for name, there in asked.items() if there]:
+        if names := [*also, *(name for name, there in asked.items() if there)]:
             raise StepError(
                 f"train_step calls optimizer.step() itself, so the learner cannot do its part for "
                 f"{' and '.join(names)}: it would come too late. Do it in the step, before optimizer.step(), "

@@ -143,13 +143,11 @@ def _cause(
     op = _op(trip, number)
     for (module, kind, given, made), (_, _, given_then, made_then) in zip(ones, others, strict=False):
         if given == given_then and made != made_then:
+            if op:
+                return f"{op} in {module} ({kind}) {_told(replica, trip, number)}"
             return (
-                f"{op} in {module} ({kind}) {_told(replica, trip, number)}"
-                if op
-                else (
-                    f"{module} ({kind}) gives another output for the same input: an operation in it is not "
-                    "deterministic, or uses a value that is not in the state"
-                )
+                f"{module} ({kind}) gives another output for the same input: an operation in it is not "
+                "deterministic, or uses a value that is not in the state"
             )
     if name in dict(named_by_path(written(replica.carried.capture())["objects"])):
         return (

@@ -270,7 +270,7 @@ def test_the_error_says_how_much_was_asked_and_what_holds_the_memory(learners: A
 
     head, *table, advice = told.splitlines()
     if stand_in.loaded():
-        assert head.startswith("Out of memory: 32.00 MiB more were asked for. ")
+        assert head.startswith("Out of memory: 32.00 MiB was asked for. ")
     assert head.endswith(f"What holds it on {DEVICE}:")
     sizes = {row[2:22].strip(): row[22:].strip() for row in table}
     assert [*sizes] == ["weights", "gradients", "optimizer", "keyframes", "activations, other"]
