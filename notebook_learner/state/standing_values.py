@@ -29,6 +29,8 @@ class StandingValues(NamedTuple):
 
     options: Groups
     sums: dict[str, int]
+    weights: frozenset[str] = frozenset()
+    """The names of parameters and buffers."""
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer, tensors: bool = True) -> StandingValues:
@@ -47,11 +49,16 @@ class StandingValues(NamedTuple):
         # All sums of a device cross in one copy.
         devices = {each.device: [other for other in sums if other.device == each.device] for each in sums}
         told = {device: iter(torch.stack(there).tolist()) for device, there in devices.items()}
-        return cls(options, {name: next(told[each.device]) for name, each in zip(found, sums, strict=True)})
+        read = {name: next(told[each.device]) for name, each in zip(found, sums, strict=True)}
+        weights = (name for name, _ in (*model.named_parameters(), *model.named_buffers()))
+        return cls(options, read, frozenset(weights))
 
     def changed(self, now: StandingValues) -> list[str]:
-        """The names of the tensors that have other values now, or came or went."""
+        """The names of the tensors that have other values now. One that came or went is one of them, too,
+        but not where layers or groups did: that is a change of the shape, which is told as such."""
         names = dict.fromkeys([*self.sums, *now.sums])
+        if self.weights != now.weights or len(self.options) != len(now.options):
+            names = dict.fromkeys(name for name in names if name in self.sums and name in now.sums)
         return [name for name in names if self.sums.get(name) != now.sums.get(name)]
 
     def said_changes(self, now: StandingValues) -> list[str]:

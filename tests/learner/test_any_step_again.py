@@ -172,10 +172,17 @@ def _forget_momentum(learner: Any) -> None:
         held["exp_avg"].zero_()
 
 
+def _clear_state(learner: Any) -> None:
+    learner.optimizer.state.clear()
+
+
+_OF_ADAM = "exp_avg of 0.weight"
+
+
 @pytest.mark.parametrize(
     ("edit", "name"),
-    [(_touch, "0.weight"), (_forget_momentum, "exp_avg of 0.weight")],
-    ids=["weights", "momentum"],
+    [(_touch, "0.weight"), (_forget_momentum, _OF_ADAM), (_clear_state, _OF_ADAM)],
+    ids=["weights", "momentum", "cleared"],
 )
 @pytest.mark.parametrize("step", [10, 16], ids=["inside of an epoch", "at its end"])
 def test_values_set_by_hand_are_an_event_and_each_step_behind_them_is_reached(
