@@ -1,12 +1,12 @@
 """`python -m tests.benchmarks`: the Learner against a hand-written loop, in interleaved processes; with
 `storing`, `blocking` or `logging`: what checkpoints and logs cost; with `panel`: what a live panel does; with
 `metrics`: what the standard pair adds to computing it by hand, what metrics of classes and of sequences take,
-and what `evaluate` adds to a loop; with `peers`: other trainers at the same work; with `growth`: how
-costs grow with the work, a table a curve; with `long-run`: memory of a long run, and opening its directory;
-with `ranks`: several devices beside torch's DistributedDataParallel;
-with `startup`: imports; with `graphs`: small models on a GPU, with CUDA graphs and without; with `data`: one
-that waits for its data, and with `--dry` the same for one round on the CPU, to see that it runs. `--workload`
-(W1 ... W9, G1 to G4) takes the one that each belongs to.
+and what `evaluate` adds to a loop; with `peers`: other trainers at the same work; with `growth`: how costs
+grow with the work, a table a curve; with `long-run`: memory of a long run, and opening its directory; with
+`ranks`: several devices beside torch's DistributedDataParallel; with `startup`: imports; with `gpu`: all that
+a GPU has to show, as a table; with `graphs`: small models on a GPU, with CUDA graphs and without; with
+`data`: one that waits for its data, and with `--dry` the same for one round on the CPU, to see that it runs.
+`--workload` (W1 ... W9, G1 to G4) takes the one that each belongs to.
 
 The machine's speed drifts, so one round runs both, in turn, and what counts is the median over rounds
 of the difference and of the ratio within a round.
@@ -32,6 +32,7 @@ sys.path[:0] = [str(HERE), str(HERE / "peers")]
 import blocking  # noqa: E402  # test folders are no packages
 import data_bound  # noqa: E402
 import debugging  # noqa: E402
+import gpu  # noqa: E402
 import graphs  # noqa: E402
 import growth  # noqa: E402
 import import_cost  # noqa: E402
@@ -97,7 +98,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--plot", type=Path, help="with peers: draw them here, as a PNG")
     parser.add_argument("--directory", type=Path, help="with long-run: train here, or open what is there")
-    parser.add_argument("--dry", action="store_true", help="with data: one short round on the CPU")
+    parser.add_argument(
+        "--dry", action="store_true", help="with data: one short round on the CPU; with gpu: on the stand-in"
+    )
+    parser.add_argument("--table", type=Path, default=Path("gpu_table.md"), help="with gpu: written here")
     parser.add_argument("--curves", nargs="+", default=[], choices=growth.CURVES, metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="with growth: small sizes, to see that it runs")
     options = parser.parse_args()
@@ -154,6 +158,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "ranks": lambda options: ranks.main(options.rounds),
     "startup": lambda options: import_cost.main(options.rounds),
     "graphs": lambda options: graphs.main(options.rounds),
+    "gpu": lambda options: gpu.main(options.table, options.dry),
     "data": lambda options: data_bound.main(options.rounds, dry=options.dry),
 }
 ELSEWHERE = {"W5": "panel", "W6": "storing", "W7": "startup", "G4": "data"}
