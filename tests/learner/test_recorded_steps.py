@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from notebook_learner import ClassificationOutput, ConfigurationError, Learner, LearnerBuilder, Paused
 from notebook_learner.breakpoint import NonFinite
+from notebook_learner.data import to_device
 from notebook_learner.event import Notice
 from notebook_learner.metric import AUROC, Accuracy, GradNorm, LearningRate, Loss
 from notebook_learner.step import graph_step as recorded
-from notebook_learner.step import step as steps
 from notebook_learner.step.graph_step import RECORDERS, make_recordable
 
 SIZES = (8,) * 30 + (3,)
@@ -300,8 +300,8 @@ def test_batches_are_moved_to_the_device_at_every_step(
         moved.append(tuple(tensor.clone() for tensor in batch))
         return moved[-1]
 
-    monkeypatch.setattr(steps, "is_on", lambda batch, device: any(batch is each for each in moved))
-    monkeypatch.setattr(steps, "move", move)
+    monkeypatch.setattr(to_device, "is_on", lambda batch, device: any(batch is each for each in moved))
+    monkeypatch.setattr(to_device, "move", move)
     plain = build(tmp_path / "plain")
     plain.fit()
     assert len(moved) == 62
