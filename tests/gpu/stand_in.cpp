@@ -47,7 +47,25 @@ struct Inside {
   ~Inside() { --inside; }
 };
 
-std::mutex lock;  // for all that follows, as far as it is not atomic or of one thread
+// Who holds the lock may need Python's: the last reference to a tensor may be a Python object. So nobody waits for it
+// with Python's lock in hand.
+extern "C" {
+int PyGILState_Check(void);
+void* PyEval_SaveThread(void);
+void PyEval_RestoreThread(void*);
+}
+struct Lock {
+  std::mutex inner;
+  void lock() {
+    if (inner.try_lock()) return;
+    if (!PyGILState_Check()) return inner.lock();
+    auto* thread = PyEval_SaveThread();
+    inner.lock();
+    PyEval_RestoreThread(thread);
+  }
+  void unlock() { inner.unlock(); }
+};
+Lock lock;  // for all that follows, as far as it is not atomic or of one thread
 
 std::vector<std::string> faults;
 void fault(const std::string& text) { faults.push_back(text); }
@@ -196,7 +214,7 @@ void poison(char* at, size_t size) { std::memset(at, 0xFF, std::min(size, POISON
 
 void release(void* context) {
   auto* block = static_cast<Block*>(context);
-  std::lock_guard<std::mutex> held(lock);
+  std::lock_guard<Lock> held(lock);
   auto& own = clocks[block->lane];
   auto users = block->read;
   users.push_back(block->written);
@@ -225,7 +243,7 @@ struct DeviceMemory final : c10::Allocator {
     Device device(KIND, current);
     if (!wanted) return {nullptr, nullptr, &release_nothing, device};
     int64_t size = (wanted + 511) / 512 * 512;  // kMinBlockSize of the caching allocator
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     auto& counted = statistics[current];
     if (counted.now + size > counted.limit) {
       ++counted.refused;
@@ -431,7 +449,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   // Asked for the first time, work is not done; asked again, it is, as if time had passed.
   bool queryStream(const c10::Stream& stream) const override {
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     static std::map<int, int64_t> asked;
     int lane = laneOf(stream.device_index(), stream.id());
     int64_t tick = at_(clocks[lane], lane);
@@ -442,18 +460,18 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeStream(const c10::Stream& stream) const override {
     tell(STREAM);
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     waitedForLane(laneOf(stream.device_index(), stream.id()));
   }
   void synchronizeDevice(const DeviceIndex index) const override {
     tell(DEVICE);
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     waitedForDevice(place(index));
   }
 
   void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   void record(void** event, const c10::Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     int lane = laneOf(stream.device_index(), stream.id());
     launch(lane);
     if (!*event) *event = new Event();
@@ -461,13 +479,13 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (!event) return;
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     learn(clocks[laneOf(stream.device_index(), stream.id())], static_cast<Event*>(event)->clock);
   }
   bool queryEvent(void* given) const override {
     auto* event = static_cast<Event*>(given);
     if (!event) return true;
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     bool done = true;
     for (int lane = 0; lane < (int)event->clock.size(); ++lane) done = done && knows(host, {lane, event->clock[lane]});
     if (!done && !std::exchange(event->asked, true)) return false;
@@ -476,12 +494,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeEvent(void* event) const override {
     tell(EVENT);
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     if (event) waited(static_cast<Event*>(event)->clock);
   }
   void recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream& stream) const override {
     if (pointer.get_deleter() != &release) return;
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     static_cast<Block*>(pointer.get_context())->recorded.insert(laneOf(stream.device_index(), stream.id()));
   }
 };
@@ -604,7 +622,7 @@ Tensor& copy_(Tensor& self, const Tensor& from, bool nonBlocking) {
   }
   bool toHost = self.is_cpu(), fromHost = from.is_cpu();
   if (!toHost && !fromHost) {
-    std::unique_lock<std::mutex> held(lock);
+    std::unique_lock<Lock> held(lock);
     int lane = laneNow(from.get_device());
     if (self.device() != from.device()) {  // both devices' streams wait for each other: copy_device_to_device
       int other = laneNow(self.get_device());
@@ -622,7 +640,7 @@ Tensor& copy_(Tensor& self, const Tensor& from, bool nonBlocking) {
     bool isDirect = direct(other, device) && isPinned(other.const_data_ptr());
     auto detail = std::string(c10::toString(from.scalar_type())) + ", " + std::to_string(from.nbytes()) + " bytes";
     tell(!nonBlocking ? (toHost ? TO_HOST : TO_DEVICE) : isDirect ? UNDER_WAY : PAGEABLE, detail);
-    std::unique_lock<std::mutex> held(lock);
+    std::unique_lock<Lock> held(lock);
     auto moment = launch(laneNow(device.get_device()));
     use(device, moment, !toHost);
     if (nonBlocking && isDirect && !capturing()) {
@@ -659,7 +677,7 @@ Tensor copyFromAndResize(const Tensor& self, const Tensor& to) {
 Scalar item(const Tensor& self) {
   tell(ITEM, c10::toString(self.scalar_type()));
   if (!inside) {
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     auto moment = launch(laneNow(self.get_device()));
     use(self, moment, false);
     waitedForLane(moment.lane);
@@ -797,14 +815,14 @@ void kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   auto device = deviceOf(op, stack->data() + first);
   if (waits(op, stack->data() + first)) {
     tell(OPERATOR, schema.name());
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     if (!inside) waitedForLane(laneNow(device));
   }
   bool records = !inside && capturing();
   torch::jit::Stack kept;
   std::vector<Tensor> touched;
   if (!inside) {
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     auto moment = launch(laneNow(device));
     for (size_t i = 0; i < count; ++i) {
       bool writes = written(schema.arguments()[i]);
@@ -898,7 +916,7 @@ const char* answered(F&& work) {  // the text of an error, or null
 void captureBegin(int64_t number) {
   TORCH_CHECK(!recording, "CUDA error: operation not permitted when stream is capturing");
   TORCH_CHECK(streams[current] != 0, "CUDA graphs must be captured on a non-default stream.");
-  std::lock_guard<std::mutex> held(lock);
+  std::lock_guard<Lock> held(lock);
   auto made = std::make_shared<Recording>();
   made->number = number;
   made->lane = laneNow(current);
@@ -913,7 +931,7 @@ void captureEnd() {
   recordingDevice = -1;
   auto made = std::exchange(recording, nullptr);
   {
-    std::lock_guard<std::mutex> held(lock);
+    std::lock_guard<Lock> held(lock);
     for (auto& [at, kept] : made->before) std::memcpy(at, kept.second.data(), kept.second.size());
     for (auto& storage : made->made) poison((char*)storage.mutable_data(), storage.nbytes());
     for (int each = 0; each < DEVICES; ++each)
@@ -979,21 +997,21 @@ const char* stand_in_synchronize(int device) {
 }
 void stand_in_limit(int device, int64_t bytes) { stand_in::statistics[device].limit = bytes; }
 void stand_in_statistics(int device, int64_t* into) {
-  std::lock_guard<std::mutex> held(stand_in::lock);
+  std::lock_guard<stand_in::Lock> held(stand_in::lock);
   std::memcpy(into, &stand_in::statistics[device], sizeof(stand_in::Statistics));
 }
 void stand_in_forget_peak(int device) {
-  std::lock_guard<std::mutex> held(stand_in::lock);
+  std::lock_guard<stand_in::Lock> held(stand_in::lock);
   auto& counted = stand_in::statistics[device];
   counted.peak = counted.now, counted.most = counted.blocks;
 }
 int64_t stand_in_under_way() {
-  std::lock_guard<std::mutex> held(stand_in::lock);
+  std::lock_guard<stand_in::Lock> held(stand_in::lock);
   return stand_in::copies.size();
 }
 // The oldest fault that was not asked for yet, or null.
 const char* stand_in_fault() {
-  std::lock_guard<std::mutex> held(stand_in::lock);
+  std::lock_guard<stand_in::Lock> held(stand_in::lock);
   if (stand_in::faults.empty()) return nullptr;
   stand_in::problem = stand_in::faults.front();
   stand_in::faults.erase(stand_in::faults.begin());
