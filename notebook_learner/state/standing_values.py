@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,8 @@ class StandingValues(NamedTuple):
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer, tensors: bool = True) -> StandingValues:
-        """A tensor that is sparse, quantized or spread over processes is not read.
+        """A tensor that is sparse, quantized or spread over processes is not read, and none is where a device
+        has no memory left for their sums.
 
         Args:
             model: whose parameters and buffers are read.
@@ -42,16 +44,10 @@ class StandingValues(NamedTuple):
             tensors: whether to read tensors at all.
         """
         options = groups_now(optimizer)
-        if not tensors:
-            return cls(options, {})
-        found = {name: each for name, each in _tensors_of(model, optimizer) if _can_be_read(each)}
-        sums = [_sum(each) for each in found.values()]
-        # All sums of a device cross in one copy.
-        devices = {each.device: [other for other in sums if other.device == each.device] for each in sums}
-        told = {device: iter(torch.stack(there).tolist()) for device, there in devices.items()}
-        read = {name: next(told[each.device]) for name, each in zip(found, sums, strict=True)}
-        weights = (name for name, _ in (*model.named_parameters(), *model.named_buffers()))
-        return cls(options, read, frozenset(weights))
+        if tensors:
+            with suppress(torch.OutOfMemoryError):
+                return cls(options, *_read(model, optimizer))
+        return cls(options, {})
 
     def changed(self, now: StandingValues) -> list[str]:
         """The names of the tensors that have other values now. One that came or went is one of them, too,
@@ -77,6 +73,17 @@ def said_touched(names: Sequence[str]) -> str:
         return ""
     more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
     return f"new values of {', '.join(names[:_TOLD])}{more}"
+
+
+def _read(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, int], frozenset[str]]:
+    """The sums of all tensors, and the names of parameters and buffers."""
+    found = {name: each for name, each in _tensors_of(model, optimizer) if _can_be_read(each)}
+    sums = [_sum(each) for each in found.values()]
+    # All sums of a device cross in one copy.
+    devices = {each.device: [other for other in sums if other.device == each.device] for each in sums}
+    told = {device: iter(torch.stack(there).tolist()) for device, there in devices.items()}
+    read = {name: next(told[each.device]) for name, each in zip(found, sums, strict=True)}
+    return read, frozenset(name for name, _ in (*model.named_parameters(), *model.named_buffers()))
 
 
 def _tensors_of(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
