@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from notebook_learner import ConfigurationError, LearnerBuilder
+from notebook_learner import ClassificationOutput, ConfigurationError, LearnerBuilder, TrainOutput
 
 SIZES = (8, 8, 8, 3)
 
@@ -127,3 +127,16 @@ def files_in(directory):
     """All but `artifacts.h5`, which is derived from them, and what says where the run is steered."""
     found = sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
     return [name for name in found if name not in ("artifacts.h5", "control.sock")]
+
+
+# Training steps --------------------------------------------------------------------------------------
+
+
+def plain(model, batch):
+    scores = model(batch[0])
+    return ClassificationOutput(F.cross_entropy(scores, batch[1]), scores, batch[1])
+
+
+def with_own_gradients(model, batch):
+    item = plain(model, batch)
+    return TrainOutput(model, item.loss.backward(), item)

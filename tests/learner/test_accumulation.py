@@ -11,11 +11,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from builder_support import adam, assert_same_bits, batches, by_hand, classifier, net, quiet, rates, sgd
+from builder_support import (
+    adam,
+    assert_same_bits,
+    batches,
+    by_hand,
+    classifier,
+    net,
+    plain,
+    quiet,
+    rates,
+    sgd,
+    with_own_gradients,
+)
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from notebook_learner import ClassificationOutput, SequenceOutput, StepError, TrainOutput
+from notebook_learner import SequenceOutput, StepError, TrainOutput
 from notebook_learner.metric import LearningRate, Loss
 
 UNEQUAL = (8, 1, 5, 2)
@@ -61,16 +73,6 @@ def mean_loss(model, batch):
 
 
 # Samples ---------------------------------------------------------------------------------------------
-
-
-def plain(model, batch):
-    scores = model(batch[0])
-    return ClassificationOutput(F.cross_entropy(scores, batch[1]), scores, batch[1])
-
-
-def with_own_gradients(model, batch):
-    item = plain(model, batch)
-    return TrainOutput(model, item.loss.backward(), item)
 
 
 def with_named_gradients(model, batch):

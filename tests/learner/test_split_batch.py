@@ -12,7 +12,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from branching_support import STEPS, learner_in, walked, weights
-from builder_support import Tape, adam, assert_same_bits, batches, classifier, net, quiet, sgd
+from builder_support import (
+    Tape,
+    adam,
+    assert_same_bits,
+    batches,
+    classifier,
+    net,
+    plain,
+    quiet,
+    sgd,
+    with_own_gradients,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -20,7 +31,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from notebook_learner import Artifacts, ClassificationOutput, SequenceOutput, StepError, TrainOutput
+from notebook_learner import Artifacts, SequenceOutput, StepError
 from notebook_learner.data.rank_share import parts_of
 from notebook_learner.metric import Accuracy, GradNorm, Loss
 from notebook_learner.step.step import Pieces
@@ -97,16 +108,6 @@ def test_half_precision_is_cast_in_each_part(tmp_path):
         torch._foreach_div_([p.grad for p in expected.parameters()], total)
         optimizer.step()
     assert_same_bits(model, expected)
-
-
-def plain(model, batch):
-    scores = model(batch[0])
-    return ClassificationOutput(F.cross_entropy(scores, batch[1]), scores, batch[1])
-
-
-def with_own_gradients(model, batch):
-    item = plain(model, batch)
-    return TrainOutput(model, item.loss.backward(), item)
 
 
 def with_a_dict(model, batch):
