@@ -103,8 +103,8 @@ class RecordedRun:
         "test/clean" is the split of an evaluated set; its epoch and iteration are those of the weights. A
         metric that the run did not measure is the one of `learner.ask`, if that was asked.
         """
-        if name not in self.history.metrics(split) and name in self.asked.metrics(split):
-            return replace(series_of(self.asked, self._clock(), name, split, epoch), asked=True)
+        if name not in self.history.metrics(split) and name in (asked := self.asked).metrics(split):
+            return replace(series_of(asked, self._clock(), name, split, epoch), asked=True)
         return series_of(self.history, self._clock(), name, split, epoch)
 
     def epochs(self, name: str, split: Split | str = "valid") -> Floats:

@@ -89,7 +89,7 @@ class Assigning(LearnerCore):
                 )
             else:
                 replica.reshape(name_of(function), Act(function, weakref.ref(self)))
-                self._stood = None if self._stood is None else self._standing()
+                self._stood = None if replica.rng.running else self._standing()
                 self._stand_anew()
 
     def _set_rate(self, rate: Any) -> None:

@@ -210,7 +210,8 @@ class LearnerCore:
         self._status: Status = "ready"
         self.locals = {}
         self._stood: StandingValues | None = None
-        """What the last run, change or jump left; None before the first one, and while steps are taken."""
+        """What the last run, error, change or jump left; None before the first one, and while steps are
+        taken."""
         self._parting = Parting(partial(_let_go, driver, replica, premises))
 
     @property
@@ -358,6 +359,8 @@ class LearnerCore:
             self._emit(self._untold.pop(0))
 
     def _fail(self, error: BaseException) -> None:
+        with suppress(Exception):  # a failed device may give nothing
+            self._stood = self._standing()
         with suppress(LoggerError):  # the logger keeps the line; the other error says more
             paused = isinstance(error, (KeyboardInterrupt, MovedError))
             self._set_status("paused" if paused else "failed", _reason(error))
@@ -409,7 +412,7 @@ class LearnerCore:
     def _edited(self, text: str) -> None:
         """The user changed the run: it needs a keyframe from here on, and the history tells where."""
         self._replica.shape.look(tell=False)
-        self._stood = self._standing()
+        self._stood = None if self._replica.rng.running else self._standing()
         if self._replica.loop.iteration:
             self._stand_anew()
             self._mark("edited", text)

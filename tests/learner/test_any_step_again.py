@@ -5,14 +5,15 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import pytest
 import torch
 from branching_support import STEPS, Shown, X, Y, learner_in, step_on, walked, weights
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from notebook_learner import Artifacts, ConfigurationError
+from notebook_learner import Artifacts, ConfigurationError, LearnerBuilder
 
 EDITS = {
     5: lambda learner: setattr(learner, "lr", 0.002),
@@ -236,3 +237,49 @@ def test_options_and_weights_set_by_hand_behind_a_rewind_are_noticed_too(tmp_pat
     assert told == ["lr = 0.003, new values of 0.weight"]
     for at in (10, 20):
         assert torch.equal(weights(again(tmp_path / "run", at)), seen[at]), at
+
+
+def _told_by_hand(learner: Any) -> list[str]:
+    return [each.text for each in learner.timeline if each.kind == "edited"]
+
+
+def _failing(directory: Path, step: int, halt: int = -1) -> tuple[Any, Event, Event]:
+    """A run that fails at a step, once; before that it may halt at one, until the second event."""
+    failed, halts, goes_on = Event(), Event(), Event()  # no state, as they are locks: set, they stay so
+
+    def each_update(learner: Any) -> None:
+        at = learner.position.iteration
+        if at == halt and not goes_on.is_set():
+            halts.set()
+            assert goes_on.wait(60)
+        if at == step and not failed.is_set():
+            failed.set()
+            raise RuntimeError("once")
+
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 1)
+    builder = LearnerBuilder(directory).loss(torch.nn.functional.mse_loss).num_epochs(4).renderer("silent")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loader = DataLoader(TensorDataset(X, Y), 4, shuffle=True)
+    return builder.on("update", each_update).build(model, optimizer, None, loader), halts, goes_on
+
+
+def test_values_set_by_hand_after_an_error_are_noticed(tmp_path: Path) -> None:
+    learner, *_ = _failing(tmp_path / "run", 6)
+    with pytest.raises(RuntimeError, match="once"):
+        learner.fit()
+    learner.model.weight.data += 1
+    learner.fit()
+    assert _told_by_hand(learner) == ["new values of weight"]
+
+
+def test_a_rate_set_in_a_run_that_fails_later_is_no_change_of_weights(tmp_path: Path) -> None:
+    learner, halts, goes_on = _failing(tmp_path / "run", 20, halt=4)
+    learner.start()
+    assert halts.wait(60)
+    Timer(0.5, goes_on.set).start()
+    learner.lr = 0.02
+    with pytest.raises(RuntimeError, match="once"):
+        learner.wait()
+    learner.fit()
+    assert _told_by_hand(learner) == ["lr = 0.02"]
