@@ -289,8 +289,9 @@ def test_each_number_says_what_it_is_of_and_the_bold_one_is_the_epochs(notebook)
         panel.region.locator(f".nl-read {each}").first.evaluate(small) for each in ("b", "small")
     )
     assert of_batch < number
-    head = panel.region.locator("[data-part=dials]").inner_text().split()
-    assert " ".join(head) == "Learning rate 0.01 Momentum 0.9 Weight decay 0"
+    dials = panel.region.locator("[data-part=dials] .nl-dial")
+    told = {each.inner_text().strip(): each.locator("input").input_value() for each in dials.all()}
+    assert told == {"Learning rate": "0.01", "Momentum": "0.9", "Weight decay": "0"}
     expect(panel.region.locator("[data-part=progress]")).to_contain_text(re.compile(r"\d m?s so far"))
 
 

@@ -46,6 +46,7 @@ def test_a_breakpoint_switched_on_by_a_click_stops_a_blocking_fit_and_says_why(n
     assert "stopped by enough" in page.output_text(1)
     assert "enough <b>steps</b>" in page.result(2)
 
+    panel.look()  # a panel out of sight is not drawn, and may have been drawn last as the kernel was busy
     panel.switch("enough").click()
     points = panel.points
     panel.click("Run")
