@@ -39,7 +39,8 @@ from crash_support import (
     wrong_with_checkpoints,
 )
 
-Line = tuple[str, str]
+from notebook_learner.checkpoint.folder import CheckpointFolder
+
 TRAINING = Training()
 
 
@@ -109,6 +110,10 @@ def life(directory: Path, at: AtCall | None) -> None:
             real(*given, **named)
         die()
 
+    if not any(not info.damage for info in CheckpointFolder(directory / "checkpoint").list()):
+        # This life begins anew: the learner moves the directory of the last one aside.
+        for info in CheckpointFolder(directory / "start").list():
+            say("let go", f"start/{info.label}")
     with Ledger(say), Calls(hand):
         learner = TRAINING.resumed(directory)
         if learner.position.step or learner.position.epoch > 1:
