@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -119,6 +119,14 @@ def _place_of(position: Position) -> Place:
     return position.epoch, position.split, position.step, position.iteration
 
 
+@dataclass(frozen=True, slots=True)
+class _Retaken:
+    """A branch whose steps the run may be taking again, with what was measured on it."""
+
+    branch: Branch
+    passes: dict[tuple[int, Split], SplitRecord]
+
+
 def chain_to(name: str, known: Mapping[str, Branch]) -> list[Branch]:
     """The branches on the way from the run's line to this one, the first one first.
 
@@ -156,21 +164,22 @@ class BranchLogger:
 
     Args:
         directory: the run's.
-        way: returns the stretches that led to the run's present place.
+        way: returns the stretches that led to the run's present place; with True, those of the line that an
+            earlier process had measured.
         changes: takes a place, the name of a branch, and the changes by hand at that very place that stay on
             the run's line (None: those in force); returns the others from there on, and notes that they are
             on that branch now.
         shared: takes a place; returns the changes by hand at that place that are on the run's line, and with
-            True those behind it, too.
+            True those behind it, too. With the name of a branch, those on that branch.
         read: takes the folder of a branch, and returns its passes.
     """
 
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        way: Callable[[], Sequence[Any]] = tuple,
+        way: Callable[[bool], Sequence[Any]] = lambda resumes: (),
         changes: Callable[[Position, str, Any], Sequence[str]] = lambda position, name, shared: (),
-        shared: Callable[[Position, bool], Sequence[str]] = lambda position, later: (),
+        shared: Callable[..., Sequence[str]] = lambda position, later, name="": (),
         read: Callable[[RunPath], Record] = lambda folder: (),
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -181,10 +190,8 @@ class BranchLogger:
         self._fresh = True
         self._resumes = False
         """Whether the way back is to where an earlier process stood, before any step of this one."""
-        self._pending: Branch | None = None
-        """The branch that was left last, as long as the run takes the same steps again."""
-        self._record: dict[tuple[int, Split], SplitRecord] = {}
-        """Its passes."""
+        self._retaken: dict[str, _Retaken] = {}
+        """The branches whose steps the run may be taking again: it has come to no other value so far."""
         self._last = 0
         """The last number that was given: one that is free again would stand for two branches."""
         self._going: Branch | None = None
@@ -207,16 +214,16 @@ class BranchLogger:
                 self._waiting.append(partial(self._leave, event, beyond, self._going))
                 self._waiting[0]()
                 self._waiting.pop(0)
-            elif self._pending is None and self._going is None:
-                self._find_pending(event)
-            self._lineage = self._way()  # the run is on its way by now
+            elif not self._retaken and self._going is None:
+                self._look_for_retaken(Position(event.epoch, event.split, event.step), event.record)
+            self._lineage = self._way(False)  # the run is on its way by now
         elif isinstance(event, MetricBlock):
             self._fresh = False
-            self._lineage = self._way()
-            if self._pending is not None:
+            self._lineage = self._way(False)
+            if self._retaken:
                 self._compare(event)
         elif isinstance(event, Marked) and event.kind == "edited":
-            self._pending = None  # the run goes on in another way, even if the next values are the same
+            self._retaken = {}  # the run goes on in another way, even if the next values are the same
         elif isinstance(event, SplitStarted) and self._fresh:
             self._fresh = False
             if (event.epoch, event.split) == (1, "train"):
@@ -230,48 +237,87 @@ class BranchLogger:
         here = (first.epoch, first.split, kept, before + (kept if first.split == "train" else 0))
         last = former[-1]
         ends = (last.epoch, last.split, last.steps, _trained(former))
-        stays = None if going is None else going.shared
-        pending = self._pending if going is None else None
         if self._resumes and going is None:
-            pending = self._found_again(here, beyond)
-        if pending is not None and _position(here) <= pending.begin and pending.parent == "":
-            branch = replace(pending, begins=here)
-            if _position(ends) > pending.end:
-                branch = replace(branch, ends=ends)
-        elif pending is not None and _position(ends) <= pending.end:
-            return  # it has all of this
-        else:
-            way = self._lineage or self._way()
+            self._look_for_retaken(_position(here), former)
+        known = self._retaken_from(here, ends) if going is None else None
+        if known is None:
+            way = self._lineage or self._way(self._resumes)
             branch = Branch(self._free_name(), "", here, ends, self._now(), event.reason, way)
-            self._record = {}
-        changes = tuple(self._changes(_position(here), branch.name, stays))
-        branch = replace(branch, changes=changes, shared=tuple(self._shared(_position(here), False)))
-        folder = self.layout.branches / branch.name
-        files.make_directory(folder)
-        self._write(branch)
-        stays_there = {_key(part) for part in event.former[: event.kept_splits + (event.kept_steps > 0)]}
+            branch = self._with_changes(branch, None if going is None else going.shared)
+        else:
+            branch = known.branch
+            if _position(here) < branch.begin:
+                branch = self._with_changes(replace(branch, begins=here), None)
+            if _position(ends) > branch.end:
+                branch = replace(branch, ends=ends)
+        if known is None or branch != known.branch:
+            files.make_directory(self.layout.branches / branch.name)
+            self._write(branch)
+        passes = {} if known is None else known.passes
+        stays = {_key(part) for part in former[: event.kept_splits + (event.kept_steps > 0)]}
         for _, part in beyond:
             key = _key(part)
-            had = self._record.get(key)
-            if had is None or had.steps < part.steps:
-                self._take(folder, part, whole=key not in stays_there)
-                self._record[key] = part
-        self._pending = branch
-        self._hang_on(branch)
+            # A power cut may have taken from the branch's logs what the run's own logs still have.
+            if key not in passes or passes[key].steps < part.steps:
+                self._take(self.layout.branches / branch.name, part, whole=key not in stays)
+                passes[key] = part
+        self._hang_on(branch, _position(here))
+        if self._is_as_it_came(branch):
+            self._retaken[branch.name] = _Retaken(branch, passes)
+        else:
+            self._retaken.pop(branch.name, None)
         self.changes += 1
 
-    def _found_again(self, here: Place, beyond: Sequence[tuple[int, SplitRecord]]) -> Branch | None:
-        """The branch that an earlier process was making of the same steps when it was killed: its logs may
-        lack what a power cut took, and the run's own may still have it."""
-        edits = self._shared(_position(here), True)
+    def _with_changes(self, branch: Branch, stay: Sequence[str] | None) -> Branch:
+        """The branch with what was changed by hand behind its beginning, which is on it now."""
+        changes = tuple(self._changes(branch.begin, branch.name, stay))
+        return replace(branch, changes=changes, shared=tuple(self._shared(branch.begin, False)))
+
+    def _retaken_from(self, here: Place, ends: Place) -> _Retaken | None:
+        """The branch of which the steps from here to there are a part, or which they lead to or go on."""
+        found = None
+        for each in self._retaken.values():
+            begin, end = each.branch.begin, each.branch.end
+            if begin <= _position(here) and _position(ends) <= end:
+                return each
+            leads_to = begin <= _position(ends) or (begin.step, begin.iteration) == (0, ends[3])
+            if _position(here) <= end and leads_to:
+                found = found or each
+        return found
+
+    def _look_for_retaken(
+        self, here: Position, line: Iterable[SplitRecord], among: Collection[str] | None = None
+    ) -> None:
+        """Find the branches whose steps the run takes again, or will when it comes there: an earlier process
+        that did so was killed, or they hung on a branch that has gone.
+
+        Args:
+            here: where the run stands.
+            line: what was measured on its line, as far as it is known.
+            among: the names of the branches that may be meant; by default all.
+        """
+        at_hand = {_key(part): part for part in line}
         for branch in read_branches(self.layout.directory):
-            if branch.begins != here or branch.parent or branch.changes or {*edits} - {*branch.shared}:
+            is_meant = not branch.parent and branch.name not in self._retaken
+            is_meant = is_meant and (among is None or branch.name in among)
+            if not is_meant or not self._is_as_it_came(branch):
                 continue
-            record = {_key(part): part for part in self._read(self.layout.branches / branch.name)}
-            if all(_key(part) not in record or _all_agree(record[_key(part)], part) for _, part in beyond):
-                self._record = record
-                return branch
-        return None
+            passes = {_key(part): part for part in self._read(self.layout.branches / branch.name)}
+            both = passes.keys() & at_hand.keys()
+            if not all(_all_agree(passes[k], at_hand[k]) for k in both):
+                continue
+            if here < branch.end:
+                self._retaken[branch.name] = _Retaken(branch, passes)
+            elif passes and all(k in both and at_hand[k].steps >= passes[k].steps for k in passes):
+                self._look_for_retaken(here, at_hand.values(), self._drop(branch))  # it is on the line
+
+    def _is_as_it_came(self, branch: Branch) -> bool:
+        """Whether nothing was changed by hand on the branch, nor on the run's line since the branch began. A
+        changed rate shows in the weights a step before it shows in a loss: values alone do not tell."""
+        line = self._shared(branch.begin, True, "")
+        own = self._shared(branch.begin, True, branch.name)
+        # The recipe of an older checkpoint does not know of changes that were made after it.
+        return {*line} <= {*branch.shared} and not own and len(branch.changes) <= len(branch.shared)
 
     def _take(self, folder: RunPath, part: SplitRecord, whole: bool) -> None:
         """Move a pass to the branch, or write it there if the run's line keeps a part of it."""
@@ -288,14 +334,14 @@ class BranchLogger:
             copy.handle(SplitEnded(part.epoch, part.split, part.steps, part.finals))
         copy.close()
 
-    def _hang_on(self, branch: Branch) -> None:
+    def _hang_on(self, branch: Branch, here: Position) -> None:
         """Branches that left the line behind the place where this one left it hang on this one now; at that
         very place those whose way has a change by hand that is on this one now."""
         for other in read_branches(self.layout.directory):
-            behind = other.begin > branch.begin
-            beside = other.begin.key == branch.begin.key and {*other.shared} - {*branch.shared}
-            if other.name != branch.name and not other.parent and (behind or beside):
+            beside = other.begin.key == here.key and {*other.shared} - {*branch.shared}
+            if other.name != branch.name and not other.parent and (other.begin > here or beside):
                 self._write(replace(other, parent=branch.name))
+                self._retaken.pop(other.name, None)
 
     def _write(self, branch: Branch) -> None:
         data = branch.to_json().encode()
@@ -306,30 +352,23 @@ class BranchLogger:
         self._last = 1 + max([self._last, *map(int, names)])
         return str(self._last)
 
-    def _find_pending(self, event: Rewound) -> None:
-        """An earlier process may have left a branch whose steps this run takes again."""
-        here = Position(event.epoch, event.split, event.step)
-        for branch in read_branches(self.layout.directory):
-            edits = {*self._shared(branch.begin, True)} - {*branch.shared}
-            if not branch.parent and not edits and branch.begin <= here < branch.end:
-                record = {_key(part): part for part in self._read(self.layout.branches / branch.name)}
-                since = [part for part in event.record if _key(part) >= branch.begins[:2]]
-                if all(_key(part) not in record or _all_agree(record[_key(part)], part) for part in since):
-                    self._pending, self._record = branch, record
-                    return
-
     # Going on ----------------------------------------------------------------------------------------
 
     def _compare(self, block: MetricBlock) -> None:
         """A branch whose steps all come out the same again is no branch. What a power cut has lost of its
         logs is no difference."""
-        assert self._pending is not None
-        known = self._record.get((block.epoch, block.split))
-        if known is not None and not _agree(known.blocks, block):
-            self._pending = None
-        elif Position(block.epoch, block.split, block.last) >= self._pending.end:
-            self._drop(self._pending)
-            self._pending = None
+        here = Position(block.epoch, block.split, block.last)
+        waiting = [*self._retaken]
+        while waiting:
+            each = self._retaken[waiting.pop(0)]
+            known = each.passes.get((block.epoch, block.split))
+            if known is not None and not _agree(known.blocks, block):
+                del self._retaken[each.branch.name]
+            elif here >= each.branch.end:
+                del self._retaken[each.branch.name]
+                had = {*self._retaken}
+                self._look_for_retaken(here, each.passes.values(), self._drop(each.branch))
+                waiting += [name for name in self._retaken if name not in had]
 
     @contextmanager
     def going_through(self, branch: Branch) -> Iterator[None]:
@@ -351,6 +390,7 @@ class BranchLogger:
         known = {each.name: each for each in read_branches(self.layout.directory)}
         ways = [known[name] for name in chain]
         ends = [*((each.begins, each.shared) for each in ways[1:]), (_place_of(reached), None)]
+        self._retaken = {}
         for branch, (end, shared) in zip(ways, ends, strict=True):
             there = self._shared(reached, False) if shared is None else shared
             for other in known.values():
@@ -360,27 +400,24 @@ class BranchLogger:
                     self._write(replace(other, parent=""))
             if _position(end) >= branch.end:
                 self._drop(branch)
-            else:
-                self._pending = replace(branch, parent="", begins=end, shared=tuple(there))
-                self._write(self._pending)
-        last = ways[-1]
-        if self._pending is not None and self._pending.name == last.name:
-            self._record = {
-                (part.epoch, part.split): part
-                for part in record
-                if Position(part.epoch, part.split, part.steps) > reached
-            }
-        else:
-            self._pending = None
+                continue
+            rest = replace(branch, parent="", begins=end, shared=tuple(there))
+            self._write(rest)
+            if branch is ways[-1] and self._is_as_it_came(rest):
+                behind = [part for part in record if Position(part.epoch, part.split, part.steps) > reached]
+                self._retaken = {rest.name: _Retaken(rest, {_key(part): part for part in behind})}
         self.changes += 1
 
-    def _drop(self, branch: Branch) -> None:
-        for other in read_branches(self.layout.directory):
-            if other.parent == branch.name:
-                self._write(replace(other, parent=branch.parent))
+    def _drop(self, branch: Branch) -> list[str]:
+        """Delete a branch. Return the names of those that hung on it."""
+        hung = [each for each in read_branches(self.layout.directory) if each.parent == branch.name]
+        above = {each.name: each.parent for each in read_branches(self.layout.directory)}
+        for other in hung:
+            self._write(replace(other, parent=above.get(branch.name, "")))
         _delete(self.layout.branches / branch.name)
         _remove_if_empty(self.layout.branches)
         self.changes += 1
+        return [each.name for each in hung]
 
     def _clear_away(self) -> None:
         """Delete what is left of a branch that an earlier process was deleting when the power failed."""

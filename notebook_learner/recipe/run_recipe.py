@@ -218,10 +218,11 @@ class RunRecipe:
         with self._lock:
             return forks_in(self._changes)
 
-    def at(self, position: Position, later: bool = False) -> list[str]:
-        """The changes by hand at this place, and `later` on, that are on the run's line."""
+    def at(self, position: Position, later: bool = False, branch: str = "") -> list[str]:
+        """The changes by hand at this place, and `later` on, that are on a branch; without a name, on the
+        run's line."""
         with self._lock:
-            own = [each for each in self._changes if is_on(each, "") and not each.get("resumed")]
+            own = [each for each in self._changes if is_on(each, branch) and not each.get("resumed")]
         return [
             each["id"]
             for each in own

@@ -9,6 +9,7 @@ each of them once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from uuid import uuid4
 
 from torch import nn
 
+from ..artifacts.branches import branches_in
 from ..artifacts.read_record import read_record
 from ..artifacts.weights import Base, with_base
 from ..checkpoint.folder import CheckpointFolder
@@ -139,6 +141,8 @@ class FileCheckpointer:
         """The way that led to the run's current place."""
         self.loaded = Lineage()
         """The way that led to the checkpoint that was loaded last."""
+        self.left = Lineage()
+        """The way of the line that the logs in the directory tell of, when that checkpoint was loaded."""
         self.start = CheckpointFolder(self.layout.start, keeper.folder.recorder)
         """Holds the state that the run began with, and those after changes that the record cannot repeat."""
         self._count = 0
@@ -350,12 +354,14 @@ class FileCheckpointer:
         if self.model is not None:
             parts["model"] = with_base(parts["model"], info.label, self.model)
         known = self._record(info.label) or (() if self._stood_by else self.known())
-        self.logged = () if known else self._logs(_measured(parts, told.passes))
+        metrics = (*_measured(parts, told.passes), *self.metrics)
+        self.logged = () if known else self._logs(metrics)
         self.run_id, self.loaded = commit["run_id"], Lineage.of(commit)
+        self.left = self.loaded if known else self._newest_way() or self.loaded
         self.recipe_found = commit.get("recipe")
         self.keeps_start = False
         self._stands_at = position.key
-        record = told.record(known or self.logged)
+        record = told.record(known or self._line_through(info, metrics))
         self._trunk = told.trunk(record, self.logged or self._trunk.ended[: self._trunk.synced])
         return State(position, parts, record)
 
@@ -366,11 +372,29 @@ class FileCheckpointer:
         trunk, ended, open_one = self._records[label]
         return (*trunk.ended[:ended], *open_one)
 
-    def _logs(self, measured: Iterable[MetricInfo]) -> Record:
-        """What the directory's logs hold; they are about to be cut to it. `measured` are the checkpoint's
-        metrics, which this run may not have."""
+    def _newest_way(self) -> Lineage | None:
+        """The way that led to the newest checkpoint. It is the way of the logs, too: going back behind the
+        newest checkpoint keeps a state at once."""
+        whole = [info for info in self.folder.list() if info.exact and not info.damage]
+        with suppress(DamagedError, OSError):
+            return Lineage.of(self.folder.read(whole[-1], "state")) if whole else None
+        return None
+
+    def _line_through(self, info: CheckpointInfo, metrics: Sequence[MetricInfo]) -> Record:
+        """The record of the line that a checkpoint of another process lies on: what the logs hold, or a
+        branch that has left it."""
+        if not self.left.passes(info):
+            for branch in branches_in(self.layout.directory, metrics, self.logged):
+                begins_before = branch.begin.key < info.key
+                if begins_before and Lineage.of({"lineage": branch.branch.lineage}).passes(info):
+                    return branch.record
+        return self.logged
+
+    def _logs(self, metrics: Sequence[MetricInfo]) -> Record:
+        """What the directory's logs hold; they are about to be cut to it. `metrics` has those of the
+        checkpoint, too, which this run may not have."""
         try:
-            return read_record(self.layout.directory, (*measured, *self.metrics), strict=True)
+            return read_record(self.layout.directory, metrics, strict=True)
         except OSError as error:
             raise StoreError(
                 f"the logs in {self.layout.directory} cannot be read ({error.strerror or error}), and going "

@@ -36,12 +36,15 @@ def learner_in(
     data: Any = None,
     shown: Any = "silent",
     start: bool = True,
+    checkpoint: str | None = None,
     **resume: Any,
 ) -> Any:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
     builder = LearnerBuilder(directory).loss(F.mse_loss).num_epochs(epochs).renderer(shown)
     builder.with_file_checkpointer(start=start)
+    if checkpoint is not None:
+        builder.checkpoint(checkpoint)
     if resume:
         builder.resume(**{name: value for name, value in resume.items() if name != "plain"})
     loader = DataLoader(TensorDataset(X, Y) if data is None else data, batch_size=4, shuffle=True)

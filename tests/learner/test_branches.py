@@ -14,6 +14,7 @@ import h5py
 import pytest
 import torch
 from branching_support import STEPS, learner_in, step_on, weights
+from exactness import logs
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,10 @@ def edited(learner: Any, rate: float, steps: int) -> torch.Tensor:
 
 def files_below(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+def values_in(directory: Path) -> dict[str, bytes]:
+    return {name: text for name, text in logs(directory).items() if name != "experiment.log"}
 
 
 def test_what_is_left_stays_in_files_of_burns_layout_and_in_the_record(tmp_path: Path) -> None:
@@ -64,6 +69,67 @@ def test_the_same_steps_again_are_no_branch(tmp_path: Path) -> None:
     assert len(learner.branches) == 1
     learner.fit()
     assert learner.branches == [] and not (tmp_path / "run" / "branches").exists()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(returns=st.lists(st.tuples(st.integers(0, 18), st.integers(0, 4)), min_size=1, max_size=4))
+@example(returns=[(16, 0), (16, 0)])  # back to the end of a pass, twice
+@example(returns=[(9, 0), (15, 0)])  # then to a checkpoint on the line that was left
+@example(returns=[(12, 0), (4, 0)])  # and farther back
+@example(returns=[(9, 3), (11, 1)])  # some of its steps were taken again
+@example(returns=[(9, 0), (18, 0)])  # all of it is on the way to the last checkpoint
+def test_processes_that_die_on_the_way_leave_no_branch_and_no_other_log(
+    returns: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Each one goes on from a checkpoint, and has taken some steps again when it ends."""
+    directory = tmp_path_factory.mktemp("run")
+    first = learner_in(directory / "run", epochs=2)
+    labels = []
+    while first.status != "finished":
+        first.step()
+        labels.append(first.save())
+    straight = values_in(first.artifacts.directory)
+    first.stop()
+    for number, steps in returns:
+        there = learner_in(directory / "run", epochs=2, checkpoint=labels[min(number, len(labels) - 1)])
+        for _ in range(steps):
+            if there.status != "finished":
+                there.step()
+        assert not torch.isnan(torch.tensor(there.history["train", "Loss"])).any()
+        there.artifacts  # noqa: B018  # waits for the files
+        there.stop()
+    last = learner_in(directory / "run", epochs=2, plain=True)
+    last.fit()
+    assert last.branches == []
+    assert values_in(last.artifacts.directory) == straight
+
+
+def test_a_checkpoint_of_a_line_that_was_left_has_the_values_of_that_line(tmp_path: Path) -> None:
+    """In a new process, too, where only the branch's own logs have them."""
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 15)
+    label, losses = learner.save(), learner.history["train", "Loss"].tolist()
+    learner.rewind(to=9)
+    edited(learner, 0.1, 9)
+    learner.save()
+    assert learner.artifacts is not None
+    learner.stop()
+    other = learner_in(tmp_path / "run", checkpoint=label)
+    assert other.history["train", "Loss"].tolist() == losses
+    assert Artifacts(tmp_path / "run").series("Loss").value.tolist() == losses
+
+
+def test_a_branch_on_which_a_rate_was_changed_stays_even_where_no_loss_shows_it_yet(tmp_path: Path) -> None:
+    """The loss of a step is computed before its update: with another rate, it shows a step later."""
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 3)
+    end = edited(learner, 0.5, 1)
+    learner.rewind(to=2)
+    step_on(learner, 2)
+    assert not torch.equal(weights(learner), end)
+    (branch,) = learner.branches
+    learner.go_to(branch)
+    assert torch.equal(weights(learner), end)
 
 
 def test_going_to_a_branch_gives_its_bits_and_keeps_the_line_that_was_left(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class Storing:
         recipe.found = lambda: self.store.recipe_found
         self.branches = BranchLogger(
             self.layout.directory,
-            lambda: self.store.lineage.plain,
+            lambda resumes: (self.store.left if resumes else self.store.lineage).plain,
             self.recipe.leave,
             self.recipe.at,
             lambda folder: read_record(folder, self.metrics),
