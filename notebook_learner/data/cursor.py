@@ -121,6 +121,8 @@ class Cursor:
         """Whether the start is another rank's: then an epoch begins from that start, and not from now."""
         self._stream: HostRng | None = None
         self._warm: bool | None = None
+        """Whether persistent workers have to be under way when the next epoch begins, if the place was taken
+        from a state or the workers were released since; None: as they are."""
         self._inner: Iterator[Any] | None = None
         self._iterator: Iterator[Any] | None = None
 
@@ -206,7 +208,7 @@ class Cursor:
 
     def start(self) -> dict[str, Any]:
         """Return the states that the order of the next epoch will be drawn from."""
-        return dict(_Start(capture_rng(), self._generator_states(), self.walk.warm).plain)
+        return dict(_Start(capture_rng(), self._generator_states(), self._is_warm).plain)
 
     def start_on_host(self) -> dict[str, Any]:
         """Return the same for other processes: an order is drawn on the host."""
@@ -252,7 +254,8 @@ class Cursor:
         self.walk.end(inner)
 
     def close(self) -> None:
-        """Release everything, also persistent workers."""
+        """Release everything, also persistent workers. The next epoch begins as if they had lived on."""
+        self._warm = self._is_warm
         self.drop()
         self.walk.set_warm(False)
 
@@ -276,7 +279,7 @@ class Cursor:
             "seed": self.seed,
             "start": self._start.plain if inside and self._start is not None else None,
             "stream": stream.plain() if stream is not None else None,
-            "warm": self.walk.warm,
+            "warm": self._is_warm,
             "generators": self._generator_states(),
             "loader": self.walk.capture(inside),
             "began": self._began if inside else None,
@@ -308,6 +311,10 @@ class Cursor:
     def _generator_states(self) -> tuple[torch.Tensor, ...]:
         return capture_generators(self.walk.generators)
 
+    @property
+    def _is_warm(self) -> bool:
+        return self.walk.warm if self._warm is None else self._warm
+
     def _stream_now(self) -> HostRng | None:
         return self._iterator.stream if isinstance(self._iterator, _Isolated) else self._stream
 
@@ -327,8 +334,13 @@ class Cursor:
 
     def _opened(self) -> Iterator[Any]:
         if self.seed is not None:
-            return self._open_seeded(self.seed)
-        return self._open_fresh() if self._skip == 0 and not self._follows else self._open_again()
+            iterator = self._open_seeded(self.seed)
+        elif self._skip == 0 and not self._follows:
+            iterator = self._open_fresh()
+        else:
+            iterator = self._open_again()
+        self._warm = None  # the workers that read from here on are those of the next epoch
+        return iterator
 
     def _open_fresh(self) -> Iterator[Any]:
         """Start as a hand-written `for batch in loader` does, without drawing anything more."""

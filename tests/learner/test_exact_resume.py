@@ -254,6 +254,23 @@ def test_programs_with_worker_processes_end_in_the_bits_of_the_straight_run(
     assert_equal_to_the_straight_run(walk)
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        [("run to", 13), ("rewind", 11)],
+        [("run to", 9), ("capture", 0), ("restore elsewhere", 1), ("capture", 0), ("restore elsewhere", 2)],
+    ],
+    ids=["into their first epoch", "twice without a step"],
+)
+def test_persistent_workers_live_on_behind_a_return(program: list[tuple[str, int]], tmp_path: Path) -> None:
+    """Those of the next epoch are the ones that read the rest of this one, or of which the state tells."""
+    walk = Walk(Setup(seed=None, workers=2, persistent=True), tmp_path)
+    for verb, number in program:
+        walk.do(verb, number)
+    walk.finish()
+    assert_equal_to_the_straight_run(walk)
+
+
 def test_a_seeded_run_does_not_depend_on_the_number_of_workers() -> None:
     alone, _ = straight_run(Setup(workers=0))
     helped, _ = straight_run(Setup(workers=2))
