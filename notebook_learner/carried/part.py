@@ -300,7 +300,7 @@ class CarriedPart:
 
     def captured(self, parts: Mapping[str, Any], copies: Copies) -> dict[str, Any]:
         """A state's parts for the copies: the loaders' parts say what there was when the epoch began."""
-        found = {**parts, "carried": self.capture()}
+        found = {**parts, "carried": copies.look(parts["carried"], self.heap) or self.capture()}
         for name, part in parts.items():
             if name.startswith("data "):
                 found[name] = {**part, "began": copies.look(part.get("began"), self.heap)}

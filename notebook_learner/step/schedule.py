@@ -4,7 +4,8 @@ scheduler."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from numbers import Real
 from typing import Any, Literal
@@ -55,15 +56,25 @@ class Constant:
         return "as the optimizer has it" if self.rate is None else f"constant {self.rate:g}"
 
 
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A function of a schedule that goes on in a fork: it was asked for its first rate, and may have counted
+    that."""
+
+    function: Callable[[int], Any]
+
+
 class Function(Constant):
     """A rate computed from the number of optimizer steps so far, or of epochs if the user chose that."""
 
-    def __init__(self, optimizer: Optimizer, function: Callable[[int], Any], when: When | None) -> None:
+    def __init__(
+        self, optimizer: Optimizer, function: Callable[[int], Any], when: When | None, first: float | None
+    ) -> None:
         self.optimizer = optimizer
         self.function = function
         self.when = when or "step"
         self.moves = 0
-        super().__init__(optimizer, float(function(0)))
+        super().__init__(optimizer, first)
 
     def after_update(self, stepped: Collection[str] | None = None) -> None:
         """Count an optimizer step, and set the next rate."""
@@ -220,6 +231,26 @@ def scheduler_of(schedule: Schedule) -> Any:
     if isinstance(schedule, Schedules):
         return {name: scheduler_of(each) for name, each in schedule.named.items()}
     return schedule.function if isinstance(schedule, Function) else schedule.rate
+
+
+def functions_in(schedule: Schedule) -> Iterator[Any]:
+    """The functions by which it sets rates. They are the user's: no scheduler's state has what they count."""
+    if isinstance(schedule, Schedules):
+        for each in schedule.named.values():
+            yield from functions_in(each)
+    elif isinstance(schedule, Function):
+        yield schedule.function
+    elif isinstance(schedule, Torch):
+        yield from _functions_of(schedule.scheduler)
+
+
+def _functions_of(scheduler: TorchScheduler) -> Iterator[Any]:
+    for held in vars(scheduler).values():
+        for each in held if isinstance(held, (list, tuple)) else (held,):
+            if isinstance(each, LRScheduler):
+                yield from _functions_of(each)
+            elif callable(each) and getattr(each, "__self__", None) is not scheduler:
+                yield each
 
 
 def moves_per_step(scheduler: Any) -> bool:

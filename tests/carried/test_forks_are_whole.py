@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from carried_support import weights
-from test_what_steps_reach import KINDS, plain_step, program, straight, with_data_of_its_own
+from test_what_steps_reach import HOOKS, KINDS, plain_step, program, straight, with_data_of_its_own
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -52,8 +52,8 @@ def test_a_fork_is_resumed_by_the_same_program(kind: str, tmp_path: Path) -> Non
     assert torch.equal(weights(resumed), straight(tmp_path / "straight", kind))
 
 
-@pytest.mark.parametrize("hook", ["module", "parameter"])
-def test_hooks_samplers_and_data_are_copied(hook: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hook", HOOKS[1:])
+def test_hooks_schedules_samplers_and_data_are_copied(hook: str, tmp_path: Path) -> None:
     expected = with_data_of_its_own(tmp_path / "straight", hook)
     expected.fit()
     for steps in (0, 3):

@@ -16,6 +16,7 @@ import torch
 from carried_support import Notices, weights
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import CyclicLR, LambdaLR, LinearLR, SequentialLR
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from notebook_learner import Learner, LearnerBuilder
@@ -514,12 +515,30 @@ def with_data_of_its_own(
     if resume:
         builder.resume()
     loader = DataLoader(data, SIZE, sampler=Shifting(size))
-    return builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, loader)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return builder.build(model, optimizer, schedule_by(hook, optimizer, raises), loader)
+
+
+def schedule_by(hook: str, optimizer: Any, raises: Callable[[Any], Any]) -> Any:
+    """A schedule that asks a function with a state of its own."""
+    if hook == "schedule":
+        return lambda step: float(raises(0.01))
+    if hook == "scheduler":
+        return LambdaLR(optimizer, lambda epoch: float(raises(0.1)))
+    if hook == "chain":
+        members = [LinearLR(optimizer, total_iters=1), LambdaLR(optimizer, lambda epoch: float(raises(0.1)))]
+        return SequentialLR(optimizer, members, [1])
+    if hook == "cycle":
+        return CyclicLR(optimizer, 0.01, 0.1, 3, scale_fn=lambda x: float(raises(0.1)), cycle_momentum=False)
+    return None
+
+
+HOOKS = ["", "module", "parameter", "schedule", "scheduler", "chain", "cycle"]
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-@pytest.mark.parametrize("hook", ["", "module", "parameter"])
-def test_samplers_datasets_and_hooks_may_have_a_state(hook: str, seed: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hook", HOOKS)
+def test_data_hooks_and_schedules_may_have_a_state(hook: str, seed: int | None, tmp_path: Path) -> None:
     expected = with_data_of_its_own(tmp_path / "straight", hook, seed)
     expected.fit()
     assert torch.equal(disturbed(with_data_of_its_own(tmp_path / "a", hook, seed)), weights(expected))

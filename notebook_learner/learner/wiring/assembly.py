@@ -57,7 +57,7 @@ from ...step.own_loss import (
     StepKind,
     lightning_method,
 )
-from ...step.schedule import Schedule, schedulers_of
+from ...step.schedule import Schedule, functions_in, schedulers_of
 from ...step.step import TrainingStep, ValidationStep
 from ...step.update import Update
 from ...store import RunLayout
@@ -532,7 +532,9 @@ def _join_acts(replica: Replica, learner: Learner, settings: Settings) -> None:
 
 
 def _functions(loop: Loop) -> Iterator[tuple[str, Any]]:
-    """The functions that are called for a batch, and those of `.on`."""
+    """The functions that are called for a batch, those of `.on`, and those that set rates."""
+    for function in functions_in(loop.update.schedule):
+        yield "schedule", function
     for when, acts in loop.acts.items():
         for act in acts:
             yield f"on({when})", act.function

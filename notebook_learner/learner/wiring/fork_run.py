@@ -19,7 +19,7 @@ from ...run.replica import Replica
 from ...run.settings import Settings
 from ...state.state import State
 from ...step.optimizers import as_given, each_of
-from ...step.schedule import TorchScheduler, report_steps, scheduler_of
+from ...step.schedule import TorchScheduler, UnderWay, report_steps, scheduler_of
 from ..learner import Learner
 
 
@@ -53,7 +53,7 @@ class Origin:
             replace(self._settings_of(directory, state), **changed),
             model,
             optimizer,
-            scheduler,
+            _under_way(scheduler),
             loaders.get("train"),
             loaders.get("valid"),
         )
@@ -66,8 +66,7 @@ class Origin:
 
     def _copies(self, data: Mapping[Split, Any], carried: Any) -> Any:
         update = self.replica.loop.update
-        given = scheduler_of(update.schedule)
-        scheduler = given if any(isinstance(each, TorchScheduler) for each in each_of(given)) else None
+        scheduler = scheduler_of(update.schedule)
         mine = self.settings
         steps = {"train_step": mine.train_step, "valid_step": mine.valid_step, "loss": mine.loss}
         own = {"carried": mine.carried, "acts": mine.acts, "reshapes": self.replica.shape.written}
@@ -78,11 +77,10 @@ class Origin:
             raise
         except Exception as refused:
             raise StateError(_why_not_copied(data, refused)) from refused
-        model, optimizer, other, loaders, changed = copies.made
+        _, optimizer, other, *_ = copies.made
         if any(isinstance(each, LRScheduler) for each in each_of(other)):
             report_steps(each_of(optimizer))
-        other = given if scheduler is None else other
-        return replace(copies, made=(model, optimizer, other, loaders, changed))
+        return copies
 
     def _settings_of(self, directory: str | os.PathLike[str], state: State) -> Settings:
         """Copy the settings, without what belongs to one run alone: the user's own sinks and checkpointer."""
@@ -101,6 +99,13 @@ class Origin:
     def _told(self, state: State) -> str:
         at = state.position
         return f"{os.fspath(self.settings.directory)} at {at}, training step {at.iteration}"
+
+
+def _under_way(scheduler: Any) -> Any:
+    if isinstance(scheduler, dict):
+        return {name: _under_way(each) for name, each in scheduler.items()}
+    is_function = callable(scheduler) and not isinstance(scheduler, TorchScheduler)
+    return UnderWay(scheduler) if is_function else scheduler
 
 
 def _require_room(directory: str | os.PathLike[str], settings: Settings) -> None:

@@ -16,7 +16,7 @@ from ...event import Split
 from ...metric.base import Metric
 from ...run.settings import Settings
 from ...step.optimizers import Optimizers, parameters_of
-from ...step.schedule import Constant, Function, Schedule, Schedules, Torch, TorchScheduler, is_rate
+from ...step.schedule import Constant, Function, Schedule, Schedules, Torch, TorchScheduler, UnderWay, is_rate
 
 Mistakes = list[str]
 
@@ -209,6 +209,8 @@ def _make_schedule(
 ) -> tuple[Constant | Torch | None, Mistakes]:
     if given is None or (isinstance(given, Real) and not isinstance(given, bool)):
         return _constant(given, optimizer, settings)
+    if isinstance(given, UnderWay):
+        return Function(optimizer, given.function, settings.scheduler_when, None), Mistakes()
     if callable(given) and not isinstance(given, TorchScheduler):
         return _from_callable(given, optimizer, settings)
     return _of_torch(given, optimizer, settings, "the scheduler is")
@@ -236,7 +238,7 @@ def _from_callable(
                 f"the scheduler function gave {rate!r:.60} for step 0; it must give a rate, a number from 0"
             ]
         wrong = list(_no_plateau(settings, "a function"))
-        return Function(optimizer, given, settings.scheduler_when), wrong
+        return Function(optimizer, given, settings.scheduler_when, float(rate)), wrong
     try:
         made = given(optimizer)
     except Exception as failed:
