@@ -445,6 +445,7 @@ class Loop:
             "trained": self.trained,
             "ended": self.ended,
             "finals": [[split, name, value] for (split, name), value in self.finals.items()],
+            "frozen": self.modes.capture(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -452,6 +453,8 @@ class Loop:
         self._read = self.done
         self.trained, self.ended = state["trained"], state["ended"]
         self.finals = {(split, name): value for split, name, value in state["finals"]}
+        if "frozen" in state:  # an earlier version has not kept it
+            self.modes.restore(state["frozen"])
         self.output = None
         self._open = False
 

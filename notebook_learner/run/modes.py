@@ -4,7 +4,7 @@ optimizer that has both modes (schedule-free) is switched, too."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,6 +104,31 @@ class Modes:
         """Note which modules train, while the model is in training mode."""
         if self.model.training:
             self._training = {module: module.training for module in self.model.modules()}
+
+    def capture(self) -> list[int] | None:
+        """The modules that do not train in training, by their numbers; None before the first mode was set."""
+        if self.model.training:
+            return [number for number, each in enumerate(self.model.modules()) if not each.training]
+        if self._training is None:
+            return None
+        trains = self._training
+        return [number for number, each in enumerate(self.model.modules()) if not trains.get(each, True)]
+
+    def restore(self, frozen: Sequence[int] | None) -> None:
+        """Have exactly these modules not train. In validation they are noted for the training behind it."""
+        if frozen is None:
+            self._training = None
+            switch(self.model, training=False)
+            return
+        still = frozenset(frozen)
+        self._training = {each: number not in still for number, each in enumerate(self.model.modules())}
+        if self.model.training:
+            self._set(self._training)
+
+    def _set(self, modes: Mapping[nn.Module, bool]) -> None:
+        for module, training in modes.items():
+            if module.training is not training:
+                module.training = training
 
     def _enter_training(self) -> None:
         if self.model.training:

@@ -59,6 +59,7 @@ def _check(state: State, mine: State, totals: Mapping[str, int | None]) -> None:
     )
     _count(loop["trained"], "its training steps")
     _like(loop["ended"], mine.parts["loop"]["ended"], "loop.ended")
+    _check_frozen(loop.get("frozen"))
     for split, name, value in loop["finals"]:
         _require(split in ("train", "valid") and isinstance(name, str), "a final value of no metric")
         _number(value, "a final value")
@@ -113,6 +114,13 @@ def _check_loader(saved: Any, live: Any, step: int | None, total: int | None) ->
     _generators(saved["generators"], live)
     if live is not None and type(live["loader"]) is int:
         _require(type(saved["loader"]) is int, "a loader's seed is not an integer")
+
+
+def _check_frozen(numbers: Any) -> None:
+    sound = numbers is None or (
+        isinstance(numbers, list) and all(type(each) is int and each >= 0 for each in numbers)
+    )
+    _require(sound, "the modules that do not train are not a list of numbers")
 
 
 def _check_logged(saved: Any) -> None:
