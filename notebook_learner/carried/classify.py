@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .iterators import IteratorKind, is_iterator
 from .kinds import (
@@ -135,6 +136,8 @@ OWN_MODULE = AttributesKind("module", _OWN_OF_MODULES | _FROM_WEIGHTS)
 HIDDEN_OF_OPTIMIZERS = _OWN_OF_OPTIMIZERS | _HOOKS_OF_OPTIMIZERS
 OWN_OPTIMIZER = AttributesKind("optimizer", HIDDEN_OF_OPTIMIZERS)
 _OBJECT, _MODULE, _OPTIMIZER = AttributesKind(), AttributesKind("module"), AttributesKind("optimizer")
+_REPORTED = AttributesKind("optimizer", frozenset({"step", "_opt_called"}))
+"""One whose `step` a scheduler has wrapped: the wrapper only notes the call, and knows the optimizer."""
 _CONSTANT, _LIST, _DEQUE, _DICT, _SET = (
     ConstantKind(),
     SequenceKind("list"),
@@ -156,6 +159,11 @@ _FUNCTION, _CLASS, _CELL, _GLOBAL, _GENERATOR, _TOLD, _PLACE = (
 _TABLE = TableKind()
 _PYTHON = 1 << 9
 """The flag of a class that was made by Python code, or can be changed like one."""
+
+
+def is_reported(step: Any) -> bool:
+    """Whether it is a scheduler's wrapper of an optimizer's `step`."""
+    return hasattr(step, "_wrapped_by_lr_sched")
 
 
 class Unknown(str):
@@ -214,6 +222,8 @@ class Classes:
                 return found, False
         if is_iterator(live):
             return _place_of(live), True
+        if isinstance(live, Optimizer):
+            return (_REPORTED if is_reported(vars(live).get("step")) else _OPTIMIZER), True
         return _kind_of_object(live), False
 
 
@@ -235,9 +245,12 @@ def _is_read(file: io.IOBase) -> bool:
 
 def _place_of(live: Any) -> Kind | Unknown:
     try:
-        _PLACE.take(live)
+        taken = _PLACE.take(live)
     except Exception as refused:
         return Unknown(f"cannot say where it is ({refused})")
+    for _, part in _PLACE.parts(live, taken):
+        if isinstance(part, (types.GeneratorType, _BaseDataLoaderIter)):
+            return Unknown(f"goes over a {type(part).__name__.lstrip('_')} in the middle of its work")
     return _PLACE
 
 
@@ -248,6 +261,8 @@ _KINDS: tuple[tuple[Any, Kind | Unknown | None], ...] = (
     ((types.MethodType, functools.partial), _CONSTANT),
     (_LEFT, None),
     (types.GeneratorType, Unknown("is a generator in the middle of its work")),
+    (_BaseDataLoaderIter, Unknown("is a loader's iterator in the middle of its work")),
+    (types.SimpleNamespace, _OBJECT),
     ((types.CoroutineType, types.AsyncGeneratorType), Unknown("is a coroutine")),
     (threading.Thread, Unknown("is a thread")),
     (torch.cuda.CUDAGraph, Unknown("is a CUDA graph")),
@@ -269,8 +284,6 @@ def _kind_of_object(live: Any) -> Kind | Unknown | None:
         return _CONSTANT
     if isinstance(live, nn.Module):
         return _MODULE
-    if isinstance(live, Optimizer):
-        return _OPTIMIZER
     if not isinstance(live, LRScheduler) and _says_itself(live):
         return _TOLD
     holds_nothing = not hasattr(live, "__dict__") and not slots_of(kind)

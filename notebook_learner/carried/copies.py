@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import StateError
-from .classify import HIDDEN_OF_OPTIMIZERS, PLAIN
+from ..step.schedule import report_steps
+from .classify import HIDDEN_OF_OPTIMIZERS, PLAIN, is_reported
 from .heap import Heap, ReachedObject, name_of_global, said_of
 from .iterators import itertools_copied
 from .kinds import LONG, MISSING, GlobalName
@@ -78,6 +79,7 @@ def copied_program(heap: Heap, things: Any) -> Copies:
             _copy_extras(live, memo)
         elif isinstance(live, Optimizer):
             _copy_attributes(live, memo, but=HIDDEN_OF_OPTIMIZERS)
+            _copy_steps(live, memo)
     return Copies(made, memo)
 
 
@@ -162,7 +164,10 @@ def _require_no_ties(
         f"{said_of(each.path)} ({each.kind})" for each in heap.left.values() if "read only" not in each.why
     ]
     moving = [entry.path for entry in entries if entry.moves]
-    tied += [entry.path for entry in entries if entry.moves and isinstance(entry.live, type)]
+    shared = [
+        entry.path for entry in entries if isinstance(entry.live, type) or heap.is_of_module(entry.live)
+    ]
+    tied += [said_of(path) for path in moving if any(is_below(path, name) for name in shared)]
     for function in of_classes.values():
         named = [name_of_global(function.__globals__, name) for name in names_in(function.__code__)]
         named += [f"{function.__qualname__}: {name}" for name in function.__code__.co_freevars]
@@ -204,9 +209,23 @@ def _copy_extras(live: Tensor, memo: dict[int, Any]) -> None:
     _copy_attributes(live, memo)
 
 
+def _copy_steps(live: Optimizer, memo: dict[int, Any]) -> None:
+    """Give the copy of an optimizer the original's hooks, and its `step` if the user has replaced that. A
+    schedule's wrapper of it would step the original, so the copy gets one of its own."""
+    made = memo.get(id(live), live)
+    step = vars(live).get("step")
+    if made is live:
+        return
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        vars(made)[name] = copy.deepcopy(vars(live)[name], memo)
+    if is_reported(step):
+        report_steps([made])
+    elif step is not None:
+        vars(made)["step"] = copy.deepcopy(step, memo)
+
+
 def _copy_attributes(live: Any, memo: dict[int, Any], but: Collection[str] = ()) -> None:
-    """Give a copy the attributes that the class of the original leaves out of copies. A schedule's wrapper of
-    an optimizer's `step` is none of them: it would step the original."""
+    """Give a copy the attributes that the class of the original leaves out of copies."""
     made = memo.get(id(live), live)
     for name, value in live.__dict__.items():
         if name not in made.__dict__ and name not in but:

@@ -16,7 +16,7 @@ from .iterators import IteratorKind, is_iterator
 from .kinds import MISSING, BatchesKind, ConstantKind, FunctionKind, GlobalName, Kind
 from .memory import ArrayKind, ArrayTaken, Room, TensorKind, TensorTaken, may_change_unseen
 from .plain import KnownObject, Look, is_below
-from .reading import attributes_in, is_users_function, is_users_module, names_in
+from .reading import attributes_in, is_users_function, is_users_module, modules_of, names_in
 from .untouched import TableKind
 
 _UNSEEN = {"data", "numpy", "__array__", "from_numpy", "data_ptr", "set_", "_unsafe_view"}
@@ -97,6 +97,8 @@ class Heap:
         self.classes = Classes(self.room)
         self.entries: dict[int, ReachedObject] = {}
         self.left: dict[str, Left] = {}
+        self._modules: dict[int, dict[str, Any]] = {}
+        """The namespaces of the user's modules that functions name, by their ids."""
         self.constants: dict[int, tuple[Any, str]] = {}
         """Objects that are no entries, by id: functions, modules, classes. A file names them by their
         path."""
@@ -405,14 +407,22 @@ class Heap:
                 yield from self._names_of_module(value, used)
             else:
                 yield self._global(space, name)
+        for module in modules_of(function):
+            yield from self._names_of_module(module, used)
 
     def _names_of_module(self, module: Any, used: Iterable[str]) -> Iterator[tuple[str, Any]]:
         if not is_users_module(module):
             return
+        self._modules[id(vars(module))] = vars(module)
         for name in sorted(used):
             value = vars(module).get(name, MISSING)
             if value is not MISSING and not is_module(value):
                 yield self._global(vars(module), name)
+
+    def is_of_module(self, live: Any) -> bool:
+        """Whether it is a variable of a module that a function names: `module.variable` is the same one in a
+        copy of the function."""
+        return isinstance(live, GlobalName) and id(live.space) in self._modules
 
     def _global(self, space: dict[str, Any], name: str) -> tuple[str, GlobalName]:
         key = (id(space), name)

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from ..errors import StateError
-from .classify import Unknown
+from .classify import Unknown, is_reported
 from .copies import Copies, copied_program
 from .heap import Heap, Left, OfModels, Roots, said_of
 from .kinds import LONG, Batches, GetSet, GlobalName
@@ -58,7 +58,7 @@ class Sources:
         """Where to look now."""
         optimizers = self.optimizers()
         others: list[tuple[str, Any]] = [
-            *((f"optimizer[{name!r}]" if name else "optimizer", each) for name, each in optimizers.items()),
+            *_of_optimizers(optimizers),
             *self.functions(),
         ]
         owned = [*self.owned()]
@@ -80,6 +80,20 @@ class Sources:
         if known is None or not known.is_current():
             known = self._known = _Walk(self.models)
         return known
+
+
+def _of_optimizers(optimizers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The optimizers, their hooks, and a `step` that was put in the place of the class's. A scheduler's
+    wrapper of `step` only notes the call."""
+    for name, each in optimizers.items():
+        path = f"optimizer[{name!r}]" if name else "optimizer"
+        yield path, each
+        for kind in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            for hook in getattr(each, kind, {}).values():
+                yield f"{path} hook", hook
+        own = vars(each).get("step")
+        if own is not None and not is_reported(own):
+            yield f"{path}.step", own
 
 
 class _Walk(OfModels):

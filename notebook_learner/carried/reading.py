@@ -37,6 +37,26 @@ def attributes_in(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*map(attributes_in, _inner(code)))
 
 
+@lru_cache(4096)
+def _imports_in(code: CodeType) -> frozenset[str]:
+    found = {each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
+    return frozenset(found).union(*map(_imports_in, _inner(code)))
+
+
+def modules_of(function: FunctionType) -> Iterator[ModuleType]:
+    """The modules that a function imports when it runs, or has in its closure."""
+    for name in sorted(_imports_in(function.__code__)):
+        if isinstance(module := sys.modules.get(name), ModuleType):
+            yield module
+    for cell in function.__closure__ or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # it is empty
+            continue
+        if isinstance(held, ModuleType):
+            yield held
+
+
 def _inner(code: CodeType) -> Iterator[CodeType]:
     return (each for each in code.co_consts if isinstance(each, CodeType))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,69 @@ def test_a_global_that_a_method_counts_in_is_named(tmp_path: Path) -> None:
     learner.step(2)
     with pytest.raises(StateError, match=r"CALLS, which CountsInAGlobal\.forward uses"):
         learner.fork(tmp_path / "child")
+
+
+def test_what_steps_change_in_another_module_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`module.count` is the same variable for a copy of the function that names it."""
+    lines = ["count = 0", "class Counts:", "    made = []", "def counted():", "    global count"]
+    lines += ["    count += 1", "    return count"]
+    (tmp_path / "counting_module.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    counting = importlib.import_module("counting_module")
+
+    def by_function(model: nn.Module, batch: Any) -> Tensor:
+        return plain_step(model, batch) * (1 + counting.counted() / 10)
+
+    def by_class(model: nn.Module, batch: Any) -> Tensor:
+        from counting_module import Counts
+
+        Counts.made.append(1)
+        return plain_step(model, batch) * (1 + len(Counts.made) / 10)
+
+    data = [(torch.ones(2, 4), torch.tensor([0, 1]))] * 4
+    for number, (step, name) in enumerate(
+        [(by_function, "counting_module.count"), (by_class, "class Counts.made")]
+    ):
+        model = nn.Linear(4, 2)
+        builder = LearnerBuilder(tmp_path / str(number)).train_step(step).renderer("silent")
+        learner = builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, data)
+        learner.step(2)
+        with pytest.raises(StateError, match=f"cannot be copied: {name}[.]"):
+            learner.fork(tmp_path / f"fork {number}")
+
+
+def test_a_scheduler_of_an_optimizer_outside_goes_on_in_both(tmp_path: Path) -> None:
+    """The scheduler wraps the optimizer's `step`; a copy with that wrapper would step the original."""
+
+    def made(name: str) -> Any:
+        torch.manual_seed(0)
+        model, critic = nn.Linear(4, 2), nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(critic.parameters(), lr=0.5)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+
+        def step(model: nn.Module, batch: Any) -> Tensor:
+            made = model(batch[0])
+            optimizer.zero_grad()
+            (critic(made.detach()) - 1).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+            return F.cross_entropy(made, batch[1]) + critic(made).mean() / 10
+
+        data = [(torch.randn(2, 4), torch.tensor([0, 1])) for _ in range(4)]
+        builder = LearnerBuilder(tmp_path / name).train_step(step).num_epochs(2).renderer("silent")
+        return builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, data)
+
+    expected = made("straight")
+    expected.fit()
+    parent = made("parent")
+    parent.step(3)
+    child = parent.fork(tmp_path / "child")
+    child.fit()
+    parent.fit()
+    assert torch.equal(weights(parent), weights(expected))
+    assert torch.equal(weights(child), weights(expected))
 
 
 def test_batches_that_a_step_changes_in_place_are_copied_and_go_back(tmp_path: Path) -> None:

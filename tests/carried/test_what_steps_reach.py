@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -299,6 +300,7 @@ KINDS: dict[str, Callable[[], Callable[[], float]]] = {
     "global variable": counter_of_a_module,
     "list": lambda: of_value([1.0], appended),
     "deque": lambda: of_value(deque([1.0], maxlen=4), appended),
+    "namespace": lambda: of_value(SimpleNamespace(items=[1.0]), lambda space: appended(space.items)),
     "list that is replaced": replaced_list,
     "set": lambda: of_value(set(), added),
     "Counter": lambda: of_value(Counter(), counted),
@@ -516,7 +518,27 @@ def with_data_of_its_own(
         builder.resume()
     loader = DataLoader(data, SIZE, sampler=Shifting(size))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if hook == "optimizer":
+        optimizer.register_step_pre_hook(lambda own, *_: raised_gradients(own, raises))
+        optimizer.register_step_post_hook(lambda own, *_: raises(1))
+    elif hook == "optimizer's step":
+        replace_step(optimizer, raises)
     return builder.build(model, optimizer, schedule_by(hook, optimizer, raises), loader)
+
+
+def raised_gradients(optimizer: Any, raises: Callable[[Any], Any]) -> None:
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad.mul_(raises(0.5))
+
+
+def replace_step(optimizer: Any, raises: Callable[[Any], Any]) -> None:
+    step = optimizer.step
+
+    def raising(closure: Any = None) -> Any:
+        raised_gradients(optimizer, raises)
+        return step(closure)
+
+    optimizer.step = raising
 
 
 def schedule_by(hook: str, optimizer: Any, raises: Callable[[Any], Any]) -> Any:
@@ -533,7 +555,17 @@ def schedule_by(hook: str, optimizer: Any, raises: Callable[[Any], Any]) -> Any:
     return None
 
 
-HOOKS = ["", "module", "parameter", "schedule", "scheduler", "chain", "cycle"]
+HOOKS = [
+    "",
+    "module",
+    "parameter",
+    "schedule",
+    "scheduler",
+    "chain",
+    "cycle",
+    "optimizer",
+    "optimizer's step",
+]
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -565,6 +597,44 @@ def test_what_a_step_freezes_thaws_again_on_the_way_back(tmp_path: Path) -> None
     assert not weight.requires_grad
     learner.rewind(3)
     assert weight.requires_grad
+
+
+@pytest.mark.parametrize("back", ["rewind", "resume", "resume in validation"])
+def test_a_module_that_a_step_puts_in_eval_mode_trains_again_on_the_way_back(
+    back: str, tmp_path: Path
+) -> None:
+    def made(name: str, resume: bool = False) -> Learner:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 2))
+        calls = [0]
+
+        def step(model: Any, batch: Any) -> Tensor:
+            calls[0] += 1
+            if calls[0] in (4, 8):
+                model[1].train(calls[0] == 8)
+            return plain_step(model, batch)
+
+        builder = LearnerBuilder(tmp_path / name).train_step(step).valid_step(plain_step).metrics()
+        builder.num_epochs(3).renderer("silent").with_file_checkpointer()
+        if resume:
+            builder.resume()
+        data = [(torch.randn(4, 4), torch.randint(0, 2, (4,))) for _ in range(3)]
+        return builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, data, data[:2])
+
+    expected = made("straight")
+    expected.fit()
+    learner = made("other")
+    if back == "rewind":
+        learner.step(7)  # in the second epoch
+        assert learner.model[1].training is False  # type: ignore[index, union-attr]
+        learner.rewind(5)
+        assert learner.model[1].training is True  # type: ignore[index, union-attr]
+    else:
+        learner.step(9 if back == "resume in validation" else 6)
+        learner.save()
+        learner = made("other", resume=True)
+    learner.fit()
+    assert torch.equal(weights(learner), weights(expected))
 
 
 def test_the_table_names_what_steps_change(tmp_path: Path) -> None:

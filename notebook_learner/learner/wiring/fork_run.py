@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from ...errors import StateError
@@ -18,8 +17,8 @@ from ...event import Split
 from ...run.replica import Replica
 from ...run.settings import Settings
 from ...state.state import State
-from ...step.optimizers import as_given, each_of
-from ...step.schedule import TorchScheduler, UnderWay, report_steps, scheduler_of
+from ...step.optimizers import as_given
+from ...step.schedule import TorchScheduler, UnderWay, scheduler_of
 from ..learner import Learner
 
 
@@ -72,15 +71,11 @@ class Origin:
         own = {"carried": mine.carried, "acts": mine.acts, "reshapes": self.replica.shape.written}
         things = (self.model, as_given(update.optimizer), scheduler, dict(data), {**steps, **own})
         try:  # together, so that the copied optimizer has the copied parameters
-            copies = carried.copied(things)
+            return carried.copied(things)
         except StateError:
             raise
         except Exception as refused:
             raise StateError(_why_not_copied(data, refused)) from refused
-        _, optimizer, other, *_ = copies.made
-        if any(isinstance(each, LRScheduler) for each in each_of(other)):
-            report_steps(each_of(optimizer))
-        return copies
 
     def _settings_of(self, directory: str | os.PathLike[str], state: State) -> Settings:
         """Copy the settings, without what belongs to one run alone: the user's own sinks and checkpointer."""
