@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from carried_support import weights
-from test_what_steps_reach import HOOKS, KINDS, plain_step, program, straight, with_data_of_its_own
+from test_data_hooks_and_schedules import HOOKS, with_data_of_its_own
+from test_what_steps_reach import KINDS, plain_step, program, straight
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -20,7 +20,8 @@ import pytest
 import torch
 from carried_support import Notices, weights
 from test_data_and_buffers import OwnState
-from test_what_steps_reach import KINDS, Noisy, Shifting
+from test_data_hooks_and_schedules import Noisy, Shifting
+from test_what_steps_reach import KINDS
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
