@@ -42,8 +42,8 @@ def test_a_metric_has_the_bits_of_the_run_that_measured_it(
 ) -> None:
     found = []
     for name, metrics in (("measured", (Accuracy(), TopKAccuracy(2))), ("asked", ())):
-        data = Walked(list(train_loader())) if handed_out else None
         torch.manual_seed(5)
+        data = Walked(list(train_loader())) if handed_out else None
         learner = trained(learner_in(tmp_path / name, TWO, *metrics, data=data))
         if metrics:
             found = [learner.artifacts.series(each.name, split) for each in metrics]
