@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +58,12 @@ class Trained:
 
 
 def outputs_in(file: Path) -> list[dict[str, Any]]:
-    """What the cell that trained shows, as it is in a file."""
-    return json.loads(file.read_text())["cells"][1]["outputs"]
+    """What the cell that trained shows, as it is in a file. The server may be writing it just now."""
+    for _ in range(100):
+        with suppress(json.JSONDecodeError):
+            return json.loads(file.read_text())["cells"][1]["outputs"]
+        time.sleep(0.05)
+    raise AssertionError(f"{file} is no notebook: {file.read_text()[:200]!r}")
 
 
 @pytest.fixture(scope="module")
