@@ -410,10 +410,11 @@ class BranchLogger:
 
     def _drop(self, branch: Branch) -> list[str]:
         """Delete a branch. Return the names of those that hung on it."""
-        hung = [each for each in read_branches(self.layout.directory) if each.parent == branch.name]
-        above = {each.name: each.parent for each in read_branches(self.layout.directory)}
+        known = {each.name: each for each in read_branches(self.layout.directory)}
+        above = known[branch.name].parent if branch.name in known else ""
+        hung = [each for each in known.values() if each.parent == branch.name]
         for other in hung:
-            self._write(replace(other, parent=above.get(branch.name, "")))
+            self._write(replace(other, parent=above))
         _delete(self.layout.branches / branch.name)
         _remove_if_empty(self.layout.branches)
         self.changes += 1

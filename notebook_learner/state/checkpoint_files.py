@@ -357,11 +357,17 @@ class FileCheckpointer:
         metrics = (*_measured(parts, told.passes), *self.metrics)
         self.logged = () if known else self._logs(metrics)
         self.run_id, self.loaded = commit["run_id"], Lineage.of(commit)
-        self.left = self.loaded if known else self._newest_way() or self.loaded
+        self.left = self.loaded if known else self._newest_way(info) or self.loaded
         self.recipe_found = commit.get("recipe")
         self.keeps_start = False
         self._stands_at = position.key
-        record = told.record(known or self._line_through(info, metrics))
+        others = None if known else self._left_lines(info, metrics)
+        record = told.record(known or self.logged, others)
+        if told.lost and others is not None:
+            self.keeper.tell(
+                f"the logs lack the values of {told.lost} steps before checkpoint {info.label}; they show as "
+                "nan, and nothing else is missing"
+            )
         self._trunk = told.trunk(record, self.logged or self._trunk.ended[: self._trunk.synced])
         return State(position, parts, record)
 
@@ -372,23 +378,20 @@ class FileCheckpointer:
         trunk, ended, open_one = self._records[label]
         return (*trunk.ended[:ended], *open_one)
 
-    def _newest_way(self) -> Lineage | None:
-        """The way that led to the newest checkpoint. It is the way of the logs, too: going back behind the
-        newest checkpoint keeps a state at once."""
+    def _newest_way(self, loaded: CheckpointInfo) -> Lineage | None:
+        """The way that led to the newest checkpoint; None if that is the loaded one, or cannot be read. It is
+        the way of the logs, too: going back behind the newest checkpoint keeps a state at once."""
         whole = [info for info in self.folder.list() if info.exact and not info.damage]
         with suppress(DamagedError, OSError):
-            return Lineage.of(self.folder.read(whole[-1], "state")) if whole else None
+            if whole and whole[-1] != loaded:
+                return Lineage.of(self.folder.read(whole[-1], "state"))
         return None
 
-    def _line_through(self, info: CheckpointInfo, metrics: Sequence[MetricInfo]) -> Record:
-        """The record of the line that a checkpoint of another process lies on: what the logs hold, or a
-        branch that has left it."""
-        if not self.left.passes(info):
-            for branch in branches_in(self.layout.directory, metrics, self.logged):
-                begins_before = branch.begin.key < info.key
-                if begins_before and Lineage.of({"lineage": branch.branch.lineage}).passes(info):
-                    return branch.record
-        return self.logged
+    def _left_lines(self, info: CheckpointInfo, metrics: Sequence[MetricInfo]) -> list[Record] | None:
+        """The records of the lines that the run has left, if a checkpoint may lie on one of them."""
+        if self.left.passes(info):
+            return None
+        return [branch.record for branch in branches_in(self.layout.directory, metrics, self.logged)]
 
     def _logs(self, metrics: Sequence[MetricInfo]) -> Record:
         """What the directory's logs hold; they are about to be cut to it. `metrics` has those of the

@@ -111,11 +111,25 @@ def ended_of(record: Record) -> Record:
 
 
 def told_of(passes: Sequence[SplitRecord]) -> list[Any]:
-    """Passes with their lengths and final values; the values of the steps are in the logs."""
+    """Passes with their lengths and final values; the values of the steps are in the logs. The last values of
+    a pass that is not over tell from which line's logs to take it."""
     return [
-        [part.epoch, part.split, part.steps, None if part.finals is None else dict(part.finals)]
+        [part.epoch, part.split, part.steps, None, _values_at(part, part.steps)]
+        if part.finals is None
+        else [part.epoch, part.split, part.steps, dict(part.finals)]
         for part in passes
     ]
+
+
+def _values_at(part: SplitRecord, step: int) -> dict[str, float]:
+    for block in part.blocks:
+        if block.first <= step < block.first + block.count:
+            return {
+                name: float(column.values[step - block.first])
+                for name, column in block.columns.items()
+                if column.weights is not None
+            }
+    return {}
 
 
 class ToldPasses:
@@ -136,14 +150,23 @@ class ToldPasses:
             self.passes += passes
             self._stretches.append(_Stretch(len(self.passes), (), line))
         self.passes += _passes_of(commit["passes"])
+        self.lost = 0
+        """The number of steps of the last record that have no values."""
 
-    def record(self, known: Record) -> Record:
+    def record(self, known: Record, others: Sequence[Record] | None = None) -> Record:
         """What had been measured: the listed passes, with the values that are still known. Steps whose values
-        are lost (the user deleted a log) stay, without a value."""
-        at_hand = {(part.epoch, part.split): part for part in known}
-        record, trained = [], 0
+        are lost (the user deleted a log) stay, without a value.
+
+        Args:
+            known: what the logs hold.
+            others: what was measured on other lines, if the logs may be of another one than these passes.
+        """
+        lines = [{(part.epoch, part.split): part for part in line} for line in (known, *(others or ()))]
+        record, trained, self.lost = [], 0, 0
         for each in self.passes:
-            part = at_hand.get((each.epoch, each.split))
+            here = [line.get((each.epoch, each.split)) for line in lines]
+            part = here[0] if others is None else next(filter(each.is_of, here), None)
+            self.lost += max(0, each.steps - (0 if part is None else part.steps))
             if each.split == "train":
                 trained += each.steps
             record.append(_filled(each, part, trained))
@@ -172,7 +195,7 @@ def _is_no_name(name: Any) -> bool:
 class SavedPass:
     """One pass, as a commit file stores it."""
 
-    def __init__(self, epoch: Any, split: Any, steps: Any, finals: Any) -> None:
+    def __init__(self, epoch: Any, split: Any, steps: Any, finals: Any, last: Any = None) -> None:
         if type(epoch) is not int or split not in ("train", "valid") or type(steps) is not int or steps < 0:
             raise ValueError("not a valid pass")
         if isinstance(finals, dict) and any(_is_no_name(name) for name in finals):
@@ -181,6 +204,21 @@ class SavedPass:
         self.split: Literal["train", "valid"] = split
         self.steps: int = steps
         self.finals: Mapping[str, float] | None = finals
+        self._last: Mapping[str, float] = last if isinstance(last, dict) else {}
+
+    def is_of(self, part: SplitRecord | None) -> bool:
+        """Whether this is a recorded pass: it has ended with these values, or had them at its last step."""
+        if part is None or part.steps < self.steps:
+            return False
+        if self.finals is None:
+            return _agree(self._last, _values_at(part, self.steps))
+        return part.steps == self.steps and _agree(self.finals, part.finals or {})
+
+
+def _agree(saved: Mapping[str, float], found: Mapping[str, float]) -> bool:
+    """Whether values of the same names are the same, NaN among them. A log may have been deleted."""
+    both = [(saved[name], found[name]) for name in saved.keys() & found.keys()]
+    return all(one == other or (one != one and other != other) for one, other in both)
 
 
 def _filled(each: SavedPass, part: SplitRecord | None, trained: int) -> SplitRecord:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 import pytest
 import torch
-from branching_support import STEPS, learner_in, step_on, weights
+from branching_support import STEPS, Shown, learner_in, step_on, weights
 from exactness import logs
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -72,22 +73,17 @@ def test_the_same_steps_again_are_no_branch(tmp_path: Path) -> None:
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    returns=st.lists(st.tuples(st.integers(0, 18), st.integers(0, 4)), min_size=1, max_size=4).map(
-        lambda returns: sorted(returns, reverse=True)
-    )
-)
+@given(returns=st.lists(st.tuples(st.integers(0, 18), st.integers(0, 4)), min_size=1, max_size=4))
 @example(returns=[(16, 0), (16, 0)])  # back to the end of a pass, twice
 @example(returns=[(9, 0), (15, 0)])  # then to a checkpoint on the line that was left
 @example(returns=[(12, 0), (4, 0)])  # and farther back
 @example(returns=[(9, 3), (11, 1)])  # some of its steps were taken again
+@example(returns=[(13, 4), (9, 1), (14, 2)])  # a line that was left, and taken again to its end
 @example(returns=[(9, 0), (18, 0)])  # all of it is on the way to the last checkpoint
 def test_processes_that_die_on_the_way_leave_no_branch_and_no_other_log(
     returns: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Each one goes on from a checkpoint, and has taken some steps again when it ends. Those that are drawn
-    go farther back each time: a checkpoint of a line that was left, and was taken again to its end by another
-    process, has lost the values of its open pass."""
+    """Each one goes on from a checkpoint, and has taken some steps again when it ends."""
     directory = tmp_path_factory.mktemp("run")
     first = learner_in(directory / "run", epochs=2)
     labels = []
@@ -123,6 +119,26 @@ def test_a_checkpoint_of_a_line_that_was_left_has_the_values_of_that_line(tmp_pa
     other = learner_in(tmp_path / "run", checkpoint=label)
     assert other.history["train", "Loss"].tolist() == losses
     assert Artifacts(tmp_path / "run").series("Loss").value.tolist() == losses
+
+
+def test_where_the_logs_of_that_line_are_gone_the_user_is_told_and_no_other_values_stand_in(
+    tmp_path: Path,
+) -> None:
+    learner = learner_in(tmp_path / "run")
+    step_on(learner, 15)
+    label, losses = learner.save(), learner.history["train", "Loss"].tolist()
+    learner.rewind(to=9)
+    edited(learner, 0.1, 9)
+    learner.save()
+    assert learner.artifacts is not None
+    learner.stop()
+    shutil.rmtree(tmp_path / "run" / "branches")
+    shown = Shown()
+    other = learner_in(tmp_path / "run", checkpoint=label, shown=shown)
+    found = other.history["train", "Loss"]
+    assert found[:STEPS].tolist() == losses[:STEPS] and np.isnan(found[STEPS:]).all() and len(found) == 15
+    (told,) = [text for text in shown.told if "lack" in text]
+    assert told.startswith(f"the logs lack the values of 7 steps before checkpoint {label}")
 
 
 def test_a_branch_on_which_a_rate_was_changed_stays_even_where_no_loss_shows_it_yet(tmp_path: Path) -> None:
