@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +57,24 @@ def test_a_fork_is_resumed_by_the_same_program(kind: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("hook", HOOKS[1:])
 def test_hooks_schedules_samplers_and_data_are_copied(hook: str, tmp_path: Path) -> None:
-    expected = with_data_of_its_own(tmp_path / "straight", hook)
-    expected.fit()
     for steps in (0, 3):
-        parent = with_data_of_its_own(tmp_path / f"parent {steps}", hook)
-        if steps:
-            parent.step(steps)
-        child = parent.fork(tmp_path / f"child {steps}")
-        child.fit()
-        parent.fit()
-        assert torch.equal(weights(parent), weights(expected))
-        assert torch.equal(weights(child), weights(expected))
+        folder = tmp_path / str(steps)
+        assert_both_end_like_the_straight_run(
+            lambda name, above=folder: with_data_of_its_own(above / name, hook), steps, folder / "child"
+        )
+
+
+def assert_both_end_like_the_straight_run(made: Callable[[str], Any], steps: int, child: Path) -> None:
+    expected = made("straight")
+    expected.fit()
+    parent = made("parent")
+    if steps:
+        parent.step(steps)
+    other = parent.fork(child)
+    other.fit()
+    parent.fit()
+    assert torch.equal(weights(parent), weights(expected))
+    assert torch.equal(weights(other), weights(expected))
 
 
 @pytest.mark.parametrize("kind", sorted(REFUSED))
@@ -156,15 +164,7 @@ def test_a_scheduler_of_an_optimizer_outside_goes_on_in_both(tmp_path: Path) -> 
         builder = LearnerBuilder(tmp_path / name).train_step(step).num_epochs(2).renderer("silent")
         return builder.build(model, torch.optim.SGD(model.parameters(), lr=0.1), None, data)
 
-    expected = made("straight")
-    expected.fit()
-    parent = made("parent")
-    parent.step(3)
-    child = parent.fork(tmp_path / "child")
-    child.fit()
-    parent.fit()
-    assert torch.equal(weights(parent), weights(expected))
-    assert torch.equal(weights(child), weights(expected))
+    assert_both_end_like_the_straight_run(made, 3, tmp_path / "child")
 
 
 def test_batches_that_a_step_changes_in_place_are_copied_and_go_back(tmp_path: Path) -> None:
