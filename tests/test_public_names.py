@@ -53,7 +53,9 @@ LEARNER_NAMES = """
     devices tools carried verify split_batch
 """
 FORMER = "freeze lr_find note reload_code try_step use_step"
-TOOLS = " ".join(sorted(f"ask branches ema_model evaluations go_to split_batch timeline {FORMER}".split()))
+TOOLS = " ".join(
+    sorted(f"ask branches ema_model evaluations go_to panel split_batch timeline {FORMER}".split())
+)
 MOVED_NAMES = {
     "fleet": "learner.devices",
     "restart": "learner.devices.restart()",

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,8 @@ Standing = Literal["running", "paused", "failed", "stopped", "finished", "unfini
 RECENT = 60.0
 """A run without an end in its log counts as running if it wrote something within so many seconds."""
 _STATUS = re.compile(r"^\S+Z  ?(?:INFO|WARN|ERROR) +(running|paused|failed|stopped|finished) at epoch ")
+_MOST_BESIDE = 1000
+"""Folders beside a run that are looked at, at most."""
 _LAST = 1 << 16
 """Bytes at the end of an application log in which the status is looked for."""
 
@@ -57,6 +59,15 @@ def runs_below(root: Path) -> Iterator[Path]:
         if is_run(Path(here)):
             folders[:] = [name for name in folders if name not in FOLDERS]
             yield Path(here)
+
+
+def runs_beside(directory: Path) -> list[Path]:
+    """The other runs in the folder of a run, by name. Only so many folders are looked at: a home directory
+    may have thousands."""
+    with suppress(OSError), os.scandir(directory.parent) as entries:
+        folders = (Path(each) for each in entries if each.is_dir(follow_symlinks=False))
+        return sorted(each for each in islice(folders, _MOST_BESIDE) if each != directory and is_run(each))
+    return []
 
 
 def logs_in(directory: Path) -> Iterator[RunPath]:

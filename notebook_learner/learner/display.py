@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..checkpoint.info import CheckpointInfo
     from ..renderer.summary import Summary
     from ..widget.branch_lines import LeftBranches
+    from .panel import LearnerPanel
 
 from .core import LearnerCore
 
@@ -25,6 +26,7 @@ class DisplayVerbs(LearnerCore):
 
     _builder_verbs: ClassVar[frozenset[str]] = frozenset()
     """The names of LearnerBuilder's verbs, set by LearnerBuilder: an error explains that they are over."""
+    _panel: LearnerPanel | None = None
 
     if not TYPE_CHECKING:  # a type checker would take every misspelt verb for an attribute
 
@@ -86,16 +88,33 @@ class DisplayVerbs(LearnerCore):
         waiting."""
         return self._replica.saving.saved()
 
+    def _shown_beside(self) -> LearnerPanel:
+        """What `learner.panel` is."""
+        if self._panel is None:
+            from .panel import LearnerPanel
+
+            self._panel = LearnerPanel(self)
+        return self._panel
+
+    @property
+    def _is_compact(self) -> bool:
+        return self._panel is not None and self._panel.is_compact
+
+    def _lay_over(self, name: str, shown: bool) -> str:
+        """Lay over a run that the page offers, or take it away."""
+        return self._shown_beside().lay_over(name, shown)
+
     @property
     def _branch_changes(self) -> int:
-        """Grows when the run leaves a branch, goes to one, or takes one again."""
-        return self._supplies.branches.changes
+        """Grows when the run leaves a branch, goes to one, or takes one again; and with other runs."""
+        return self._supplies.branches.changes + (0 if self._panel is None else self._panel.changes)
 
     def _left(self) -> LeftBranches:
-        """The branches that the run has left, read without waiting for it."""
+        """The branches that the run has left, and other runs, read without waiting for it."""
         from .branching import left_by
 
-        return left_by(self)
+        beside = self._shown_beside()
+        return left_by(self)._replace(others=beside.overlays, offered=beside.offered)
 
     @property
     def _lacks(self) -> str:
@@ -144,7 +163,7 @@ _HERE = {
 """What a built learner can do instead."""
 
 
-_ALSO = ("ema_model", "evaluations", "branches", "timeline", "go_to", "ask", "split_batch")
+_ALSO = ("ema_model", "evaluations", "branches", "timeline", "go_to", "ask", "split_batch", "panel")
 """Names of `learner.tools` that can be read from the learner, too."""
 MOVED = {
     "fleet": "devices",

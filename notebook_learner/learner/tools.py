@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..trial.lr_find import RateSearch
     from ..trial.reload_code import Reloaded
     from ..trial.what_if import Trial
+    from .panel import LearnerPanel
 
 
 _TOLD: WeakSet[nn.Module] = WeakSet()
@@ -68,8 +69,8 @@ class Tools:
     """The rare verbs of a Learner, as `learner.tools`.
 
     >>> [name for name in dir(Tools) if not name.startswith("_")]
-    ['ask', 'branches', 'ema_model', 'evaluations', 'freeze', 'go_to', 'lr_find', 'note', 'reload_code', \
-'split_batch', 'timeline', 'try_step', 'use_step']
+    ['ask', 'branches', 'ema_model', 'evaluations', 'freeze', 'go_to', 'lr_find', 'note', 'panel', \
+'reload_code', 'split_batch', 'timeline', 'try_step', 'use_step']
     """
 
     def __init__(self, learner: LearnerCore) -> None:
@@ -206,6 +207,14 @@ class Tools:
         from .branching import branches_of
 
         return branches_of(self._learner)
+
+    @property
+    def panel(self) -> LearnerPanel:
+        """What the panel shows beside the run: `overlay(run)` lays another run over the curves, `compact()`
+        makes the panel a strip."""
+        learner: Any = self._learner
+        panel: LearnerPanel = learner._shown_beside()
+        return panel
 
     @property
     def timeline(self) -> TimelineTable:

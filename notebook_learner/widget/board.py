@@ -412,16 +412,20 @@ class Gauged(Protocol):
     def _ranks(self) -> Sequence[Rank]: ...
     def _dials(self) -> Sequence[Mapping[str, str]]: ...
     def _device_memory(self) -> int | None: ...
+    @property
+    def _is_compact(self) -> bool: ...
 
 
 def gauges(learner: Gauged | None) -> Json:
-    """The training processes, the options that can be set, and the memory of the device, as they are now."""
+    """The training processes, the options that can be set, the memory of the device, and the size of the
+    panel, as they are now."""
     if learner is None:
-        return {"ranks": [], "dials": [], "memory": ""}
+        return {"ranks": [], "dials": [], "memory": "", "compact": False}
     used = learner._device_memory()
     dials = [{key: one_line(text) for key, text in each.items()} for each in learner._dials()]
     memory = "" if used is None else size_text(used)
-    return {"ranks": ranks(learner._ranks()), "dials": dials, "memory": memory}
+    told = {"ranks": ranks(learner._ranks()), "dials": dials, "memory": memory}
+    return {**told, "compact": learner._is_compact}
 
 
 def ranks(fleet: Sequence[Rank]) -> list[Json]:

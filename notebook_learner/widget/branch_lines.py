@@ -1,4 +1,4 @@
-"""The lines that a run has left, as the page draws them behind its curves."""
+"""The lines that the page draws behind the curves: those that the run has left, and other runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..event import Record, Split, rows
 from ..logger.branches import Branch
-from ..renderer.text import one_line, place
+from ..renderer.text import count, one_line, place
 from .curves import Curves, CurveSeries
 from .wire import Json
 
@@ -18,14 +18,33 @@ BUCKETS = 256
 """Buckets of a thin line, at most: eight of them take as many bytes as the curve in front of them."""
 
 
+class OtherRun(NamedTuple):
+    """A run that is laid over the curves, as its files were when the user asked for it."""
+
+    name: str
+    steps: int
+    curves: Curves
+
+    @classmethod
+    def of(cls, name: str, record: Record, names: dict[Split, set[str]]) -> OtherRun:
+        """Make the curves of these metrics from what the run has measured."""
+        curves = Curves(BUCKETS)
+        curves.rebuild(record, names)
+        return cls(one_line(name), sum(part.steps for part in record if part.split == "train"), curves)
+
+
 class LeftBranches(NamedTuple):
-    """The branches of a run, and what is known of each."""
+    """The branches of a run and what is known of each, and the other runs beside it."""
 
     found: Sequence[Branch]
     passes: Callable[[Branch], Record]
     """Returns the passes in a branch's own files; the first one is whole."""
     again: Callable[[Branch], int]
     """Returns how many training steps are taken again on the way to its end."""
+    others: Sequence[OtherRun] = ()
+    """The runs that are laid over this one."""
+    offered: Sequence[str] = ()
+    """The names of the runs in the same folder, which the page offers."""
 
 
 @dataclass
@@ -33,7 +52,7 @@ class BranchLines:
     """The latest branches. The files of a branch do not change after it was left. They are read twice,
     because the first time some of them may still be on their way."""
 
-    told: Json = field(default_factory=lambda: {"lines": [], "more": 0})
+    told: Json = field(default_factory=lambda: {"lines": [], "more": 0, "offered": []})
     """What the page is told about them."""
     curves: dict[str, Curves] = field(default_factory=dict)
     _known: dict[str, Branch] = field(default_factory=dict)
@@ -45,7 +64,14 @@ class BranchLines:
         latest = left.found[-MOST:]
         curves = {each.name: self._curves_of(each, left, names) for each in latest}
         lines = [_told(each, left.again(each)) for each in latest]
-        told = {"lines": lines, "more": len(left.found) - len(latest)}
+        for other in left.others:
+            lines.append(_told_other(other))
+            curves[lines[-1]["name"]] = other.curves
+        told = {
+            "lines": lines,
+            "more": len(left.found) - len(latest),
+            "offered": [one_line(name) for name in left.offered],
+        }
         whole = frozenset(each.name for each in latest if self._has(each))
         return BranchLines(told, curves, {each.name: each for each in latest}, whole)
 
@@ -95,4 +121,16 @@ def _told(branch: Branch, again: int) -> Json:
         "from": branch.begin.iteration,
         "to": branch.end.iteration,
         "again": again,
+    }
+
+
+def _told_other(run: OtherRun) -> Json:
+    return {
+        "name": f"run {run.name}",
+        "run": run.name,
+        "changes": "",
+        "text": f"run {run.name}: {count(run.steps)} training steps",
+        "from": 0,
+        "to": run.steps,
+        "again": 0,
     }

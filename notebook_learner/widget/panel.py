@@ -100,13 +100,15 @@ class Panel:
         self._fixed_changed = self._events_changed = self._files_changed = True
         self._files: list[Json] = []
         self._branches = BranchLines()
-        self._branches_seen = 0
+        self._branches_seen = -1
         """Which changes of the branches the lines know, by the learner's count; -1 for none."""
         self._reads_branches = False
         self._since = time.time()
         self._away = ""
         """Which other process or learner continues the run, as last sent to the pages."""
         self._debugger = Debugger()
+        self._compact = False
+        """Whether the pages show a strip, as last sent."""
         self._lookers: dict[str, float] = {}
         self._current = False
         """Whether the pages have all that was sent, so that sending only the changes is enough."""
@@ -137,8 +139,10 @@ class Panel:
         with self._lock:
             for line in branches.left_since(before, self._since):
                 self._board.note(line)
-            self._branches, self._events_changed, self._current = branches, True, False
-            self._tell_soon()
+            self._branches = branches
+            if (branches.told, branches.curves) != (before.told, before.curves):
+                self._events_changed, self._current = True, False
+                self._tell_soon()
 
     def epochs(self) -> Json:
         """The epochs so far as a table, by mime type, for a notebook that is opened without a kernel."""
@@ -221,7 +225,7 @@ class Panel:
                 self._draw_from_the_past(event.info)
             case RunOpened():
                 self._curves.clear()
-                self._branches = BranchLines()
+                self._branches, self._branches_seen = BranchLines(), -1
                 self._fixed_changed, self._current = True, False
             case Rewound():
                 self._curves.rebuild(event.record, self._board.plotted())
@@ -341,6 +345,7 @@ class Panel:
             self._events_changed |= self._debugger.changed(learner)
             self._look_at_branches(learner)
         told = board.moving() | boards.gauges(learner)
+        self._compact = told["compact"]
         if self._fixed_changed:
             told |= board.fixed() | {"readonly": learner is None}
         if self._events_changed or self._fixed_changed:
@@ -440,11 +445,20 @@ class Panel:
             case "look":
                 self._look(request)
             case "saving":
-                # On a new thread: a picture takes time, and the training waits for this one.
-                work = partial(copy_context().run, self._save_soon)
-                threading.Thread(target=work, name="notebook_learner panel", daemon=True).start()
+                _on_a_thread(self._save_soon)  # a picture takes time, and the training waits for this one
+            case "overlay":
+                _on_a_thread(self._lay_over, request)  # so does a run's log
             case _:
                 self._obey(request)
+
+    def _lay_over(self, request: Request) -> None:
+        learner = self._learner()
+        try:
+            args = request.command.args
+            text = _GONE if learner is None else learner._lay_over(args["run"], args["shown"])
+            self._answer(request.seq, learner is not None, text)
+        except (NotebookLearnerError, OSError) as error:
+            self._answer(request.seq, False, str(error))
 
     def _save_soon(self) -> None:
         if self.before_saving():
@@ -466,7 +480,10 @@ class Panel:
         with self._lock:
             if learner is None or not self._current:
                 return
+            if not learner._elsewhere:
+                self._look_at_branches(learner)
             self._events_changed |= self._away != learner._elsewhere or self._debugger.changed(learner)
+            self._events_changed |= self._compact != learner._is_compact
             if self._events_changed:
                 self._tell_soon()
 
@@ -507,13 +524,12 @@ class Panel:
     def _obey(self, request: Request) -> None:
         learner = self._learner()
         if learner is None:
-            self._answer(request.seq, False, "the learner is gone; this is what it had done")
+            self._answer(request.seq, False, _GONE)
             return
         steering = Steering(learner, failed=self._failed)
         # On a new thread: the training must not wait for the command, nor the kernel's main thread, which
-        # takes the requests and may run a cell. The copied context puts prints below the present cell.
-        work = partial(copy_context().run, self._do, steering, request)
-        threading.Thread(target=work, name="notebook_learner panel", daemon=True).start()
+        # takes the requests and may run a cell.
+        _on_a_thread(self._do, steering, request)
 
     def _do(self, steering: Steering, request: Request) -> None:
         answer = steering.carry_out(request.command)
@@ -530,6 +546,12 @@ class Panel:
             self._events_changed = True
             self.wire.send(Message({"type": "answer", "to": seq, "ok": ok, "text": text}))
             self._tell_soon()
+
+
+def _on_a_thread(work: Callable[..., None], *args: object) -> None:
+    """Do it on a new thread. The copied context puts prints below the present cell."""
+    call = partial(copy_context().run, work, *args)
+    threading.Thread(target=call, name="notebook_learner panel", daemon=True).start()
 
 
 def _beat(known: weakref.ref[Panel]) -> None:
@@ -561,6 +583,7 @@ def _weakly(panel: Panel) -> Callable[[object], None]:
     return receive
 
 
+_GONE = "the learner is gone; this is what it had done"
 _CONNECTIONS = {
     "boundary": "a cell is training; buttons act at its next step",
     "subshell": "a cell is training; buttons act at its next step if the page uses subshells (JupyterLab)",

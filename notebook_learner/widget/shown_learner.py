@@ -97,12 +97,21 @@ class ShownLearner(Steered, Protocol):
         ...
 
     @property
+    def _is_compact(self) -> bool:
+        """Whether the panel is a strip of 120 pixels."""
+        ...
+
+    @property
     def _branch_changes(self) -> int:
-        """Grows when the run leaves a branch, goes to one, or takes one again."""
+        """Grows when the run leaves a branch, goes to one, or takes one again; and with other runs."""
         ...
 
     def _left(self) -> LeftBranches:
-        """The branches that the run has left, without waiting for it."""
+        """The branches that the run has left, and the other runs to draw, without waiting for it."""
+        ...
+
+    def _lay_over(self, name: str, shown: bool) -> str:
+        """Lay over a run that the page was offered, or take it away; returns a line that says so."""
         ...
 
     def _tell(self, newcomer: Sink) -> None:

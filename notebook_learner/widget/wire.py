@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..steering.command import FLAG, Argument, Command, CommandError, checked, mistake_in
+from ..steering.command import FLAG, NAME, Argument, Command, CommandError, checked, mistake_in
 
 Json = dict[str, Any]
 
@@ -20,6 +20,7 @@ _OF_PAGES: dict[str, dict[str, Argument]] = {
     "resync": {},
     "look": {"visible": FLAG},
     "saving": {},
+    "overlay": {"run": NAME, "shown": FLAG},
 }
 """A page's requests for itself. All other requests are commands that steer the run."""
 

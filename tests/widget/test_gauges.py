@@ -60,10 +60,10 @@ def test_memory_is_told_where_there_is_a_device(tmp_path: Path) -> None:
     learner = learner_in(tmp_path)
     assert boards.gauges(learner)["memory"] == ""
     on_gpu = SimpleNamespace(
-        _device_memory=lambda: 1_200_000_000, _dials=learner._dials, _ranks=learner._ranks
+        _device_memory=lambda: 1_200_000_000, _dials=learner._dials, _ranks=learner._ranks, _is_compact=False
     )
     assert boards.gauges(on_gpu)["memory"] == "1.2 GB"
 
 
 def test_a_panel_of_files_has_none_of_it() -> None:
-    assert boards.gauges(None) == {"ranks": [], "dials": [], "memory": ""}
+    assert boards.gauges(None) == {"ranks": [], "dials": [], "memory": "", "compact": False}

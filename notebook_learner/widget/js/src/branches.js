@@ -1,4 +1,4 @@
-// The lines that the run has left: thin ones behind the curves, and the way back to the end of each.
+// The lines behind the curves: those that the run has left, with the way back to the end of each, and other runs.
 
 import { freshId, h, icon, setAttribute, setText, show, fill } from "./dom.js";
 import { whole } from "./format.js";
@@ -8,9 +8,9 @@ const REACH = 8; // pixels between the pointer and a line that it means
 const ROOMY = 420; // pixels: in a narrower picture labels would hide the curves
 const LONGEST = 26; // characters of a label in the picture
 
-/** What a line is called in the picture: its number, and what was changed on it. */
-export function labelOf({ name, changes }) {
-  const text = changes ? `${name} · ${changes}` : `branch ${name}`;
+/** What a line is called in the picture: its number, and what was changed on it; or which run it is. */
+export function labelOf({ name, changes, run }) {
+  const text = run ? run : changes ? `${name} · ${changes}` : `branch ${name}`;
   return text.length > LONGEST ? `${text.slice(0, LONGEST - 1).trimEnd()}…` : text;
 }
 
@@ -49,9 +49,12 @@ function distance(left, top, x1, y1, x2, y2) {
 /** Draw the lines behind the curves. */
 export const drawBranches = (chart, lines, colours) =>
   within(chart, (ctx) => {
-    ctx.strokeStyle = ctx.fillStyle = colours.mark;
     ctx.globalAlpha = 0.8;
-    for (const line of lines) trace(ctx, line, 1);
+    const runs = [...new Set(lines.map(({ run }) => run).filter(Boolean))];
+    for (const line of lines) {
+      ctx.strokeStyle = ctx.fillStyle = line.run ? colours.splits[2 + (runs.indexOf(line.run) % 2)] : colours.mark;
+      trace(ctx, line, line.run ? 1.5 : 1);
+    }
   });
 
 /** In front of the curves: the line that is shown strongly, and a label at the end of each that has room. */
@@ -69,7 +72,7 @@ export const drawNames = (chart, lines, lit, colours) =>
     for (const line of [...lines].reverse().sort((a, b) => (b.name === lit) - (a.name === lit))) {
       ctx.fillStyle = line.name === lit ? colours.text : colours.muted;
       // The buttons below name them, too; a label without a change would only hide the curve.
-      if ((width >= ROOMY && line.changes) || line.name === lit) label(ctx, line, taken, width, height);
+      if ((width >= ROOMY && (line.changes || line.run)) || line.name === lit) label(ctx, line, taken, width, height);
     }
   });
 
@@ -144,26 +147,46 @@ export class Branches {
     this.#lit = lit;
     this.#signal = signal;
     this.list = h("div", { class: "nl-branch-list" });
+    this.left = h("div", { class: "nl-branch-row" }, h("span", {}, "Branches"), this.list);
+    this.over = h("div", { class: "nl-branch-list" });
+    this.offered = h("select", { class: "nl-field nl-select", "aria-label": "Lay another run over the curves" });
+    this.beside = h("div", { class: "nl-branch-row", "data-part": "runs" }, h("span", {}, "Other runs"), this.over, this.offered);
     this.more = h("span", { class: "nl-branch-more" });
     this.text = h("span", { class: "nl-branch-text", id: freshId("branch") });
     this.verb = h("span");
     this.go = h("button", { class: "nl-button nl-small", type: "button", "data-cmd": "go_to", "aria-describedby": this.text.id }, icon("play"), this.verb);
     this.offer = h("div", { class: "nl-branch-offer", id: freshId("offer"), hidden: true }, this.text, this.go);
-    this.element = h("div", { class: "nl-branches", role: "group", "aria-label": "Branches that the run has left", "data-part": "branches", hidden: true }, h("div", { class: "nl-branch-row" }, h("span", {}, "Branches"), this.list, this.more), this.offer);
+    this.element = h("div", { class: "nl-branches", role: "group", "aria-label": "Lines behind the curves", "data-part": "branches", hidden: true }, this.left, this.beside, this.offer);
+    this.left.append(this.more);
     this.go.addEventListener("click", () => this.#go(), { signal });
+    this.offered.addEventListener("change", () => this.#layOver(), { signal });
     this.element.addEventListener("keydown", (event) => event.key === "Escape" && this.choose(null), { signal });
   }
 
   update(board, store) {
-    const { lines = [], more = 0 } = board.branches ?? {};
+    const { lines = [], more = 0, offered = [] } = board.branches ?? {};
     this.lines = lines;
-    this.#why = board.controls?.go_to ?? "";
     if (this.#asked !== null && !store.pending.has(this.#asked)) this.#asked = null;
     if (!lines.some(({ name }) => name === this.#chosen)) this.#chosen = null;
-    show(this.element, lines.length > 0);
+    const [runs, left] = [lines.filter(({ run }) => run), lines.filter(({ run }) => !run)];
+    const free = board.readonly ? [] : offered.filter((name) => !runs.some(({ run }) => run === name));
+    show(this.element, lines.length + free.length > 0);
+    show(this.left, left.length > 0);
+    show(this.beside, runs.length + free.length > 0);
+    show(this.offered, free.length > 0);
+    fill(this.offered, ["", ...free], () => h("option"), (option, name) => {
+      option.value = name;
+      setText(option, name || "Lay over …");
+    });
     setText(this.more, more > 0 ? `and ${whole(more)} earlier` : "");
     setAttribute(this.more, "title", more > 0 ? "learner.branches has all of them" : null);
-    fill(this.list, lines, () => this.#make(), (button, line) => {
+    this.#fill(this.list, left);
+    this.#fill(this.over, runs);
+    this.#show(board);
+  }
+
+  #fill(list, lines) {
+    fill(list, lines, () => this.#make(), (button, line) => {
       const chosen = line.name === this.#chosen;
       button.dataset.name = line.name;
       setText(button, labelOf(line));
@@ -171,7 +194,6 @@ export class Branches {
       setAttribute(button, "aria-pressed", String(chosen));
       setAttribute(button, "aria-expanded", String(chosen));
     });
-    this.#show(board);
   }
 
   /** Offer the way to this line; null: offer none. */
@@ -189,7 +211,9 @@ export class Branches {
     show(this.offer, line !== undefined);
     if (line === undefined) return;
     setText(this.text, line.text);
-    setText(this.verb, offerOf(line));
+    this.#why = line.run ? "" : board.controls?.go_to ?? "";
+    setText(this.verb, line.run ? "Take away" : offerOf(line));
+    show(this.go.firstElementChild, !line.run);
     show(this.go, !board.readonly);
     setAttribute(this.go, "aria-disabled", this.#why === "" ? null : "true");
     setAttribute(this.go, "title", this.#why || null);
@@ -207,6 +231,13 @@ export class Branches {
 
   #go() {
     if (this.#why !== "") return this.#refuse(this.#why);
-    if (this.#asked === null) this.#asked = this.#ask("go_to", { branch: this.#chosen });
+    if (this.#asked !== null) return;
+    const { run } = this.lines.find(({ name }) => name === this.#chosen);
+    this.#asked = run ? this.#ask("overlay", { run, shown: false }) : this.#ask("go_to", { branch: this.#chosen });
+  }
+
+  #layOver() {
+    if (this.offered.value !== "") this.#ask("overlay", { run: this.offered.value, shown: true });
+    this.offered.value = "";
   }
 }

@@ -3,8 +3,9 @@
 import { Branches } from "./branches.js";
 import { fill, freshId, h, setAttribute, setText, show } from "./dom.js";
 import { number, whole } from "./format.js";
+import { Grid } from "./grid.js";
 import { passes } from "./keys.js";
-import { epochOf, epochSpans, wordOf } from "./marks.js";
+import { epochOf, epochSpans, signsOf, wordOf } from "./marks.js";
 import { Plot } from "./plot.js";
 import { tabulate } from "./series.js";
 import { keyOf } from "./store.js";
@@ -21,6 +22,7 @@ export class Curves {
   #colours = null;
   #metrics = [];
   #metric = null;
+  #views = new Map(); // metric -> its scale, smoothing and window, while another one is shown
   #drawn = "";
   #hover = null;
   #described = 0;
@@ -31,8 +33,10 @@ export class Curves {
     this.#signal = signal;
     this.#redraw = redraw;
     this.branches = new Branches(ask, refuse, (name) => this.#light(name), signal);
+    const painted = () => this.#painted();
+    this.grid = new Grid((name) => this.#choose(name), painted, () => this.#again(), signal);
     this.#make();
-    this.plot = new Plot(this.canvas, () => (this.#colours ??= colours(this.panel)), (at) => this.#hovered(at), (name) => this.branches.choose(name));
+    this.plot = new Plot(this.canvas, painted, (at) => this.#hovered(at), (name) => this.branches.choose(name));
     this.plot.slider = SMOOTHING / 100;
     this.plot.onWindow = () => this.#again();
     const sized = new ResizeObserver(() => this.#again());
@@ -43,11 +47,14 @@ export class Curves {
 
   update(board, store) {
     this.#metrics = board.metrics ?? [];
+    this.grid.of(board.path);
     const names = this.#metrics.map(({ name }) => name);
-    if (!names.includes(this.#metric)) this.#metric = names[0] ?? null;
+    const tabs = this.grid.tabs(this.#metrics).map(({ name }) => name);
+    if (!tabs.includes(this.#metric)) this.#choose(tabs[0] ?? names[0] ?? null);
     this.board = board;
     this.store = store;
     show(this.element, names.length > 0 && store.begun);
+    this.grid.update(store.begun ? this.#metrics : [], this.#metric, board, store);
     if (this.#metric === null || this.element.hidden) return;
     this.#updateTabs();
     const metric = this.#metrics[names.indexOf(this.#metric)];
@@ -59,7 +66,14 @@ export class Curves {
     this.plot.marks = board.marks ?? [];
     this.plot.epoch = board.epoch;
     this.unit = metric.unit;
+    const signs = signsOf(this.plot.marks);
+    show(this.legend, signs.length > 0 && !this.#asTable);
+    fill(this.legend, signs, () => h("span", {}, h("span", { "aria-hidden": "true" }), h("span")), (sign, kind) => {
+      setAttribute(sign.firstElementChild, "class", `nl-sign nl-sign-${kind}`);
+      setText(sign.lastElementChild, wordOf(kind));
+    });
     setText(this.caption, metric.name);
+    setText(this.name, metric.name);
     setAttribute(this.frame, "data-points", this.plot.lines[0]?.series.length ?? 0);
     this.#draw(store.curves);
     this.#read();
@@ -89,6 +103,14 @@ export class Curves {
   repaint() {
     this.#colours = null;
     this.plot.repaint();
+    this.#redraw();
+  }
+
+  /** The colours of the page; before the panel is on it, or its style sheet, there are none to keep. */
+  #painted() {
+    const found = this.#colours ?? colours(this.panel);
+    if (found.text !== "") this.#colours = found;
+    return found;
   }
 
   close() {
@@ -114,7 +136,8 @@ export class Curves {
     this.where = h("span", { class: "nl-read-where" });
     this.values = h("span", { class: "nl-read-values" });
     this.marks = h("span", { class: "nl-read-marks" });
-    this.readout = h("div", { class: "nl-readout" }, this.values, this.where, this.marks);
+    this.name = h("b", { class: "nl-read-name" });
+    this.readout = h("div", { class: "nl-readout" }, this.name, this.values, this.where, this.marks);
     this.canvas = h("div", { class: "nl-canvas", role: "img", "aria-label": "Plot" });
     this.tip = h("div", { class: "nl-tip", "aria-hidden": "true", hidden: true });
     this.caption = h("span", { class: "nl-unseen" });
@@ -125,10 +148,11 @@ export class Curves {
       this.canvas,
       this.tip,
     );
+    this.legend = h("div", { class: "nl-legend", "aria-label": "Signs in the plot", role: "group" });
     this.rows = h("tbody");
     this.heads = h("tr");
     this.numbers = h("div", { class: "nl-frame nl-scroll", tabindex: 0, role: "group", "aria-label": "The plot as a table", hidden: true }, h("table", { class: "nl-table" }, h("thead", {}, this.heads), this.rows));
-    this.sheet = h("div", { role: "tabpanel", id: freshId("sheet"), class: "nl-sheet" }, h("div", { class: "nl-over" }, this.readout, tools), this.frame, this.numbers, this.branches.element);
+    this.sheet = h("div", { role: "tabpanel", id: freshId("sheet"), class: "nl-sheet" }, h("div", { class: "nl-over" }, this.readout, tools), this.frame, this.numbers, this.legend, this.branches.element);
     this.element = h("section", { class: "nl-section nl-curves", "aria-label": "Curves" }, this.tabs, this.sheet);
   }
 
@@ -169,7 +193,7 @@ export class Curves {
       tab.addEventListener("click", () => this.#choose(tab.dataset.metric), { signal: this.#signal });
       return tab;
     };
-    fill(this.tabs, this.#metrics, make, (tab, { name }) => {
+    fill(this.tabs, this.grid.tabs(this.#metrics), make, (tab, { name }) => {
       const chosen = name === this.#metric;
       tab.dataset.metric = name;
       setText(tab, name);
@@ -180,7 +204,11 @@ export class Curves {
   }
 
   #choose(name) {
+    const { log, slider, window } = this.plot;
+    this.#views.set(this.#metric, { log, slider, window });
     this.#metric = name;
+    Object.assign(this.plot, this.#views.get(name) ?? { log: false, slider: SMOOTHING / 100, window: "all" });
+    this.slider.value = Math.round(100 * this.plot.slider);
     this.#again();
   }
 
@@ -239,6 +267,7 @@ export class Curves {
     this.#hover = at;
     if (before !== (at?.branch ?? null)) this.#light(at?.branch ?? this.branches.chosen);
     this.#hint(at);
+    this.grid.point(at?.x ?? null);
     if (this.store) this.#read();
   }
 

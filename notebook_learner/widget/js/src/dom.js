@@ -1,5 +1,7 @@
 // Making and changing elements. Text goes in as text, always.
 
+import { keep, kept } from "./keep.js";
+
 let serial = 0;
 
 /** A name for one element of this page. */
@@ -46,10 +48,22 @@ export function fill(parent, items, make, change) {
   items.forEach((item, at) => change(parent.children[at], item, at));
 }
 
-/** A section of the panel with a small heading. */
+/** A section of the panel with a small heading, which folds it: the browser remembers that. */
 export function section(title, name, ...children) {
-  const heading = h("h3", { class: "nl-heading", id: freshId(name) }, title);
-  return h("section", { class: `nl-section nl-${name}`, "data-part": name, "aria-labelledby": heading.id }, heading, ...children);
+  const button = h("button", { class: "nl-fold", type: "button" }, title);
+  const heading = h("h3", { class: "nl-heading", id: freshId(name) }, button);
+  const element = h("section", { class: `nl-section nl-${name}`, "data-part": name, "aria-labelledby": heading.id }, heading, ...children);
+  const fold = (folded) => {
+    element.classList.toggle("nl-folded", folded);
+    setAttribute(button, "aria-expanded", String(!folded));
+  };
+  button.addEventListener("click", () => {
+    const folded = !element.classList.contains("nl-folded");
+    fold(folded);
+    keep("folded", [...kept("folded", []).filter((one) => one !== name), ...(folded ? [name] : [])]);
+  });
+  fold(kept("folded", []).includes(name));
+  return element;
 }
 
 /** A section that lists things a person can do something with, and is hidden while there are none. */

@@ -7,6 +7,9 @@ const ratioOf = (chart) => chart.ctx.canvas.width / chart.width;
 
 export const wordOf = (kind) => WORDS[kind] ?? kind;
 
+/** The kinds of signs above the curves, for a legend. */
+export const signsOf = (marks) => [...new Set(marks.map(({ kind }) => kind))].filter((kind) => kind !== "epoch").sort();
+
 /** The epochs as stretches of steps; the last one may still be going on. */
 export function epochSpans(marks, epoch, [oldest, newest]) {
   const ends = marks.filter(({ kind }) => kind === "epoch").sort((a, b) => a.x - b.x);

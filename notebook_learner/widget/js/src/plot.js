@@ -170,9 +170,9 @@ export class Plot {
     return sample;
   }
 
-  #thinned({ name, changes }, { split, series }, at, width, memory) {
+  #thinned({ name, changes, run }, { split, series }, at, width, memory) {
     const { x, y } = pointsOf(series, this.#window, width, memory);
-    return { name, changes, label: at === 0 ? labelOf({ name, changes }) : "", dash: split === "valid" ? [4, 3] : [], x, y: this.#positive(y) };
+    return { name, changes, run, label: at === 0 ? labelOf({ name, changes, run }) : "", dash: split === "valid" ? [4, 3] : [], x, y: this.#positive(y) };
   }
 
   /** The branches in pixels, from the upper left corner of the plot. */

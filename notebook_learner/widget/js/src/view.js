@@ -28,6 +28,8 @@ export class View {
   #answer = null;
   #spoken = { text: "", at: 0 };
   #toSay = "";
+  #compact = false;
+  #told; // whether the kernel wants it compact; a click here has the last word
 
   constructor(store, host) {
     this.#store = store;
@@ -35,6 +37,7 @@ export class View {
     const ask = (cmd, args) => store.ask(cmd, args);
     this.panel = h("section", { class: "nl-panel", role: "region", "aria-label": "Learner", tabindex: -1 });
     this.header = new Header();
+    this.header.size.addEventListener("click", () => this.#resize(!this.#compact), { signal });
     this.progress = new Progress();
     const refuse = (text) => this.#note(false, text);
     this.curves = new Curves(this.panel, ask, refuse, signal, () => this.schedule());
@@ -89,7 +92,7 @@ export class View {
       h(
         "div",
         { class: "nl-body" },
-        h("div", { class: "nl-main" }, this.curves.element, this.rewinder.element, this.inspection.element, log.element),
+        h("div", { class: "nl-main" }, this.curves.element, this.rewinder.element, this.curves.grid.element, this.inspection.element, log.element),
         h("div", { class: "nl-side" }, numbers.element, texts.element, evaluated.element, ranks.element, this.verified.element, this.breakpoints.element, this.checkpoints.element, this.setup.element),
       ),
     );
@@ -208,10 +211,20 @@ export class View {
     const { trouble } = this.#store;
     setAttribute(this.panel, "data-trouble", trouble.kind || null);
     this.trouble.update(board, trouble);
+    if (board.compact !== this.#told) this.#resize(board.compact === true);
+    this.#told = board.compact;
     for (const part of this.parts) part.update(board, this.#store);
     this.#showHint(board);
     this.#sayStatus(board);
     this.#speak();
+  }
+
+  /** Make it a strip for a notebook with several learners, or show all of it. */
+  #resize(compact) {
+    this.#compact = compact;
+    setAttribute(this.panel, "data-compact", compact ? "true" : null);
+    setText(this.header.size, compact ? "Whole panel" : "Compact");
+    this.schedule();
   }
 
   #showWaiting() {
