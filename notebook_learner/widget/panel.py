@@ -315,7 +315,10 @@ class Panel:
                 "seq": self._seq,
                 "board": self._changed(),
                 "series": [
-                    *(_head(name, split, len(each)) for (name, split), each in own.items()),
+                    *(
+                        _head(name, split, len(each)) | {"size": each.size}
+                        for (name, split), each in own.items()
+                    ),
                     *(
                         _head(name, split, len(each)) | {"branch": branch}
                         for (branch, name, split), each in left.items()

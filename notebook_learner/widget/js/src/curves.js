@@ -100,6 +100,19 @@ export class Curves {
     if (this.store) this.#read();
   }
 
+  get metric() {
+    return this.#metric;
+  }
+
+  /** What the plot shows, also while the table is in its place. */
+  async seen() {
+    show(this.frame, true);
+    this.plot.draw();
+    await null; // uPlot draws a moment later
+    show(this.frame, !this.#asTable);
+    return { ...this.plot.seen, smoothing: this.memory.textContent };
+  }
+
   repaint() {
     this.#colours = null;
     this.plot.repaint();
@@ -125,7 +138,7 @@ export class Curves {
     this.table = h("button", { class: "nl-button nl-small", type: "button", "aria-pressed": "false" }, "Table");
     this.slider = h("input", { type: "range", class: "nl-slider", min: 0, max: 100, value: SMOOTHING, "aria-label": "Smoothing" });
     this.memory = h("span", { class: "nl-memory" });
-    const tools = h(
+    this.tools = h(
       "div",
       { class: "nl-tools" },
       h("label", { class: "nl-smoothing" }, h("span", {}, "Smoothing"), this.slider, this.memory),
@@ -152,7 +165,7 @@ export class Curves {
     this.rows = h("tbody");
     this.heads = h("tr");
     this.numbers = h("div", { class: "nl-frame nl-scroll", tabindex: 0, role: "group", "aria-label": "The plot as a table", hidden: true }, h("table", { class: "nl-table" }, h("thead", {}, this.heads), this.rows));
-    this.sheet = h("div", { role: "tabpanel", id: freshId("sheet"), class: "nl-sheet" }, h("div", { class: "nl-over" }, this.readout, tools), this.frame, this.numbers, this.legend, this.branches.element);
+    this.sheet = h("div", { role: "tabpanel", id: freshId("sheet"), class: "nl-sheet" }, h("div", { class: "nl-over" }, this.readout, this.tools), this.frame, this.numbers, this.legend, this.branches.element);
     this.element = h("section", { class: "nl-section nl-curves", "aria-label": "Curves" }, this.tabs, this.sheet);
   }
 

@@ -256,18 +256,49 @@ export class Plot {
         },
       },
       hooks: {
-        drawClear: [
-          (chart) => drawLines(chart, this.#spans, this.#colours()),
-          (chart) => this.#thin.length > 0 && drawBranches(chart, this.#traced(chart), this.#colours()),
-        ],
-        draw: [
-          (chart) => this.#thin.length > 0 && drawNames(chart, this.#traced(chart), this.lit, this.#colours()),
-          (chart) => drawGlyphs(chart, { marks: this.marks, bad: this.#bad, spans: this.#spans }, this.#colours()),
-          (chart) => drawTarget(chart, this.target, this.#colours()),
-        ],
+        drawClear: [(chart) => this.#drawBehind(chart)],
+        draw: [(chart) => this.#drawBefore(chart), (chart) => drawTarget(chart, this.target, this.#colours())],
         setSelect: [(chart) => this.#selected(chart)],
         setCursor: [(chart) => this.#pointed(chart)],
       },
+    };
+  }
+
+  #drawBehind(chart) {
+    drawLines(chart, this.#spans, this.#colours());
+    if (this.#thin.length > 0) drawBranches(chart, this.#traced(chart), this.#colours());
+  }
+
+  #drawBefore(chart) {
+    if (this.#thin.length > 0) drawNames(chart, this.#traced(chart), this.lit, this.#colours());
+    drawGlyphs(chart, { marks: this.marks, bad: this.#bad, spans: this.#spans }, this.#colours());
+  }
+
+  /** What is seen now, for a file: in pixels of the page, with two functions that draw what is behind and before
+   * the lines on anything like uPlot's chart. Null when nothing was drawn. */
+  get seen() {
+    const chart = this.#chart;
+    if (chart === null) return null;
+    const { data, over } = chart;
+    const column = (at) => data[0].map((x, row) => [x, data[at][row]]).filter(([, y]) => y !== undefined);
+    return {
+      size: this.#size,
+      box: [over.offsetLeft, over.offsetTop, over.clientWidth, over.clientHeight],
+      place: chart.valToPos,
+      lines: this.lines.map(({ split, series }, at) => ({
+        name: split,
+        colour: this.#colours().splits[at % 4],
+        dash: DASHES[at % 4],
+        raw: column(2 * at + 1),
+        smooth: column(2 * at + 2),
+        faint: this.slider > 0,
+        dots: series.length <= 24,
+      })),
+      thin: [...new Set(this.#thin.map(({ run }) => run ?? ""))],
+      // What uPlot has written at its axes: steps, values, epochs.
+      axes: chart.axes.map(({ _splits: at = [], _values: texts }) => at.map((value, one) => [value, texts[one]])),
+      behind: (on) => this.#drawBehind(on),
+      before: (on) => this.#drawBefore(on),
     };
   }
 

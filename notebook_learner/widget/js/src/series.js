@@ -10,15 +10,17 @@ export class Series {
   constructor(capacity = 256, mostPoints = MOST_POINTS) {
     this.length = 0;
     this.revision = 0; // grows with each change
+    this.joined = 0; // so many of the first points may stand for several steps each
     this.mostPoints = mostPoints;
     for (const column of COLUMNS) this[column] = new Float64Array(capacity);
   }
 
-  /** From a snapshot's buffer: x[n], low[n], high[n], mean[n]. */
-  static fromBuckets(numbers, points) {
+  /** From a snapshot's buffer: x[n], low[n], high[n], mean[n], each of so many values from that x on. */
+  static fromBuckets(numbers, points, size = 1) {
     const series = new Series(Math.max(256, points * 2));
     COLUMNS.forEach((column, at) => series[column].set(numbers.subarray(at * points, (at + 1) * points)));
     series.length = points;
+    series.joined = size > 1 ? points : 0;
     return series;
   }
 
@@ -31,6 +33,7 @@ export class Series {
     if (this.length === this.mostPoints) this.#thin();
     if (this.length === this.x.length) this.#grow();
     const at = this.length++;
+    this.joined = Math.min(this.joined, at);
     this.revision++;
     this.x[at] = x;
     this.low[at] = this.high[at] = this.mean[at] = value;
@@ -74,10 +77,11 @@ export class Series {
       this.low[pair] = lower(this.low[a], this.low[b]);
       this.high[pair] = higher(this.high[a], this.high[b]);
       this.mean[pair] = middleOf(this.mean[a], this.mean[b]);
-      this.x[pair] = this.x[b];
+      this.x[pair] = this.x[a];
     }
     for (const column of COLUMNS) this[column].copyWithin(pairs, pairs * 2, this.length);
     this.length -= pairs;
+    this.joined = Math.max(pairs, this.joined - pairs);
   }
 }
 

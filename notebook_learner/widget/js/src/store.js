@@ -19,6 +19,7 @@ export class Store {
   #watching = new Map(); // view -> is it on the screen?
   #timers = new Set();
   #lookTimer = null;
+  #looked = 0;
   #kernelTimer = null;
   #reached = true;
   #said = "";
@@ -86,8 +87,7 @@ export class Store {
     if (visible === null) this.#watching.delete(view);
     else this.#watching.set(view, visible);
     if (this.visible === before) return;
-    this.#stop(this.#lookTimer);
-    this.#look();
+    this.#lookAgain();
     this.#stop(this.#kernelTimer);
     this.kernel.heard(); // nobody looked, so nothing was sent
     if (this.visible) this.#lookAtKernel();
@@ -144,6 +144,8 @@ export class Store {
   receive(content, buffers = []) {
     this.heard = this.#clock.now();
     this.kernel.heard();
+    // Browsers hold back the timers of a hidden tab, but no messages.
+    if (this.visible && this.heard - this.#looked > LOOK_EVERY) this.#lookAgain();
     if (content?.type === "snapshot") this.#snapshot(content, buffers);
     else if (content?.type === "delta") this.#delta(content, buffers);
     else if (content?.type === "answer") this.#answer(content);
@@ -163,9 +165,9 @@ export class Store {
     this.board = content.board;
     this.series = new Map();
     this.branches = new Map();
-    content.series.forEach(({ metric, split, points, branch }, at) => {
+    content.series.forEach(({ metric, split, points, size, branch }, at) => {
       if (branch && !this.branches.has(branch)) this.branches.set(branch, new Map());
-      (branch ? this.branches.get(branch) : this.series).set(keyOf(metric, split), Series.fromBuckets(columns[at], points));
+      (branch ? this.branches.get(branch) : this.series).set(keyOf(metric, split), Series.fromBuckets(columns[at], points, size));
     });
     this.curves++;
     this.#tell("board");
@@ -222,8 +224,14 @@ export class Store {
     this.#later(again, () => this.board === null && this.#hello(again * 2));
   }
 
+  #lookAgain() {
+    this.#stop(this.#lookTimer);
+    this.#look();
+  }
+
   #look() {
     const visible = this.visible;
+    this.#looked = this.#clock.now();
     this.#send("look", { visible });
     if (visible) this.#lookTimer = this.#later(LOOK_EVERY, () => this.#look());
   }

@@ -1,10 +1,12 @@
 // One view of a Learner: puts the parts together, and decides when anything is drawn.
 
+import { Bell, chosen } from "./bell.js";
 import { Controls } from "./controls.js";
 import { Curves } from "./curves.js";
 import { Breakpoints, Inspection, Verified } from "./debugger.js";
 import { Dials } from "./dials.js";
 import { freshId, h, setAttribute, setText, show } from "./dom.js";
+import { Exports } from "./exports.js";
 import { Header, Progress } from "./header.js";
 import { asSeen } from "./kernel.js";
 import { keepKeys } from "./keys.js";
@@ -41,6 +43,8 @@ export class View {
     this.progress = new Progress();
     const refuse = (text) => this.#note(false, text);
     this.curves = new Curves(this.panel, ask, refuse, signal, () => this.schedule());
+    this.exports = new Exports(this.curves, (ok, text) => this.#note(ok, text), signal);
+    this.bell = new Bell(store, (ok, text) => this.#note(ok, text), () => this.#look(), signal);
     this.controls = new Controls(ask, refuse, () => this.inspection.rank, signal);
     this.rewinder = new Rewinder(ask, refuse, (step) => this.curves.aim(step), signal);
     this.checkpoints = new Checkpoints(ask, signal);
@@ -96,6 +100,8 @@ export class View {
         h("div", { class: "nl-side" }, numbers.element, texts.element, evaluated.element, ranks.element, this.verified.element, this.breakpoints.element, this.checkpoints.element, this.setup.element),
       ),
     );
+    this.curves.tools.append(this.exports.element);
+    this.progress.element.append(this.bell.element);
     this.panel.append(this.waiting, this.whole, this.live);
     host.append(this.panel);
   }
@@ -164,7 +170,8 @@ export class View {
   }
 
   #look() {
-    this.#store.watch(this, this.#looking);
+    // A tab in the background, too, hears of the end if it is to tell it.
+    this.#store.watch(this, this.#looking || (chosen() !== "off" && !this.#stop.signal.aborted));
     this.schedule();
   }
 
@@ -250,7 +257,7 @@ export class View {
     setText(this.hint, text);
     setAttribute(this.hint, "data-kind", kind);
     // What a rank died of takes more than the two lines that there are.
-    setAttribute(this.hint, "title", kind === "refused" ? text : board.connection ? `connection: ${board.connection.mode}` : null);
+    setAttribute(this.hint, "title", ["refused", "done"].includes(kind) ? text : board.connection ? `connection: ${board.connection.mode}` : null);
     this.controls.wait(this.#store.pending, board.status === "running");
   }
 

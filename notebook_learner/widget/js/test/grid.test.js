@@ -45,5 +45,6 @@ test("a page without storage goes on", (t) => {
   t.after(() => delete globalThis.localStorage);
   globalThis.localStorage = { getItem: () => { throw new Error("denied"); }, setItem: () => { throw new Error("denied"); } };
   keep("folded", ["log"]);
-  assert.deepEqual(kept("folded", []), []);
+  assert.deepEqual(kept("folded", []), ["log"], "until the page is closed");
+  assert.deepEqual(kept("other", []), []);
 });
