@@ -164,7 +164,9 @@ def _thinned(x: Floats, values: Floats) -> tuple[Floats, Floats]:
         for join in (np.fmin, np.fmax)
     )
     told = -(-len(x) // size)
-    return np.repeat(x[::size], 2), np.column_stack([low[:told], high[:told]]).ravel()
+    # The second value has an x of its own: a page replaces a point that comes again at the same x.
+    second = np.minimum(x[::size] + size // 2, x[-1])
+    return np.column_stack([x[::size], second]).ravel(), np.column_stack([low[:told], high[:told]]).ravel()
 
 
 class Curves:

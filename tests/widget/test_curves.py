@@ -96,14 +96,16 @@ def test_news_are_told_once() -> None:
     assert curves.fresh() == []
 
 
-def test_very_many_news_are_thinned_without_losing_the_spike() -> None:
-    curves, values = Curves(), np.zeros(50_000)
-    values[4321] = 7.0
-    curves.block(block(1, values.tolist(), [1.0] * 50_000), {"Loss"})
+@pytest.mark.parametrize("count", [4097, 4098, 4099, 50_000])
+def test_very_many_news_are_thinned_without_losing_a_spike_up_or_down(count: int) -> None:
+    curves, values = Curves(), np.zeros(count)
+    values[[321, -1]], values[[3000, -5]] = 7.0, -7.0
+    curves.block(block(1, values.tolist(), [1.0] * count), {"Loss"})
     ((_, x, told),) = curves.fresh()
     assert len(x) <= MOST_NEW
-    assert told.max() == 7.0
-    assert (np.diff(x) >= 0).all()
+    assert (np.diff(x) >= 0).all() and x[-1] <= count
+    page = dict(zip(x.tolist(), told.tolist(), strict=True))  # which replaces a point that comes again
+    assert sorted(value for value in page.values() if value) == [-7.0, -7.0, 7.0, 7.0]
 
 
 def test_what_was_measured_before_is_rebuilt() -> None:
