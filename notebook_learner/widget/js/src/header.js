@@ -12,7 +12,6 @@ export class Header {
     this.title = h("h2", { class: "nl-title" });
     this.directory = h("span", { class: "nl-directory" });
     this.readonly = h("span", { class: "nl-badge" }, "read only");
-    this.size = h("button", { class: "nl-button nl-small", type: "button", "data-cmd": "compact" });
     this.position = h("span", { class: "nl-position", "data-part": "position" });
     this.why = h("span", { "data-part": "reason" });
     this.hit = icon("dot");
@@ -21,7 +20,7 @@ export class Header {
       "header",
       { class: "nl-header" },
       h("div", { class: "nl-name" }, this.title, this.directory, this.readonly),
-      h("div", { class: "nl-where" }, this.position, this.pill, this.size),
+      h("div", { class: "nl-where" }, this.position, this.pill),
       this.reason,
     );
   }

@@ -39,7 +39,8 @@ export class View {
     const ask = (cmd, args) => store.ask(cmd, args);
     this.panel = h("section", { class: "nl-panel", role: "region", "aria-label": "Learner", tabindex: -1 });
     this.header = new Header();
-    this.header.size.addEventListener("click", () => this.#resize(!this.#compact), { signal });
+    this.size = h("button", { class: "nl-button nl-small", type: "button" });
+    this.size.addEventListener("click", () => this.#resize(!this.#compact), { signal });
     this.progress = new Progress();
     const refuse = (text) => this.#note(false, text);
     this.curves = new Curves(this.panel, ask, refuse, signal, () => this.schedule());
@@ -101,7 +102,7 @@ export class View {
       ),
     );
     this.curves.tools.append(this.exports.element);
-    this.progress.element.append(this.bell.element);
+    this.progress.element.append(this.bell.element, this.size);
     this.panel.append(this.waiting, this.whole, this.live);
     host.append(this.panel);
   }
@@ -230,7 +231,7 @@ export class View {
   #resize(compact) {
     this.#compact = compact;
     setAttribute(this.panel, "data-compact", compact ? "true" : null);
-    setText(this.header.size, compact ? "Whole panel" : "Compact");
+    setText(this.size, compact ? "Whole panel" : "Compact");
     this.schedule();
   }
 
