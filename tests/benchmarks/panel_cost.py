@@ -56,7 +56,7 @@ def main(rounds: int) -> None:
             page = Notebook(lab, context, path, Path(home), [])
             page.wait_idle()
             page.run(0)
-            panel = page.outputs(0).get_by_role("region", name="Learner", exact=True)
+            panel = page.outputs(0).get_by_role("region", name="Learner")
             panel.wait_for(timeout=120_000)
             panel.scroll_into_view_if_needed()
             while "FIGURES" not in page.output_text(0):

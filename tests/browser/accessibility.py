@@ -26,15 +26,14 @@ RUN = """
 """
 
 
-def axe(page: Page, selector: str, impacts: tuple[str, ...] = ("serious", "critical")) -> list[str]:
-    """The violations of these impacts inside the element: rule, what is wrong, where."""
+def axe(page: Page, selector: str) -> list[str]:
+    """The violations of any impact inside the element: rule, what is wrong, where."""
     if not page.evaluate("typeof axe === 'object'"):
         page.evaluate(_script())
     found: list[dict[str, Any]] = page.evaluate(RUN, [selector])
     return [
         f"{one['id']} ({one['impact']}): {one['help']}: {node['html']}"
         for one in found
-        if one["impact"] in impacts
         for node in one["nodes"]
     ]
 

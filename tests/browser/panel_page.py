@@ -22,7 +22,7 @@ class PanelPage:
 
     def __init__(self, notebook: Notebook, cell: int) -> None:
         self.notebook, self.cell = notebook, cell
-        self.region = notebook.outputs(cell).get_by_role("region", name="Learner", exact=True)
+        self.region = notebook.outputs(cell).get_by_role("region", name="Learner")
         self.status = self.region.locator("[data-part=status]")
         self.position = self.region.locator("[data-part=position]")
         self.plot = self.region.locator("[data-part=plot]")
@@ -46,11 +46,15 @@ class PanelPage:
         """That of a breakpoint."""
         return self.breakpoints.get_by_role("switch", name=name, exact=True)
 
-    def click(self, name: str) -> None:
-        """Press a button once it can be used."""
+    def usable(self, name: str) -> Locator:
+        """A button, once it can be used."""
         button = self.button(name)
         expect(button).not_to_have_attribute("aria-disabled", "true")
-        button.click()
+        return button
+
+    def click(self, name: str) -> None:
+        """Press a button once it can be used."""
+        self.usable(name).click()
 
     def click_and_time(self, name: str) -> float:
         """Press a button; when the page heard of it, in seconds since 1970."""

@@ -39,7 +39,7 @@ def test_a_blocking_fit_shows_a_panel_that_pauses_inspects_and_goes_on(
     page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(timeout=60_000)
     page.locator(".jp-CodeCell").click()
     page.get_by_role("button", name="Run this cell and advance (Shift+Enter)").click()
-    panel = page.get_by_role("region", name="Learner", exact=True)
+    panel = page.get_by_role("region", name="Learner")
     status = panel.locator("[data-part=status]")
     expect(status).to_have_text("running", timeout=60_000)
     panel.get_by_role("button", name="Pause", exact=True).click()

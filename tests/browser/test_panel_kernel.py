@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from accessibility import axe
 from lab import wait_for
 from panel_page import PanelPage
 from playwright.sync_api import expect
@@ -76,6 +77,7 @@ def test_after_a_restart_the_panel_says_how_to_go_on_and_leads_to_the_next_learn
             page.screenshot(f"kernel-gone-{theme[-5:].strip().lower()}-{width}", running.region)
             wide = "(one) => one.scrollWidth <= one.clientWidth + 1"
             assert trouble(running).evaluate(wide) and running.region.evaluate(wide)
+            assert axe(page.page, ".nl-panel") == []
 
     page.result(0)
     page.run(2)

@@ -143,7 +143,7 @@ def test_another_run_is_laid_over_by_the_user_and_by_the_chooser(notebook):
         [
             SETUP + "few('runs/first', 0.002, 30); few('runs/second', 0.0005, 36);",
             "learner = few('runs/third')\nlearner",
-            "learner.panel.overlay('runs/first')\nlearner.panel",
+            "learner.panel.overlay('runs/first')",
             "learner.panel.overlay()",
         ]
     )

@@ -160,7 +160,7 @@ export class Branches {
     this.left.append(this.more);
     this.go.addEventListener("click", () => this.#go(), { signal });
     this.offered.addEventListener("change", () => this.#layOver(), { signal });
-    this.element.addEventListener("keydown", (event) => event.key === "Escape" && this.choose(null), { signal });
+    this.element.addEventListener("keydown", (event) => event.key === "Escape" && this.#leave(), { signal });
   }
 
   update(board, store) {
@@ -200,6 +200,11 @@ export class Branches {
   choose(name) {
     this.#chosen = name === this.#chosen ? null : name;
     this.#lit(this.#chosen);
+  }
+
+  #leave() {
+    this.element.querySelector("[aria-expanded=true]")?.focus(); // the button of the offer goes
+    this.choose(null);
   }
 
   get chosen() {

@@ -166,7 +166,7 @@ export class Curves {
     this.heads = h("tr");
     this.numbers = h("div", { class: "nl-frame nl-scroll", tabindex: 0, role: "group", "aria-label": "The plot as a table", hidden: true }, h("table", { class: "nl-table" }, h("thead", {}, this.heads), this.rows));
     this.sheet = h("div", { role: "tabpanel", id: freshId("sheet"), class: "nl-sheet" }, h("div", { class: "nl-over" }, this.readout, this.tools), this.frame, this.numbers, this.legend, this.branches.element);
-    this.element = h("section", { class: "nl-section nl-curves", "aria-label": "Curves" }, this.tabs, this.sheet);
+    this.element = h("div", { role: "group", class: "nl-section nl-curves", "aria-label": "Curves" }, this.tabs, this.sheet);
   }
 
   #listen() {

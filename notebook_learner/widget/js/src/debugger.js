@@ -15,18 +15,22 @@ const LONG = 34; // letters: what has more of them stands in two lines, the text
 export const isWide = ({ grid }) => Boolean(grid) && grid.heads.length > 5;
 
 export class Breakpoints extends Listing {
-  constructor(ask, signal) {
+  constructor(ask, refuse, signal) {
     super("Breakpoints", "breakpoints", ask, signal);
+    this.refuse = refuse;
   }
 
-  update(board) {
+  update(board, store) {
+    const why = board.still ? store.trouble.text : "";
     this.fill(board.breakpoints ?? [], () => this.#make(), (row, item) => {
       const box = row.querySelector("input");
       const [name, badge] = row.querySelector(".nl-its > div").children;
       row.dataset.name = item.name;
       setAttribute(row, "data-hit", item.hit ? "true" : null);
       if (box.checked !== item.on) box.checked = item.on;
-      box.disabled = board.readonly === true || board.still === true;
+      box.disabled = board.readonly === true;
+      setAttribute(box, "aria-disabled", why === "" ? null : "true");
+      setAttribute(box, "title", why || null);
       setText(name, item.name);
       show(badge, item.hit === true);
       setText(row.querySelector(".nl-its-note"), item.text || (item.on ? "no hit yet" : "off"));
@@ -41,6 +45,12 @@ export class Breakpoints extends Listing {
     setAttribute(box, "aria-labelledby", name.id);
     setAttribute(box, "aria-describedby", note.id);
     const row = h("li", {}, h("label", { class: "nl-check" }, box, h("span", { class: "nl-its" }, h("div", {}, name, badge), note)));
+    // A switch that waits for the kernel keeps the focus, as the buttons do.
+    const refuse = (event) => {
+      event.preventDefault();
+      this.refuse(box.title);
+    };
+    box.addEventListener("click", (event) => box.title && refuse(event), { signal: this.signal });
     box.addEventListener("change", () => this.ask("breakpoint", { name: row.dataset.name, on: box.checked }), { signal: this.signal });
     return row;
   }

@@ -48,11 +48,23 @@ export function fill(parent, items, make, change) {
   items.forEach((item, at) => change(parent.children[at], item, at));
 }
 
-/** A section of the panel with a small heading, which folds it: the browser remembers that. */
+/** Change `panel` with `change`; if that hides or removes what has the focus, the control before it gets it. */
+export function keepFocus(panel, change) {
+  const held = panel.getRootNode().activeElement;
+  const inside = held !== panel && panel.contains(held);
+  const before = inside ? [...panel.querySelectorAll("button, input, select, summary, [tabindex]")] : [];
+  before.length = Math.max(0, before.indexOf(held));
+  change();
+  if (!inside || (held.isConnected && !held.closest("[hidden]"))) return;
+  (before.reverse().find((one) => one.checkVisibility()) ?? panel).focus();
+}
+
+/** A section of the panel with a small heading, which folds it: the browser remembers that. No landmark: a page
+ * has many panels, and each of them is one. */
 export function section(title, name, ...children) {
   const button = h("button", { class: "nl-fold", type: "button" }, title);
   const heading = h("h3", { class: "nl-heading", id: freshId(name) }, button);
-  const element = h("section", { class: `nl-section nl-${name}`, "data-part": name, "aria-labelledby": heading.id }, heading, ...children);
+  const element = h("div", { role: "group", class: `nl-section nl-${name}`, "data-part": name, "aria-labelledby": heading.id }, heading, ...children);
   const fold = (folded) => {
     element.classList.toggle("nl-folded", folded);
     setAttribute(button, "aria-expanded", String(!folded));

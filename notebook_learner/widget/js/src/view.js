@@ -5,7 +5,7 @@ import { Controls } from "./controls.js";
 import { Curves } from "./curves.js";
 import { Breakpoints, Inspection, Verified } from "./debugger.js";
 import { Dials } from "./dials.js";
-import { freshId, h, setAttribute, setText, show } from "./dom.js";
+import { freshId, h, keepFocus, setAttribute, setText, show } from "./dom.js";
 import { Exports } from "./exports.js";
 import { Header, Progress } from "./header.js";
 import { asSeen } from "./kernel.js";
@@ -51,7 +51,7 @@ export class View {
     this.checkpoints = new Checkpoints(ask, signal);
     this.inspection = new Inspection(ask, refuse, signal);
     this.verified = new Verified(ask, refuse, signal);
-    this.breakpoints = new Breakpoints(ask, signal);
+    this.breakpoints = new Breakpoints(ask, refuse, signal);
     this.setup = new Setup();
     this.dials = new Dials(ask, refuse, signal);
     this.trouble = new Trouble(this, signal);
@@ -162,7 +162,7 @@ export class View {
     if (this.#frame !== 0 || !this.#looking) return;
     this.#frame = requestAnimationFrame(() => {
       this.#frame = 0;
-      this.#update();
+      keepFocus(this.panel, () => this.#update());
     });
   }
 
@@ -215,7 +215,7 @@ export class View {
     setAttribute(this.panel, "data-status", board.status);
     setAttribute(this.panel, "data-readonly", board.readonly ? "true" : null);
     setAttribute(this.panel, "data-begun", String(this.#store.begun));
-    setAttribute(this.panel, "aria-label", "Learner");
+    setAttribute(this.panel, "aria-label", `Learner ${board.title}`.trim());
     const { trouble } = this.#store;
     setAttribute(this.panel, "data-trouble", trouble.kind || null);
     this.trouble.update(board, trouble);
