@@ -181,6 +181,8 @@ def test_a_compact_panel_is_a_strip_that_steers(notebook, width):
     assert panel.region.bounding_box()["height"] <= 120
     page.screenshot(f"compact-{width}", panel.region)
     assert axe(page.page, ".nl-panel[data-compact]") == []
+    pace, size = panel.region.locator(".nl-pace").bounding_box(), panel.button("Whole panel").bounding_box()
+    assert pace["x"] + pace["width"] <= size["x"]
     panel.click("Run")
     panel.wait_status("running")
     panel.click("Pause")
