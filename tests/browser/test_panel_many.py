@@ -92,6 +92,31 @@ def test_thirty_metrics_are_searched_pinned_hidden_and_chosen(thirty):
     expect(tiles(again)).to_have_count(30)
 
 
+FRAMES_IN_A_SECOND = """
+() => new Promise((done) => {
+    const [real, began] = [window.requestAnimationFrame, performance.now()];
+    let count = 0;
+    window.requestAnimationFrame = (call) => {
+        count++;
+        return real.call(window, call);
+    };
+    setTimeout(() => {
+        window.requestAnimationFrame = real;
+        done(count);
+    }, 1000);
+})
+"""
+
+
+def test_a_panel_draws_nothing_while_nothing_happens(notebook):
+    build = "LearnerBuilder('bare').build(model, torch.optim.SGD(model.parameters(), 0.1))"
+    page = notebook([SETUP, f"model = Net()\nbare = {build}\nbare"])
+    page.result(0)
+    page.result(1)
+    PanelPage(page, 1).wait_status("ready")
+    assert page.page.evaluate(FRAMES_IN_A_SECOND) < 20
+
+
 def test_each_metric_keeps_its_own_scale_smoothing_and_window(thirty):
     region = thirty.region
     scale = region.get_by_role("button", name="Log scale")

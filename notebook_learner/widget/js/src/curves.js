@@ -50,7 +50,8 @@ export class Curves {
     this.grid.of(board.path);
     const names = this.#metrics.map(({ name }) => name);
     const tabs = this.grid.tabs(this.#metrics).map(({ name }) => name);
-    if (!tabs.includes(this.#metric)) this.#choose(tabs[0] ?? names[0] ?? null);
+    const chosen = tabs.includes(this.#metric) ? this.#metric : (tabs[0] ?? names[0] ?? null);
+    if (chosen !== this.#metric) this.#choose(chosen);
     this.board = board;
     this.store = store;
     show(this.element, names.length > 0 && store.begun);

@@ -8,6 +8,7 @@ import { keyOf } from "./store.js";
 import { splitNumber } from "./table.js";
 
 const MANY = 4; // metrics that tabs alone show well
+const MANY_POINTS = 1000; // more points than a small plot can show
 const [WIDTH, HEIGHT] = [132, 40]; // pixels of a small plot
 const GROUPS = { lower: "Lower is better", higher: "Higher is better" };
 
@@ -113,9 +114,14 @@ export class Grid {
     setAttribute(pin, "aria-label", pinned ? `Unpin ${name}` : `Pin ${name}`);
     setAttribute(hide, "aria-label", `Hide ${name}`);
     setText(big.lastElementChild, this.#value(tile.lines));
-    const drawn = `${name} ${board.trained} ${tile.lines.map(({ series }) => `${series.length} ${series.revision}`)} ${JSON.stringify(this.#colours().splits)}`;
-    if (tile.drawn === drawn || this.#colours().text === "") return;
+    // A long run grows by less than a pixel a step: drawing it each time would cost more than the large plot.
+    const grown = Math.floor(Math.log(Math.max(1, board.trained)) * WIDTH);
+    const lengths = tile.lines.map(({ series: { length } }) => (length > MANY_POINTS ? "" : length));
+    const drawn = `${name} ${grown} ${lengths} ${this.#colours().splits}`;
+    const same = tile.of?.length === tile.lines.length && tile.lines.every(({ series }, at) => series === tile.of[at]);
+    if ((same && tile.drawn === drawn) || this.#colours().text === "") return;
     tile.drawn = drawn;
+    tile.of = tile.lines.map(({ series }) => series);
     draw(big.children[1], tile.lines, board.trained, this.#colours());
   }
 
