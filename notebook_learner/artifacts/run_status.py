@@ -23,8 +23,9 @@ Standing = Literal["running", "paused", "failed", "stopped", "finished", "unfini
 RECENT = 60.0
 """A run without an end in its log counts as running if it wrote something within so many seconds."""
 _STATUS = re.compile(r"^\S+Z  ?(?:INFO|WARN|ERROR) +(running|paused|failed|stopped|finished) at epoch ")
-_MOST_BESIDE = 1000
-"""Folders beside a run that are looked at, at most."""
+_MOST_BESIDE = 200
+"""Folders beside a run that are looked at, at most: each look waits for the interpreter's lock, which the
+training holds."""
 _LAST = 1 << 16
 """Bytes at the end of an application log in which the status is looked for."""
 
@@ -32,7 +33,7 @@ _LAST = 1 << 16
 def is_run(directory: Path) -> bool:
     """Whether a run was ever written here."""
     layout = RunLayout(directory)
-    if (directory / FILE).is_file() or layout.experiment_log.is_file():
+    if _has_index(directory):
         return True
     if any(True for _ in layout.passes()):
         return True
@@ -66,8 +67,14 @@ def runs_beside(directory: Path) -> list[Path]:
     may have thousands."""
     with suppress(OSError), os.scandir(directory.parent) as entries:
         folders = (Path(each) for each in entries if each.is_dir(follow_symlinks=False))
-        return sorted(each for each in islice(folders, _MOST_BESIDE) if each != directory and is_run(each))
+        return sorted(
+            each for each in islice(folders, _MOST_BESIDE) if each != directory and _has_index(each)
+        )
     return []
+
+
+def _has_index(directory: Path) -> bool:
+    return (directory / FILE).is_file() or RunLayout(directory).experiment_log.is_file()
 
 
 def logs_in(directory: Path) -> Iterator[RunPath]:

@@ -38,7 +38,8 @@ def test_a_view_opens_tells_and_hears(page: Page) -> None:
     model = page.text(cell).strip()
     opened = [content for content in page.of(cell, "comm_open") if content["comm_id"] == model]
     state = opened[0]["data"]["state"]
-    assert "uplot" in state["_esm"].lower() and "://" not in state["_esm"]
+    script = state["_esm"].replace("http://www.w3.org/2000/svg", "")  # a name of SVG, which nobody loads
+    assert "uplot" in script.lower() and "://" not in script
     assert ".nl-" in state["_css"]
 
     told = page.begin('view.send(Message({"type": "delta", "seq": 1}, (b"\\1\\2", b"\\3")))')
