@@ -199,7 +199,9 @@ export class View {
     if (!this.#looking) return;
     if (this.#store.board === null) this.#showWaiting();
     else this.#showHint(this.#seen());
-    if (this.#store.trouble.kind === "gone") this.schedule(); // a newer panel may have come
+    const { kind } = this.#store.trouble;
+    // A newer panel may have come; and what was drawn while the kernel was busy may have been told to nobody.
+    if (kind === "gone" || kind !== (this.panel.dataset.trouble ?? "")) this.schedule();
     this.#speak();
   }
 
