@@ -64,6 +64,14 @@ def module_notebook(lab: Lab, tabs: BrowserContext, request: pytest.FixtureReque
         yield open_one
 
 
+@pytest.fixture(scope="module")
+def page(module_notebook: OpenNotebook, request: pytest.FixtureRequest) -> Notebook:
+    """A notebook of the module's CELLS, the first of which has run."""
+    page = module_notebook(list(request.module.CELLS.values()))
+    page.result(0)
+    return page
+
+
 @contextmanager
 def _opening(lab: Lab, tabs: BrowserContext, node: pytest.Item | pytest.Collector) -> Iterator[OpenNotebook]:
     shots = Path(os.environ.get("NOTEBOOK_LEARNER_SHOTS") or lab.home / "shots")

@@ -17,6 +17,18 @@ REMEMBER_CLICKS = (
 )
 
 
+def panel_after_training(page: Notebook, points: int) -> PanelPage:
+    """The panel that the first cell shows, once the second one has trained so many steps and paused."""
+    page.run(0)
+    panel = PanelPage(page, 0)
+    panel.wait_status("ready")
+    page.result(1)
+    panel.look()
+    panel.wait_status("paused")
+    panel.wait_points(points)
+    return panel
+
+
 class PanelPage:
     """The panel that one cell of a notebook shows."""
 

@@ -41,13 +41,6 @@ CELLS = {
 FOCUS = "() => document.activeElement.closest('.nl-panel') && document.activeElement.textContent"
 
 
-@pytest.fixture(scope="module")
-def page(module_notebook):
-    page = module_notebook(list(CELLS.values()))
-    page.result(0)
-    return page
-
-
 @pytest.fixture
 def panel_of(page):
     """The panel of a new learner: at step 18, with two branches, a checkpoint and an inspection."""

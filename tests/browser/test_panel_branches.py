@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from accessibility import axe
-from panel_page import PanelPage
+from panel_page import PanelPage, panel_after_training
 from playwright.sync_api import expect
 
 SETUP = f"""
@@ -43,14 +43,7 @@ def branched(notebook):
             "bits() == ends['2']",
         ]
     )
-    page.run(0)
-    panel = PanelPage(page, 0)
-    panel.wait_status("ready")
-    page.result(1)
-    panel.look()
-    panel.wait_status("paused")
-    panel.wait_points(18)
-    return panel
+    return panel_after_training(page, 18)
 
 
 def part(panel):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from accessibility import axe
 from lab import wait_for
-from panel_page import PanelPage
+from panel_page import PanelPage, panel_after_training
 from playwright.sync_api import expect
 
 SETUP = f"""
@@ -53,14 +53,7 @@ def trained(notebook):
             "print(measured())",
         ]
     )
-    page.run(0)
-    panel = PanelPage(page, 0)
-    panel.wait_status("ready")
-    page.result(1)
-    panel.look()
-    panel.wait_status("paused")
-    panel.wait_points(112)
-    return panel
+    return panel_after_training(page, 112)
 
 
 def saved(panel, name):

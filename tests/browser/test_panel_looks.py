@@ -58,13 +58,6 @@ SIZES = {"inspected": ((1400, 2000), (400, 4000))}
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 
 
-@pytest.fixture(scope="module")
-def page(module_notebook):
-    page = module_notebook(list(CELLS.values()))
-    page.result(0)
-    return page
-
-
 @pytest.fixture
 def panel_in(page):
     """The panel of a new training, brought into a state; what still runs is stopped at the end."""

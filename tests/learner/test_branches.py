@@ -106,9 +106,9 @@ def test_processes_that_die_on_the_way_leave_no_branch_and_no_other_log(
     assert values_in(last.artifacts.directory) == straight
 
 
-def test_a_checkpoint_of_a_line_that_was_left_has_the_values_of_that_line(tmp_path: Path) -> None:
-    """In a new process, too, where only the branch's own logs have them."""
-    learner = learner_in(tmp_path / "run")
+def saved_on_a_line_that_is_left(directory: Path) -> tuple[str, list[float]]:
+    """A run that saved a checkpoint and went back behind it: the checkpoint, and the losses up to there."""
+    learner = learner_in(directory)
     step_on(learner, 15)
     label, losses = learner.save(), learner.history["train", "Loss"].tolist()
     learner.rewind(to=9)
@@ -116,6 +116,12 @@ def test_a_checkpoint_of_a_line_that_was_left_has_the_values_of_that_line(tmp_pa
     learner.save()
     assert learner.artifacts is not None
     learner.stop()
+    return label, losses
+
+
+def test_a_checkpoint_of_a_line_that_was_left_has_the_values_of_that_line(tmp_path: Path) -> None:
+    """In a new process, too, where only the branch's own logs have them."""
+    label, losses = saved_on_a_line_that_is_left(tmp_path / "run")
     other = learner_in(tmp_path / "run", checkpoint=label)
     assert other.history["train", "Loss"].tolist() == losses
     assert Artifacts(tmp_path / "run").series("Loss").value.tolist() == losses
@@ -124,14 +130,7 @@ def test_a_checkpoint_of_a_line_that_was_left_has_the_values_of_that_line(tmp_pa
 def test_where_the_logs_of_that_line_are_gone_the_user_is_told_and_no_other_values_stand_in(
     tmp_path: Path,
 ) -> None:
-    learner = learner_in(tmp_path / "run")
-    step_on(learner, 15)
-    label, losses = learner.save(), learner.history["train", "Loss"].tolist()
-    learner.rewind(to=9)
-    edited(learner, 0.1, 9)
-    learner.save()
-    assert learner.artifacts is not None
-    learner.stop()
+    label, losses = saved_on_a_line_that_is_left(tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "branches")
     shown = Shown()
     other = learner_in(tmp_path / "run", checkpoint=label, shown=shown)
