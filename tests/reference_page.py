@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin
 from notebook_learner import Artifacts, Learner, LearnerBuilder
 from notebook_learner.breakpoint import Moment
 from notebook_learner.command import _COMMANDS, _parser
+from notebook_learner.learner.panel import LearnerPanel
 from notebook_learner.learner.tools import Devices, Tools
 from notebook_learner.magic.magics import TrainingMagics
 
@@ -88,6 +89,7 @@ CLASSES = {
     LearnerBuilder: "`LearnerBuilder`: say what a training consists of",
     Learner: "`Learner`: train, and handle the training",
     Tools: "`learner.tools`: what is needed now and then",
+    LearnerPanel: "`learner.panel`: what the panel shows beside the run",
     Devices: "`learner.devices`: the processes that train, as a table",
     Artifacts: "`Artifacts`: a run's directory, past or running",
 }

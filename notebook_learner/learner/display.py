@@ -102,19 +102,19 @@ class DisplayVerbs(LearnerCore):
 
     def _lay_over(self, name: str, shown: bool) -> str:
         """Lay over a run that the page offers, or take it away."""
-        return self._shown_beside().lay_over(name, shown)
+        return self._shown_beside()._lay_over(name, shown)
 
     @property
     def _branch_changes(self) -> int:
         """Grows when the run leaves a branch, goes to one, or takes one again; and with other runs."""
-        return self._supplies.branches.changes + (0 if self._panel is None else self._panel.changes)
+        return self._supplies.branches.changes + (0 if self._panel is None else self._panel._changes)
 
     def _left(self) -> LeftBranches:
         """The branches that the run has left, and other runs, read without waiting for it."""
         from .branching import left_by
 
         beside = self._shown_beside()
-        return left_by(self)._replace(others=beside.overlays, offered=beside.offered)
+        return left_by(self)._replace(others=beside.overlays, offered=beside._offered)
 
     @property
     def _lacks(self) -> str:

@@ -27,8 +27,8 @@ class LearnerPanel:
         self._laid_over: dict[Path, OtherRun] = {}
         self.is_compact = False
         """Whether the panel is a strip of 120 pixels."""
-        self.changes = 0
-        """Grows with each of them: the displays look at it, at least every 1.5 seconds."""
+        self._changes = 0
+        """Grows when another run is laid over or taken away; displays look at it every 1.5 seconds."""
 
     @property
     def overlays(self) -> tuple[OtherRun, ...]:
@@ -44,19 +44,18 @@ class LearnerPanel:
         """
         found = dict(map(self._read, runs))
         self._laid_over = {**self._laid_over, **found} if runs else {}
-        self.changes += 1
+        self._changes += 1
 
     @names_descriptors
     def compact(self, on: bool = True) -> None:
         """Show the panel as a strip of 120 pixels, for a notebook with several learners; `compact(False)`
         shows all of it. The panel has a button for it, too."""
         self.is_compact = bool(on)
-        self.changes += 1
 
-    def lay_over(self, name: str, shown: bool) -> str:
+    def _lay_over(self, name: str, shown: bool) -> str:
         """Lay over a run that the page offers, or take it away. Return a line that says so."""
         if shown:
-            if name not in self.offered:
+            if name not in self._offered:
                 raise StateError(f"there is no run {name!r} in the folder of this one")
             self.overlay(self._folder / name)
             return f"run {name} is laid over"
@@ -64,11 +63,11 @@ class LearnerPanel:
         if len(left) == len(self._laid_over):
             raise StateError(f"no run {name!r} is laid over")
         self._laid_over = left
-        self.changes += 1
+        self._changes += 1
         return f"run {name} is taken away"
 
     @property
-    def offered(self) -> list[str]:
+    def _offered(self) -> list[str]:
         """The names of the other runs in the same folder."""
         return [path.name for path in runs_beside(self._own)]
 

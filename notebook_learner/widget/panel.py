@@ -29,6 +29,7 @@ from ..event import (
     SplitEnded,
 )
 from ..event.record import joined
+from ..renderer.text import one_line
 from ..steering.carry_out import Steering
 from ..steering.command import CommandError
 from . import board as boards
@@ -460,8 +461,8 @@ class Panel:
             args = request.command.args
             text = _GONE if learner is None else learner._lay_over(args["run"], args["shown"])
             self._answer(request.seq, learner is not None, text)
-        except (NotebookLearnerError, OSError) as error:
-            self._answer(request.seq, False, str(error))
+        except Exception as error:  # files of others: whatever is wrong with them, the page gets an answer
+            self._answer(request.seq, False, one_line(str(error)))
 
     def _save_soon(self) -> None:
         if self.before_saving():

@@ -101,11 +101,10 @@ export class Grid {
     this.#changed();
   }
 
-  #show(tile, { name, splits, unit }, chosen, board, store) {
+  #show(tile, { name, splits }, chosen, board, store) {
     const [big, pin, hide] = tile.children;
     const pinned = this.marked.pinned.includes(name);
     tile.dataset.metric = name;
-    tile.unit = unit;
     tile.lines = splits.map((split) => ({ split, series: store.series.get(keyOf(name, split)) })).filter(({ series }) => series?.length > 0);
     setText(big.firstElementChild, name);
     setAttribute(big, "title", name);
