@@ -239,6 +239,46 @@ class Evaluated:
     metrics: tuple[MetricInfo, ...] = ()
 
 
+Cell = str | bytes
+"""Text, or a picture as a PNG file."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One sample, and what the model says of it."""
+
+    given: Cell
+    target: Cell
+    prediction: Cell
+    loss: float | None = None
+    right: bool | None = None
+    """Whether the prediction is the target; None if that is no question of yes or no."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Counts of classes: a row for each true class, a column for each answer."""
+
+    names: tuple[str, ...]
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """Something to look at that is no number: it replaces the earlier one of this name and split.
+
+    It is of the position at which it was made. Going back behind that takes it back.
+    """
+
+    name: str
+    of: Split | None
+    """The split whose data it is about; None for chosen samples."""
+    epoch: int
+    split: Split
+    step: int
+    content: Matrix | tuple[SampleRow, ...] | Cell
+
+
 Event = (
     RunOpened
     | MetricAdded
@@ -253,6 +293,7 @@ Event = (
     | Rewound
     | SetProgress
     | Evaluated
+    | Sheet
 )
 
 

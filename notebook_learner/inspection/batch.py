@@ -133,12 +133,25 @@ def picture(path: str, tensor: Tensor) -> Picture | None:
     """Return the first images of a tensor that looks like images; None for any other tensor."""
     if not is_like_images(tensor):
         return None
-    images = tensor.detach()[:FIRST]
-    images = images if images.ndim == 4 else images[:, None]
-    every = -(-max(images.shape[-2:]) // _LARGEST)
-    pixels = _pixels(images[..., ::every, ::every].to("cpu", torch.float32).numpy(), tensor.dtype)
+    pixels = _pixels_of(tensor, FIRST)
     strip = _side_by_side(pixels)
     return Picture(path, len(pixels), strip.shape[1], strip.shape[0], encode_png(strip))
+
+
+def pictures_of(tensor: Tensor, count: int) -> list[bytes]:
+    """The first images of a tensor as PNG files, all on one scale of grey; none of any other tensor.
+
+    >>> [image[:4] for image in pictures_of(torch.zeros(32, 1, 8, 8), 2)], pictures_of(torch.zeros(32, 10), 2)
+    ([b'\\x89PNG', b'\\x89PNG'], [])
+    """
+    return [encode_png(pixels) for pixels in _pixels_of(tensor, count)] if is_like_images(tensor) else []
+
+
+def _pixels_of(tensor: Tensor, count: int) -> Pixels:
+    images = tensor.detach()[:count]
+    images = images if images.ndim == 4 else images[:, None]
+    every = -(-max(images.shape[-2:]) // _LARGEST)
+    return _pixels(images[..., ::every, ::every].to("cpu", torch.float32).numpy(), tensor.dtype)
 
 
 def _pixels(images: npt.NDArray[np.float32], dtype: torch.dtype) -> Pixels:

@@ -182,8 +182,8 @@ def _worst(
     order = np.argsort(-np.where(np.isnan(numbers), math.inf, numbers), kind="stable")[:MOST_SAMPLES]
     chosen = torch.from_numpy(order).to(scores.device)
     predictions = _predictions(item, kind, scores)
-    said = _examples(predictions, chosen, decode if kind == "SequenceOutput" else None)
-    meant = _examples(targets, chosen, decode if kind == "SequenceOutput" else None)
+    said = examples_of(predictions, chosen, decode if kind == "SequenceOutput" else None)
+    meant = examples_of(targets, chosen, decode if kind == "SequenceOutput" else None)
     return tuple(
         Sample(int(at), float(numbers[at]), target, prediction)
         for at, target, prediction in zip(order, meant, said, strict=True)
@@ -201,7 +201,7 @@ def _predictions(item: Any, kind: str | None, scores: Tensor) -> Tensor:
     return scores
 
 
-def _examples(values: Tensor, chosen: Tensor, decode: Decode | None) -> list[Example]:
+def examples_of(values: Tensor, chosen: Tensor, decode: Decode | None) -> list[Example]:
     """One example for each chosen sample: a number, a short list, text, or the kind of tensor."""
     if values.ndim == 0 or len(values) <= (int(chosen.max()) if len(chosen) else -1):
         return [None] * len(chosen)

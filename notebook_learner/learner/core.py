@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ..data.cursor import Cursor
 from ..errors import CheckpointError, LoggerError, MovedError, Paused, StateError
+from ..evaluation.chosen_samples import ChosenSamples
 from ..evaluation.prediction import Forward
 from ..event import Display, Event, Marked, MetricAdded, MetricInfo, Notice, RunOpened, Split, StatusChanged
 from ..event.position import Position
@@ -20,7 +21,7 @@ from ..logger import History
 from ..logger.branches import BranchLogger
 from ..metric.base import AnyMetric
 from ..recipe.run_recipe import RunRecipe
-from ..run.bounds import Until
+from ..run.bounds import Sooner, Until
 from ..run.breakpoint_watch import Hit
 from ..run.driver import Driver
 from ..run.early_stopping import EarlyStopping, why_ended
@@ -162,6 +163,10 @@ class Supplies(Protocol):
 
     def prediction_step(self, forward: Forward | None, /) -> ValidationStep:
         """A step that gives the model's output."""
+
+    @property
+    def samples(self) -> ChosenSamples | None:
+        """The samples whose predictions are shown, if there are any."""
 
     def metrics_for(self, given: Metrics, what: str, /) -> list[AnyMetric]:
         """The given metrics, if there are any; by default those of the validation."""
@@ -310,7 +315,7 @@ class LearnerCore:
         __tracebackhide__ = True
         self._stood = None
         try:
-            why = self._replica.run(until)
+            why = self._run(until)
         except BaseException as error:
             self._fail(error)
             raise
@@ -327,6 +332,24 @@ class LearnerCore:
         if why == "finished":
             self._replica.saving.close()
         return why
+
+    def _run(self, until: Until) -> Why:
+        """Train up to the bound. If samples are shown, each epoch is a run of its own, since they are looked
+        at while the training stands still."""
+        __tracebackhide__ = True
+        if self._supplies.samples is None:
+            return self._replica.run(until)
+        while True:
+            end = Position(self._replica.loop.epoch + 1, "train", 0)
+            why = self._replica.run(Sooner(until, end))
+            over = self._replica.loop.position >= end
+            if over or why != "budget":  # not after a step by hand
+                self._show_samples()
+            if why != "budget" or not over:
+                return why
+
+    def _show_samples(self) -> None:
+        """Show what the model says of the chosen samples."""
 
     def _return_to_the_best(self) -> None:
         """Training has ended by a rule that goes back to its best epoch."""

@@ -81,6 +81,8 @@ class DisplayVerbs(LearnerCore):
             newcomer.handle(Rewound(at.epoch, at.split, at.step, record, 0, 0))
         for evaluated in self.history.evaluated.values():
             newcomer.handle(evaluated)
+        for sheet in self.history.sheets:
+            newcomer.handle(sheet)
         newcomer.handle(StatusChanged(self._status, at.epoch, at.split, at.step, at.total))
 
     def _saved(self) -> tuple[Sequence[CheckpointInfo], str | None]:

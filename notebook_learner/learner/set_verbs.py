@@ -8,9 +8,12 @@ from typing import Any, TypeVar, overload
 
 from ..artifacts.evaluations import Evaluation, Evaluations
 from ..data.cursor import Cursor
+from ..errors import LoggerError
+from ..evaluation.chosen_samples import WHAT
 from ..evaluation.prediction import AfterBatch, Forward, as_batches, predict, require_functions
 from ..evaluation.set_pass import Tour, beside, evaluate_set
 from ..event import Notice
+from ..renderer.text import one_line
 from ..run.rank_protocol import Alone, Others, Task
 from ..step.step import ValidationStep
 from ..store.layout import RunLayout
@@ -21,6 +24,9 @@ T = TypeVar("T")
 
 class SetVerbs(LearnerCore):
     """Verbs that every Learner has; a class of their own only because a file has one subject."""
+
+    _told_of_samples = ""
+    """Why the last attempt to show samples failed."""
 
     @overload
     def evaluate(self, loader: Mapping[str, Any], *, metrics: Metrics = ...) -> Evaluations: ...
@@ -138,6 +144,23 @@ class SetVerbs(LearnerCore):
         )
         self._emit(found)
         return Evaluation.of(found)
+
+    def _show_samples(self) -> None:
+        """Show what the model says of the chosen samples. If that fails, the training goes on, and the user
+        is told once."""
+        chosen = self._supplies.samples
+        if chosen is None:
+            return
+        try:
+            step = self._supplies.validation_step(WHAT)
+            self._emit(chosen.shown(self._replica, step, self._supplies.loss))
+        except LoggerError:
+            raise
+        except Exception as error:
+            told = f"no samples are shown: {one_line(str(error)) or type(error).__name__}"
+            if told != self._told_of_samples:
+                self._told_of_samples = told
+                self._emit(Notice(told, "warning"))
 
     def _predict(self, loader: Any, function: AfterBatch | None, forward: Forward | None) -> Any:
         __tracebackhide__ = True

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import names_descriptors
+from ..event.kept_sheets import KeptSheets
 from ..event.record import common_steps, joinable, joined, same_pass, text_runs
 from ..event.values import (
     Column,
@@ -23,6 +24,7 @@ from ..event.values import (
     Record,
     Rewound,
     RunOpened,
+    Sheet,
     Split,
     SplitEnded,
     SplitRecord,
@@ -81,6 +83,7 @@ class History:
         self._restored: Record | None = None
         self._marks: list[Mark] = []
         self._evaluated: dict[str, Evaluated] = {}
+        self._sheets = KeptSheets()
         self._lock = threading.RLock()
 
     # --------------------------------------------------------------------------------- listening
@@ -105,6 +108,8 @@ class History:
                 self._infos[event.info.split, event.info.name] = event.info
             elif isinstance(event, Evaluated):
                 self._evaluated[event.name] = event
+            elif isinstance(event, Sheet):
+                self._sheets.add(event)
             elif isinstance(event, Marked):
                 self._marks.append(Mark(event.kind, event.epoch, event.split, event.step, event.text))
 
@@ -178,6 +183,7 @@ class History:
     def _rewind(self, event: Rewound) -> None:
         if self._restored is not event.record:  # a learner restored it already; a plain sink did not
             self.restore(event.record)
+        self._sheets.go_back(event)
         self._marks.append(Mark("rewound", event.epoch, event.split, event.step, event.reason))
 
     # ----------------------------------------------------------------------------------- steps
@@ -302,6 +308,13 @@ class History:
         `history["test/clean", "Loss"]`."""
         with self._lock:
             return dict(self._evaluated)
+
+    @property
+    def sheets(self) -> tuple[Sheet, ...]:
+        """What was made to be looked at: pictures and texts of metrics, and chosen samples, the older ones
+        first."""
+        with self._lock:
+            return self._sheets.all()
 
     @property
     def infos(self) -> tuple[MetricInfo, ...]:

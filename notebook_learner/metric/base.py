@@ -305,12 +305,18 @@ class TextMetric:
 class AccumulatedText(TextMetric):
     """A text about all steps of the epoch so far. `update` runs at each step, `text` once for each block.
 
-    Its `update` runs like that of `Metric`, and must not wait for the device either.
+    Its `update` runs like that of `Metric`, and must not wait for the device either. At the end of an epoch
+    the panel gets the whole text, or what `picture` returns, in a tab of its own.
     """
 
     def update(self, item: Any) -> None:
         """Take one step's output, without gradients."""
         raise NotImplementedError(f"{type(self).__name__} must define update(item)")
+
+    def picture(self) -> Any:
+        """Return what the panel shows of the epoch at its end: a matplotlib figure, the bytes of a PNG file,
+        or None (the default) for the text. It may wait for the device."""
+        return None
 
     def reset(self) -> None:
         """Forget the epoch. The learner calls it before each split."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Size, Tensor
 
 from ..errors import OutputError, StateError
+from ..event import Matrix
 from .base import AccumulatedText, Input
 from .tensors import Alike, class_dimension
 
@@ -130,6 +131,11 @@ class ConfusionMatrix(AccumulatedText):
 
         counts = self.counts
         return draw_matrix(counts, self._names(len(counts)), self.name, dark=dark)
+
+    def picture(self) -> Matrix | None:
+        """Return the counts, for the panel."""
+        counts = self.counts
+        return Matrix((*self._names(len(counts)),), counts) if len(counts) else None
 
     def reset(self) -> None:
         """Forget the counts."""

@@ -36,6 +36,7 @@ from .output_checks import (
     weighted,
 )
 from .rows import ABSENT, Rows, accumulates, counts_of, merged
+from .sheets import Content, content_of
 from .step_values import Logged
 from .tensors import alike, bring, to_host
 from .torch_metric import LoggedObject, object_in, place_in
@@ -285,6 +286,12 @@ class MetricGroup:
         self._require_read("the epoch's values")
         with torch.no_grad():
             return {metric.name: self._final(metric) for metric in self._collected if metric.weighted}
+
+    def sheets(self) -> dict[str, Content]:
+        """Return what each text metric shows of the whole epoch, by the metric's name."""
+        told = [metric for metric in self._texts if isinstance(metric, AccumulatedText)]
+        with torch.no_grad():
+            return {metric.name: content_of(metric) for metric in told}
 
     def keep(self, steps: int) -> None:
         """Forget the unread steps after the first `steps`."""

@@ -114,7 +114,8 @@ class Sooner(At):
         self._other = other
 
     def allowance(self, position: Position) -> int:
-        return min(self._other.allowance(position), super().allowance(position))
+        here = super().allowance(position)
+        return min(here, self._other.allowance(position)) if here else 0  # a condition is asked once a step
 
     def took(self, steps: int) -> None:
         self._other.took(steps)

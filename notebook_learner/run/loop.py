@@ -21,7 +21,7 @@ from ..data.batch import count_samples
 from ..data.cursor import Cursor
 from ..data.sampling import END
 from ..errors import DataError, a_kind
-from ..event import EpochEnded, Event, MetricBlock, Record, Split, SplitEnded, SplitStarted
+from ..event import EpochEnded, Event, MetricBlock, Record, Sheet, Split, SplitEnded, SplitStarted
 from ..event.position import Position
 from ..metric import MetricGroup
 from ..step.optimizers import named_of
@@ -362,6 +362,8 @@ class Loop:
         self.finals.update({(self.split, name): value for name, value in finals.items()})
         self.current.cursor.drop()
         self.emit(SplitEnded(self.epoch, self.split, self.done, dict(finals)))
+        for name, content in self.current.metrics.sheets().items():
+            self.emit(Sheet(name, self.split, self.epoch, self.split, self.done, content))
         if self.split == "valid":
             self.act("validated")
         if self.split == "train" and "valid" in self.passes:

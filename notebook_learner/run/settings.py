@@ -59,6 +59,16 @@ class EarlyStoppingRule:
         )
 
 
+@dataclass(frozen=True)
+class Samples:
+    """The arguments of `.samples`."""
+
+    loader: Any
+    n: Any
+    labels: Any
+    tokenizer: Any
+
+
 @dataclass
 class Settings:
     """All options with their defaults."""
@@ -68,6 +78,8 @@ class Settings:
     narrowed: list[tuple[Any, Any]] = field(default_factory=list)
     """What each call of `.metrics` was given as `train` and `valid`."""
     metrics_given: bool = False
+    samples: Samples | None = None
+    """Samples whose predictions are shown."""
     loggers: list[Sink] = field(default_factory=list)
     renderer: Any = "auto"
     application_log: Any = True

@@ -22,15 +22,18 @@ from ..event import (
     Notice,
     Rewound,
     RunOpened,
+    Sheet,
     Split,
     SplitEnded,
     SplitStarted,
     Status,
     StatusChanged,
 )
+from ..event.kept_sheets import KeptSheets
 from ..renderer.summary import evaluation, tour
 from ..renderer.tally import Tally
 from ..renderer.text import count, duration, number, one_line, place, rate, remaining, size_text
+from .sheets import sheets_told
 from .wire import Json
 
 BUTTONS = (
@@ -130,6 +133,7 @@ class Board:
     marks: deque[BoardMark] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
     error: Json | None = None
     evaluated: dict[str, Evaluated] = field(default_factory=dict)
+    sheets: KeptSheets = field(default_factory=KeptSheets)
     notes: bool = True
     """Whether events are noted in the log; a run of another process has its own log."""
     _starts: dict[int, int] = field(default_factory=dict)
@@ -164,6 +168,8 @@ class Board:
             case Evaluated():
                 self.evaluated[event.name] = event
                 self.note(evaluation(event))
+            case Sheet():
+                self.sheets.add(event)
             case Notice():
                 self.note(event.text if event.level == "info" else f"{event.level}: {event.text}")
             case Rewound():
@@ -231,7 +237,7 @@ class Board:
         }
 
     def fixed(self) -> Json:
-        """What does not change during a run."""
+        """What changes seldom during a run."""
         run = self.tally.run
         if run is None:
             return {
@@ -242,6 +248,7 @@ class Board:
                 "parameters": "",
                 "settings": [],
                 "metrics": [],
+                "sheets": [],
             }
         return {
             "title": one_line(PurePath(run.directory).name) or one_line(run.model),
@@ -251,6 +258,7 @@ class Board:
             "parameters": count(run.parameters),
             "settings": [[one_line(name), one_line(str(value))] for name, value in run.settings.items()],
             "metrics": self._metrics(list(self.tally.infos.values())),
+            "sheets": sheets_told(self.sheets),
         }
 
     def plotted(self) -> dict[Split, set[str]]:
@@ -302,6 +310,7 @@ class Board:
     def _opened(self, event: RunOpened) -> None:
         self.trained, self.error = 0, None
         self.evaluated.clear()
+        self.sheets.clear()
         self._starts.clear()
         self.marks.clear()
         self.note(f"{event.model}, {count(event.parameters)} parameters")
@@ -324,6 +333,7 @@ class Board:
 
     def _rewound(self, event: Rewound) -> None:
         before, self.trained = self.trained, 0
+        self.sheets.go_back(event)
         self._starts.clear()
         for past in event.record:
             if past.split == "train":

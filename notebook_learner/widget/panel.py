@@ -26,6 +26,7 @@ from ..event import (
     Rewound,
     RunOpened,
     SetProgress,
+    Sheet,
     SplitEnded,
 )
 from ..event.record import joined
@@ -230,9 +231,9 @@ class Panel:
                 self._fixed_changed, self._current = True, False
             case Rewound():
                 self._curves.rebuild(event.record, self._board.plotted())
-                self._current, self._branches_seen = False, -1
-            case _:
-                pass
+                self._fixed_changed, self._current, self._branches_seen = True, False, -1
+            case Sheet():
+                self._fixed_changed = True
         self._events_changed = True
         self._files_changed |= isinstance(event, (RunOpened, Rewound, CheckpointSaved))
 

@@ -57,6 +57,9 @@ class Setup:
     catalogue: bool = False
     carries: bool = False
     """Whether the loss counts its calls, in a variable of its closure."""
+    samples: bool = False
+    """Whether samples are shown after each epoch: those of a shuffled loader, whose samples are drawn from all
+    generators."""
 
     def learner(
         self,
@@ -97,6 +100,8 @@ class Setup:
             known = {metric.name for metric in (Loss(), Accuracy())}
             builder.metrics(*(metric for metric in whole_catalogue() if metric.name not in known))
             builder.metric_train(ConfusionMatrix()).metric_valid(ConfusionMatrix())
+        if self.samples:
+            builder.samples(self.train_loader(), n=5)
         if checkpoint is not None:
             builder.checkpoint(checkpoint)
         return builder.build(

@@ -134,7 +134,7 @@ def test_an_evaluator_refuses_a_loss_of_another_arity(tmp_path):
 
 def test_every_verb_of_the_builder_that_a_learner_lacks_says_where_it_is(tmp_path):
     learner = built(tmp_path)
-    verbs = [name for name in vars(LearnerBuilder) if not name.startswith("_") and not hasattr(Learner, name)]
+    verbs = [name for name in dir(LearnerBuilder) if not name.startswith("_") and not hasattr(Learner, name)]
     assert {"metrics", "loss", "strategy", "train_step", "build"} <= set(verbs)
     for verb in verbs:
         with pytest.raises(AttributeError, match=rf"{verb}\(...\) is a verb of LearnerBuilder, called"):
@@ -234,7 +234,7 @@ def test_no_wrong_argument_of_a_metric_comes_as_an_error_from_within(tmp_path):
 
 def verbs() -> list[str]:
     return [
-        name for name in vars(LearnerBuilder) if not name.startswith("_") and name not in ("build", "compile")
+        name for name in dir(LearnerBuilder) if not name.startswith("_") and name not in ("build", "compile")
     ]
 
 

@@ -77,7 +77,7 @@ from .lightning import (
     loaders_in,
     with_its_metrics,
 )
-from .loaders import CANNOT_BEGIN, NO_STEP, Loaders, data_mistakes
+from .loaders import CANNOT_BEGIN, NO_STEP, Loaders, data_mistakes, sample_mistakes
 from .make_optimizer import make_optimizer, make_schedule, move_state, told_of_unseen
 from .run_files import Storing, opening
 from .sharding_checks import optimizer_mistakes
@@ -113,7 +113,7 @@ def assemble(
     given: Data = (("train", train), ("valid", valid))
     data: Data = tuple((split, loader) for split, loader in given if loader is not None)
     with unchanged_if_it_fails((model, *each_of(optimizer), settings.loss)):
-        found = [*wrong, *mistakes_in(settings, model)]
+        found = [*wrong, *mistakes_in(settings, model), *sample_mistakes(settings)]
         for split, loader in data:
             found += data_mistakes(settings, model, split, loader)
         renderer = _noted(found, lambda: resolve(settings.renderer), ValueError)

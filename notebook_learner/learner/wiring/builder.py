@@ -18,15 +18,15 @@ from ...checkpoint.strategy import Strategy
 from ...errors import names_descriptors
 from ...event import Sink, Split
 from ...event.position import Position
-from ...metric.base import AnyMetric, TextMetric
 from ...recipe.source_text import cell_now
 from ...run.loop import After
-from ...run.settings import EarlyStoppingRule, Registered, Settings
+from ...run.settings import EarlyStoppingRule, Settings
 from ...state.checkpoint_files import Checkpointer, Which
 from ...step.schedule import When
 from ...step.step import StepFunction
 from ..core import Batches
 from ..learner import Learner
+from .measuring_verbs import MeasuringVerbs
 
 if TYPE_CHECKING:
     import logging
@@ -37,7 +37,7 @@ Whose = Literal["checkpoint", "given"]
 """Whose settings count where a run goes on: the checkpoint's, or those that the builder is given."""
 
 
-class LearnerBuilder:
+class LearnerBuilder(MeasuringVerbs):
     """Configure a training, then `build` a `Learner`.
 
     The verbs raise no errors; `build` reports all mistakes together.
@@ -79,49 +79,6 @@ class LearnerBuilder:
                     f"learner = builder.build(...), then learner.{name}"
                 )
             raise AttributeError(own, name=name, obj=self)
-
-    # Metrics -----------------------------------------------------------------------------------------
-
-    def metric_train(self, metric: AnyMetric) -> Self:
-        """As in Burn: log and show a metric of the training split, without a curve."""
-        return self._register(metric, "train", plotted=False)
-
-    def metric_valid(self, metric: AnyMetric) -> Self:
-        """As in Burn: log and show a metric of the validation split, without a curve."""
-        return self._register(metric, "valid", plotted=False)
-
-    def metric_train_numeric(self, metric: AnyMetric) -> Self:
-        """As in Burn: `.metrics(metric, valid=False)`."""
-        return self._register(metric, "train", plotted=True)
-
-    def metric_valid_numeric(self, metric: AnyMetric) -> Self:
-        """As in Burn: `.metrics(metric, train=False)`."""
-        return self._register(metric, "valid", plotted=True)
-
-    def metrics(self, *metrics: AnyMetric, train: bool = True, valid: bool = True) -> Self:
-        """Measure these metrics: log and show them, and plot those that are numbers. Texts and pictures, such
-        as `ConfusionMatrix()`, are registered in the same way. May be called several times.
-
-        A learner without a registered metric measures `Loss()` on both splits; `metrics()` without arguments
-        means no metrics at all.
-
-        >>> from notebook_learner import LearnerBuilder
-        >>> from notebook_learner.metric import Accuracy, ConfusionMatrix, LearningRate, Loss
-        >>> builder = LearnerBuilder("runs/digits").metrics(Loss(), Accuracy())
-        >>> builder = builder.metrics(LearningRate(), valid=False).metrics(ConfusionMatrix(), train=False)
-
-        Args:
-            metrics: metrics of the package, or your own.
-            train: False leaves the training split out.
-            valid: False leaves the validation split out.
-        """
-        self._settings.metrics_given = True
-        self._settings.narrowed.append((train, valid))
-        splits: dict[Split, Any] = {"train": train, "valid": valid}
-        for metric in metrics:
-            for split in (each for each, wanted in splits.items() if wanted):
-                self._register(metric, split, plotted=not isinstance(metric, TextMetric))
-        return self
 
     # Where it goes -----------------------------------------------------------------------------------
 
@@ -585,11 +542,6 @@ class LearnerBuilder:
 
         return assemble(self._settings, model, optimizer, lr_scheduler, train, valid)
 
-    def _register(self, metric: AnyMetric, split: Split, *, plotted: bool) -> Self:
-        self._settings.metrics_given = True
-        self._settings.metrics.append(Registered(metric, split, plotted))
-        return self
-
 
 def _whole(number: Any) -> Any:
     """Convert NumPy's whole numbers to Python's; the checks report anything else."""
@@ -597,4 +549,4 @@ def _whole(number: Any) -> Any:
 
 
 # After the build a Learner explains that such a verb is over. It imports nothing that builds.
-Learner._builder_verbs = frozenset(name for name in vars(LearnerBuilder) if not name.startswith("_"))
+Learner._builder_verbs = frozenset(name for name in dir(LearnerBuilder) if not name.startswith("_"))

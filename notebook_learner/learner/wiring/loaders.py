@@ -19,9 +19,11 @@ from ...data.loader_walk import Walk
 from ...data.rng import SharedDraws, data_of, mix
 from ...data.sources import MODES, Combined, FromFunction, is_source, is_used_up
 from ...errors import ConfigurationError, a_kind
+from ...evaluation.chosen_samples import WHAT, ChosenSamples
 from ...evaluation.prediction import output_of
 from ...event import Notice, Split
 from ...event.values import Level, Source, why_never_measured
+from ...inspection.batch import decoder
 from ...logger.branches import BranchLogger
 from ...metric import MetricGroup
 from ...metric.base import AnyMetric
@@ -43,6 +45,9 @@ from .cells import cells_may_come
 from .checks import listed, metric_mistakes
 from .lightning import is_data_module, loaders_in, trains_by_its_steps
 from .make_optimizer import make_optimizer, make_schedule
+
+MOST_SAMPLES = 64
+"""More samples than a person looks at; the panel gets all of them with each snapshot."""
 
 MakeStep = Callable[[StepKind], TrainingStep | ValidationStep]
 Way = Literal["alone", "whole", "share"]
@@ -98,6 +103,9 @@ class Loaders:
         self._given: dict[Split, Any] = {}
         self._told = False
         self._on_device: OnDevice | None = None
+        asked = settings.samples
+        self.samples = None if asked is None else ChosenSamples(asked, self._cursor_for_samples)
+        """The samples whose predictions are shown."""
         self._waits: Cursor | None = None
         """Validation data for which there is no validation step yet."""
 
@@ -284,6 +292,9 @@ class Loaders:
         share = self.settings.share if way == "share" else None
         devices = 1 if way == "alone" else self._devices
         return Cursor(_loader(self.settings, "valid", given), own, self._tell, share, devices)
+
+    def _cursor_for_samples(self, given: Any) -> Cursor:
+        return self.cursor_for(given, WHAT)
 
     def validation_step(self, what: str) -> ValidationStep:
         """The step that validates now."""
@@ -479,6 +490,26 @@ def not_a_loader(settings: Settings, what: str, given: Any) -> Iterator[str]:
         yield from _mistakes_of_several(settings, what, given)
     elif isinstance(given, (str, bytes, Mapping)) or not (isinstance(given, Iterable) or is_source(given)):
         yield f"{said}; give an iterable of batches, such as a DataLoader or a list of them, or a dataset"
+
+
+def sample_mistakes(settings: Settings) -> Iterator[str]:
+    """What is wrong with the arguments of `.samples`."""
+    asked = settings.samples
+    if asked is None:
+        return
+    yield from not_a_loader(settings, "samples(loader): it", asked.loader)
+    if not isinstance(asked.n, int) or isinstance(asked.n, bool) or not 1 <= asked.n <= MOST_SAMPLES:
+        yield f"samples(n={asked.n!r:.60}): give a whole number from 1 to {MOST_SAMPLES}"
+    labels = asked.labels
+    if labels is not None and (
+        not isinstance(labels, (list, tuple)) or not all(isinstance(each, str) for each in labels)
+    ):
+        yield f"samples(labels={labels!r:.60}): give a list with the name of each class, in their order"
+    if asked.tokenizer is not None and decoder(asked.tokenizer) is None:
+        yield (
+            f"samples(tokenizer={a_kind(asked.tokenizer)}): give an object with a decode(numbers) method, or "
+            "a function from numbers to text"
+        )
 
 
 def _is_several(given: Any) -> bool:

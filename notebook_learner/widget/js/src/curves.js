@@ -8,6 +8,7 @@ import { passes } from "./keys.js";
 import { epochOf, epochSpans, signsOf, wordOf } from "./marks.js";
 import { Plot } from "./plot.js";
 import { tabulate } from "./series.js";
+import { Sheets } from "./sheets.js";
 import { keyOf } from "./store.js";
 import { splitNumber, swatch } from "./table.js";
 import { colours } from "./theme.js";
@@ -49,15 +50,19 @@ export class Curves {
     this.#metrics = board.metrics ?? [];
     this.grid.of(board.path);
     const names = this.#metrics.map(({ name }) => name);
-    const tabs = this.grid.tabs(this.#metrics).map(({ name }) => name);
+    const sheets = board.sheets ?? [];
+    const tabs = [...this.grid.tabs(this.#metrics), ...sheets].map(({ name }) => name);
     const chosen = tabs.includes(this.#metric) ? this.#metric : (tabs[0] ?? names[0] ?? null);
     if (chosen !== this.#metric) this.#choose(chosen);
     this.board = board;
     this.store = store;
-    show(this.element, names.length > 0 && store.begun);
+    show(this.element, tabs.length > 0 && store.begun);
     this.grid.update(store.begun ? this.#metrics : [], this.#metric, board, store);
     if (this.#metric === null || this.element.hidden) return;
     this.#updateTabs();
+    this.sheets.update(sheets.find(({ name }) => name === this.#metric));
+    show(this.plotted, this.sheets.element.hidden);
+    if (this.plotted.hidden) return;
     const metric = this.#metrics[names.indexOf(this.#metric)];
     this.plot.lines = metric.splits
       .map((split) => ({ split, series: store.series.get(keyOf(metric.name, split)) }))
@@ -99,6 +104,11 @@ export class Curves {
     this.plot.target = step;
     this.plot.repaint();
     if (this.store) this.#read();
+  }
+
+  /** Show a curve: a strip has no room for anything else. */
+  compact() {
+    if (!this.sheets.element.hidden) this.#choose(this.grid.tabs(this.#metrics)[0]?.name ?? this.#metric);
   }
 
   get metric() {
@@ -166,7 +176,9 @@ export class Curves {
     this.rows = h("tbody");
     this.heads = h("tr");
     this.numbers = h("div", { class: "nl-frame nl-scroll", tabindex: 0, role: "group", "aria-label": "The plot as a table", hidden: true }, h("table", { class: "nl-table" }, h("thead", {}, this.heads), this.rows));
-    this.sheet = h("div", { role: "tabpanel", id: freshId("sheet"), class: "nl-sheet" }, h("div", { class: "nl-over" }, this.readout, this.tools), this.frame, this.numbers, this.legend, this.branches.element);
+    this.plotted = h("div", {}, h("div", { class: "nl-over" }, this.readout, this.tools), this.frame, this.numbers, this.legend, this.branches.element);
+    this.sheets = new Sheets();
+    this.sheet = h("div", { role: "tabpanel", id: freshId("sheet"), class: "nl-sheet" }, this.plotted, this.sheets.element);
     this.element = h("div", { role: "group", class: "nl-section nl-curves", "aria-label": "Curves" }, this.tabs, this.sheet);
   }
 
@@ -207,7 +219,7 @@ export class Curves {
       tab.addEventListener("click", () => this.#choose(tab.dataset.metric), { signal: this.#signal });
       return tab;
     };
-    fill(this.tabs, this.grid.tabs(this.#metrics), make, (tab, { name }) => {
+    fill(this.tabs, [...this.grid.tabs(this.#metrics), ...(this.board.sheets ?? [])], make, (tab, { name }) => {
       const chosen = name === this.#metric;
       tab.dataset.metric = name;
       setText(tab, name);

@@ -232,6 +232,7 @@ export class View {
   /** Make it a strip for a notebook with several learners, or show all of it. */
   #resize(compact) {
     this.#compact = compact;
+    if (compact) this.curves.compact();
     setAttribute(this.panel, "data-compact", compact ? "true" : null);
     setText(this.size, compact ? "Whole panel" : "Compact");
     this.schedule();
