@@ -52,7 +52,7 @@ def shown(name, labels):
         LearnerBuilder(name).loss(nn.functional.cross_entropy).metrics(Loss(), Accuracy())
         .metrics(ConfusionMatrix(labels), Sizes(), Bars(), train=False).num_epochs(9)
         .samples(valid, n=6, labels=labels)
-        .build(model, torch.optim.Adam(model.parameters(), lr=0.1), None, train, valid)
+        .build(model, torch.optim.Adam(model.parameters(), lr=0.05), None, train, valid)
     )
     learner.step_epoch()
     learner.step_epoch()

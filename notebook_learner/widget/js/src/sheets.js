@@ -2,6 +2,8 @@
 
 import { fill, h, setAttribute, setText, show } from "./dom.js";
 
+const SHORT = 4; // letters of a class that stand above a column
+
 /** How large a share of its row a cell of a matrix is; a class without samples has no shares. */
 export const shares = (counts, due) => counts.map((row, at) => row.map((count) => (due[at] > 0 ? count / due[at] : 0)));
 
@@ -53,6 +55,7 @@ const CHANGE = {
 /** A row for each true class, a column for each answer; the colour is the share of the row. */
 function fillMatrix(element, { names, counts, due }) {
   const [head, body] = element.children;
+  setAttribute(element, "data-long", names.some((name) => name.length > SHORT) ? "true" : null);
   fill(head.firstElementChild, ["true \\ answered", ...names], () => h("th", { scope: "col" }), setText);
   const parts = shares(counts, due);
   fill(body, names, () => h("tr", {}, h("th", { scope: "row" })), (row, name, at) => {

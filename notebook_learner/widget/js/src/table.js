@@ -113,8 +113,10 @@ export class Texts {
   }
 
   update(board) {
-    show(this.element, (board.texts ?? []).length > 0);
-    fillPairs(this.list, board.texts ?? []);
+    const tabs = new Set((board.sheets ?? []).map(({ name }) => name)); // what has a tab is not said twice
+    const texts = (board.texts ?? []).filter(([name]) => !tabs.has(name));
+    show(this.element, texts.length > 0);
+    fillPairs(this.list, texts);
   }
 }
 
