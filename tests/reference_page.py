@@ -49,7 +49,7 @@ class Ends:
 ```
 """
 FIRST_WEEK = {
-    LearnerBuilder: "loss train_step metrics num_epochs with_batch_size seed early_stopping break_on "
+    LearnerBuilder: "loss train_step metrics samples num_epochs with_batch_size seed early_stopping break_on "
     "with_file_checkpointer resume build",
     Learner: "fit start pause stop step step_epoch run_until rewind status position num_epochs history plot "
     "summary save restore checkpoints batch output inspect what_if breakpoints evaluate predict",

@@ -15,7 +15,7 @@ from ..errors import DataError
 from ..event import SampleRow, Sheet
 from ..inspection.sample_rows import sample_rows
 from ..run.replica import Replica
-from ..run.settings import Samples
+from ..run.settings import AskedSamples
 from ..step.step import ValidationStep
 from .set_pass import beside
 
@@ -30,7 +30,7 @@ class ChosenSamples:
         cursor_for: makes a cursor for a loader, or for batches.
     """
 
-    def __init__(self, asked: Samples, cursor_for: Callable[[Any], Cursor]) -> None:
+    def __init__(self, asked: AskedSamples, cursor_for: Callable[[Any], Cursor]) -> None:
         self._asked = asked
         self._cursor_for = cursor_for
         self._batches: list[Any] = []

@@ -110,6 +110,7 @@ def _settings(settings: Settings) -> Settings:
     return replace(
         settings.of_a_copy(),
         metrics=[Registered(own_copy(r.metric), r.split, r.plotted) for r in settings.registered()],
+        samples=None,  # that process has no panel to show them
         metrics_given=True,
         renderer=shown,
         share=None,

@@ -185,6 +185,7 @@ class RecipeSource:
             self.settings.of_a_copy(),
             directory="rank",  # a rank never writes there
             metrics=[Registered(own_copy(r.metric), r.split, r.plotted) for r in self.settings.registered()],
+            samples=None,  # rank 0 shows them
             metrics_given=True,
             loggers=[QuietOutput()],
             renderer="silent",

@@ -60,7 +60,7 @@ class EarlyStoppingRule:
 
 
 @dataclass(frozen=True)
-class Samples:
+class AskedSamples:
     """The arguments of `.samples`."""
 
     loader: Any
@@ -78,7 +78,7 @@ class Settings:
     narrowed: list[tuple[Any, Any]] = field(default_factory=list)
     """What each call of `.metrics` was given as `train` and `valid`."""
     metrics_given: bool = False
-    samples: Samples | None = None
+    samples: AskedSamples | None = None
     """Samples whose predictions are shown."""
     loggers: list[Sink] = field(default_factory=list)
     renderer: Any = "auto"

@@ -75,6 +75,19 @@ def test_taken_back_inside_an_epoch_it_goes_on_to_the_same_bits(
     assert len(learner.history["train", "Loss"]) == 14
 
 
+def test_a_run_with_samples_is_handed_over_and_shows_them_again_here(tmp_path: Path, owned: Owned) -> None:
+    final, written = straight(FULL, tmp_path / "straight")
+    learner = owned(gated(replace(FULL, samples=True).learner(tmp_path / "run"), tmp_path / "open", after=2))
+    learner.step(2)
+    learner.detach()
+    (tmp_path / "open").touch()
+    learner.take_back()
+    learner.fit()
+    assert list(differences(final, everything(learner))) == []
+    assert [sheet.name for sheet in learner.history.sheets][-1] == "Samples"
+    assert written == values_in(tmp_path / "run")
+
+
 def test_a_run_that_was_steered_there_is_so_here(tmp_path: Path, owned: Owned) -> None:
     run = tmp_path / "run"
     learner = owned(gated(replace(FULL, seed=7, scheduler="none").learner(run), tmp_path / "open", after=1))

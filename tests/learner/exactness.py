@@ -58,8 +58,7 @@ class Setup:
     carries: bool = False
     """Whether the loss counts its calls, in a variable of its closure."""
     samples: bool = False
-    """Whether samples are shown after each epoch: those of a shuffled loader, whose samples are drawn from all
-    generators."""
+    """Whether samples are shown after each epoch: of a shuffled loader that draws from all generators."""
 
     def learner(
         self,

@@ -19,6 +19,7 @@ from notebook_learner import ConfigurationError, Learner, LearnerBuilder, Paused
 from notebook_learner.evaluation import chosen_samples
 from notebook_learner.event import Notice, SampleRow, Sheet
 from notebook_learner.logger import InMemoryMetricLogger
+from notebook_learner.metric import AccumulatedText
 
 SETUPS = {
     "plain": {},
@@ -61,7 +62,9 @@ def builder(directory: str = "nowhere") -> tuple[LearnerBuilder, Tape]:
     return made.with_application_logger(False).renderer("silent"), tape
 
 
-def built(made: LearnerBuilder, train: Any = None, valid: Any = None, model: nn.Module | None = None) -> Learner:
+def built(
+    made: LearnerBuilder, train: Any = None, valid: Any = None, model: nn.Module | None = None
+) -> Learner:
     model = classifier() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return made.build(model, optimizer, None, loader(True) if train is None else train, valid)
@@ -287,3 +290,68 @@ def test_wrong_arguments_are_refused_at_the_build(arguments, said):
     with pytest.raises(ConfigurationError, match="samples") as refused:
         built(made.samples(**{"loader": loader(), **arguments}))
     assert said in str(refused.value)
+
+
+# Metrics' own sheets ---------------------------------------------------------------------------------
+
+
+class Words(AccumulatedText):
+    """Counts batches; `shows` is what its picture is."""
+
+    name = "Words"
+
+    def __init__(self, shows: Any = None) -> None:
+        self.shows, self.batches = shows, 0
+
+    def reset(self) -> None:
+        self.batches = 0
+
+    def update(self, item: Any) -> None:
+        self.batches += 1
+
+    def text(self) -> str:
+        return f"{self.batches} batches"
+
+    def picture(self) -> Any:
+        if isinstance(self.shows, Exception):
+            raise self.shows
+        return self.shows() if callable(self.shows) else self.shows
+
+
+def sheet_of(shows: Any) -> Any:
+    tape = Tape()
+    made = LearnerBuilder("nowhere").loss(F.cross_entropy).metric_logger(tape).with_application_logger(False)
+    learner = built(made.renderer("silent").metrics(Words(shows), valid=False))
+    learner.fit()
+    assert learner.status == "finished"
+    (sheet,) = [event for event in tape.events if isinstance(event, Sheet)]
+    assert (sheet.name, sheet.of, sheet.epoch, sheet.step) == ("Words", "train", 1, 5)
+    return sheet.content
+
+
+def a_figure() -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2, 1))
+    figure.subplots().plot([1, 2])
+    return figure
+
+
+def test_a_text_of_the_epoch_is_shown_whole():
+    assert sheet_of(None) == "5 batches"
+
+
+def test_a_figure_becomes_a_png_file_and_is_closed():
+    import matplotlib.pyplot as plt
+
+    def drawn() -> Any:
+        return plt.figure(figsize=(2, 1))
+
+    for shows in (a_figure, drawn):
+        assert sheet_of(shows)[:4] == b"\x89PNG"
+    assert plt.get_fignums() == []
+
+
+@pytest.mark.parametrize("shows", [ValueError("no bars"), 7, b"no picture"])
+def test_a_picture_that_fails_says_so_in_its_tab_and_the_training_goes_on(shows):
+    assert sheet_of(shows).startswith("the picture of Words failed: ")

@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from ...event import Split
 from ...metric.base import AnyMetric, TextMetric
-from ...run.settings import Registered, Samples, Settings
+from ...run.settings import AskedSamples, Registered, Settings
 
 
 class MeasuringVerbs:
@@ -66,7 +66,9 @@ class MeasuringVerbs:
 
         The first n samples of the loader are read once. Then the validation step runs on them, without
         gradients and in eval mode. The training goes on as if nothing had happened, to the bit; each time
-        costs a copy of the weights and one small batch. On several devices rank 0 does it alone.
+        costs a copy of the weights and one small batch. On several devices rank 0 does it alone. The panel
+        keeps the last 20 of them, so going back shows what was shown there; files keep none, and a detached
+        run shows none until you take it back.
 
         >>> from notebook_learner import LearnerBuilder
         >>> batches = [([[0.1, 0.9]], [1])]
@@ -79,7 +81,7 @@ class MeasuringVerbs:
             labels: the classes' names, in the order of their indices.
             tokenizer: for token numbers: an object with a `decode`, or a function from numbers to text.
         """
-        self._settings.samples = Samples(loader, n, labels, tokenizer)
+        self._settings.samples = AskedSamples(loader, n, labels, tokenizer)
         return self
 
     def _register(self, metric: AnyMetric, split: Split, *, plotted: bool) -> Self:
