@@ -235,6 +235,10 @@ def test_a_hit_and_the_end_are_told_once_and_a_pause_is_not(bell):
     expect(choice(bell)).to_have_value("off")
     choice(bell).select_option("notification")
     expect(choice(PanelPage(page, 1))).to_have_value("notification")
+    for cell, name in enumerate(("Learner told", "Learner told, view 2")):
+        PanelPage(page, cell).look()
+        expect(PanelPage(page, cell).region).to_have_attribute("aria-label", name)
+    assert axe(page.page, ".nl-panel") == []
     bell.look()
     bell.click("Run")
     expect(bell.why).to_contain_text("stopped by NonFinite()")
