@@ -25,7 +25,7 @@ from ..metric.base import AnyMetric, own_copy
 from ..metric.rows import Rows
 from ..metric.torch_metric import objects_kept
 from ..run.control import Control
-from ..run.failure import release_device_memory
+from ..run.failure import out_of_memory, release_device_memory
 from ..run.loop import BlockPace, Loop, Visit
 from ..run.modes import ambient_kept_on_error
 from ..run.rank_protocol import Alone, Others
@@ -209,10 +209,13 @@ class Tour:
         """Add a note. Python prints notes below the traceback. 3.10 does not, but other code can still read
         them."""
         note = f"{self.what}: this happened {self._place}; {_AS_BEFORE}"
+        if told := out_of_memory(error, self.device):
+            note += f". {told} {_SMALLER}"
         notes = [*getattr(error, "__notes__", ()), note]
         setattr(error, "__notes__", notes)  # noqa: B010  (3.10 has no such attribute to check)
 
 
+_SMALLER = "Give a loader with a smaller batch size: the values are the same"
 _AS_BEFORE = "nothing was recorded of it, and the model stands as it did before"
 
 

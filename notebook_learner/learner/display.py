@@ -123,16 +123,26 @@ class DisplayVerbs(LearnerCore):
         """What is missing before the learner can train; empty if it can train."""
         return "" if "train" in self._replica.loop.passes else "there is nothing to train on: give it loaders"
 
-    @names_descriptors
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _display_here(self) -> Display | None:
+        """The display, for IPython, which shows the learner; a page opens one if there is none."""
         if self._display is None:
             from ..widget.notebook_renderer import display_of_page  # only IPython asks
 
             display = display_of_page()
             if display is not None:
                 self._shown_on(display)
-        more = {} if self._display is None else self._display.bundle()
-        return {"text/plain": repr(self), **more}
+        return self._display
+
+    @names_descriptors
+    def _ipython_display_(self) -> None:
+        appear = getattr(self._display_here(), "appear", None)  # a user's own display may have none
+        if appear is None or not appear():
+            raise NotImplementedError  # so that IPython asks for the bundle
+
+    @names_descriptors
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        display = self._display_here()
+        return {"text/plain": repr(self), **({} if display is None else display.bundle())}
 
 
 class Epochs(int):

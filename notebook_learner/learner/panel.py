@@ -76,6 +76,10 @@ class LearnerPanel:
         over = ", ".join(run.name for run in self.overlays)
         return f"LearnerPanel({size}{f'; laid over: {over}' if over else ''})"
 
+    def _ipython_display_(self) -> None:
+        learner: Any = self._alive
+        learner._ipython_display_()
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         learner: Any = self._alive
         return {**learner._repr_mimebundle_(include, exclude), "text/plain": repr(self)}

@@ -349,12 +349,19 @@ def let_go(error: BaseException, loop: Loop, keyframes: Iterable[State], then: s
     """Give the memory of a failed step back. If there was too little, first add to the error how much was
     asked, what holds it, and the line after which the user may go on with `then`."""
     device = loop.current.step.device
-    if isinstance(error, torch.OutOfMemoryError) and device.type != "cpu":
-        asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
-        told = f"{_MEMORY}: {asked[1] if asked else 'more'} was asked for. What holds it on {device}:"
+    if told := out_of_memory(error, device):
+        told = f"{told} What holds it on {device}:"
         rows = (f"  {name:20}{size / (1 << 20):12,.2f} MiB" for name, size in _held(device, loop, keyframes))
-        _replace_note(error, "\n".join([told, *rows, _less_memory(loop, then)]), _MEMORY)
+        _replace_note(error, "\n".join([told, *rows, less_memory(loop, loop.batch, then)]), _MEMORY)
     release_device_memory(error, device)
+
+
+def out_of_memory(error: BaseException, device: torch.device) -> str:
+    """How much a device could not give; "" if the error is another one."""
+    if not isinstance(error, torch.OutOfMemoryError) or device.type == "cpu":
+        return ""
+    asked = re.search(r"[Tt]ried to allocate ([\d.]+ ?\w+)", str(error))
+    return f"{_MEMORY}: {asked[1] if asked else 'more'} was asked for."
 
 
 def _held(device: torch.device, loop: Loop, keyframes: Iterable[State]) -> Iterator[tuple[str, int]]:
@@ -375,10 +382,11 @@ def _held(device: torch.device, loop: Loop, keyframes: Iterable[State]) -> Itera
         yield "activations, other", max(0, torch.cuda.memory_allocated(device) - storages.total)
 
 
-def _less_memory(loop: Loop, then: str) -> str:
+def less_memory(loop: Loop, batch: Any, then: str) -> str:
+    """The line after which a training step on this batch takes less memory; `then` is what follows."""
     update, parts = loop.update, 2 * loop.update.split
     with suppress(StepError):
-        if not update.drives and update.together is None and rows_of(loop.batch, parts) > update.split:
+        if not update.drives and update.together is None and rows_of(batch, parts) > update.split:
             return (
                 f"Write learner.split_batch({parts}), and {then}: each batch in {parts} parts, with "
                 "gradients accumulated to the same mean"

@@ -5,21 +5,25 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import OutOfMemoryError
 
 from ..data.batch import move
 from ..data.rank_share import Idle
 from ..data.sampling import END
 from ..errors import DataError, StateError
 from ..inspection import Inspection, look
+from ..run.failure import less_memory
 from ..run.replica import Replica
 from ..run.step_undo import aside
 from ..run.unheard import unheard
 from ..step.step import TrainingStep
 
+_WHOLE = "a look takes its batch whole: give it a smaller one, inspect(batch)"
 _QUICK, _FIRST = 0.05, 0.5
 """Seconds that a step may take to be timed a second time; the second number holds before the first step."""
 
@@ -56,7 +60,7 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
                 parts = _timed(replica, step, there)
                 put_back()
             times |= parts
-            return look(
+            seen = look(
                 there,
                 lambda: step.without_update(there, True),
                 update.model,
@@ -68,6 +72,10 @@ def inspect_step(replica: Replica, batch: Any, tokenizer: Any, loss: Callable[..
                 place=str(replica.shown_position),
                 times=times,
             )
+            if (seen.failed or "").startswith(OutOfMemoryError.__name__) and step.device.type != "cpu":
+                told = less_memory(loop, there, "fit() needs less memory")
+                seen = replace(seen, notes=(*seen.notes, told, _WHOLE))
+            return seen
 
 
 @contextmanager

@@ -123,26 +123,44 @@ class NotebookRenderer:
                 pass
 
     def show(self) -> None:
-        """Appear below the running cell, once."""
+        """Appear below the running cell, once, because it trains."""
         self._fitting = True
-        here = notebook.cell()
-        if self._frozen or here in ("", self._cell):
-            return
-        self._cell = here
-        self._still = Still()
+        if self._is_new_here():
+            if self._still is None or self._drawn >= 0:  # the picture of an earlier fit stays as it is
+                self._still, self._drawn = Still(), -1
+            self._publish(self._still)
+
+    def appear(self) -> bool:
+        """Appear below the running cell, once, because it shows the learner; its picture is that of the cell
+        before. Return False if it does not, and only the panel can be shown."""
+        if self._panel is None or not self._is_new_here():
+            return False
+        learner = None if self._learner is None else self._learner()
+        if self._still is None:
+            self._still = Still(text=repr(learner))
+        self._publish(self._still)
+        if self._drawn < 0 and learner is not None and learner.status != "running":
+            self._draw_soon()  # of what was trained before; not now, because the user waits for the cell
+        return True
+
+    def _is_new_here(self) -> bool:
+        return not self._frozen and notebook.cell() not in ("", self._cell)
+
+    def _publish(self, still: Still) -> None:
+        self._cell = notebook.cell()
         if self._panel is not None:
             # A front end that cannot show the widget shows this text: picture and table say more.
             notebook.publish({"text/plain": "", **self._panel.wire.bundle()}, self._name)
             # Right behind each other, as the style in the table expects them: panel, table, picture.
             notebook.publish(self._panel.epochs(), f"{self._name}-epochs")
-            self._still.begin()
+            still.begin()
 
     def blocking(self) -> AbstractContextManager[Callable[[], None]]:
         """Return a context in which a cell trains or waits."""
         return nullcontext(_nothing) if self._panel is None else self._panel.blocking()
 
     def bundle(self) -> dict[str, Any]:
-        """Return the panel, for a cell whose last line is the learner."""
+        """Return the panel, for a place that is no cell of its own."""
         return {} if self._panel is None or self._frozen else self._panel.wire.bundle()
 
     def freeze(self) -> None:

@@ -54,15 +54,17 @@ COLOURS = 256
 class Still:
     """One output of a cell with the curves as a picture and the numbers as text.
 
-    It keeps no picture and no history from one update to the next.
+    It keeps no history from one update to the next, and of all pictures the last.
 
     Args:
         show: publishes the output; default: IPython's `display`.
+        text: the output until the first picture.
     """
 
-    def __init__(self, show: Show | None = None) -> None:
+    def __init__(self, show: Show | None = None, text: str = "") -> None:
         self._show = display if show is None else show
         self._name: str | None = None
+        self._last: tuple[dict[str, Any], dict[str, Any]] = ({"text/plain": text}, {})
         self._sharpness = 0
         self._rests_until = -math.inf
 
@@ -106,8 +108,9 @@ class Still:
         return True
 
     def begin(self) -> None:
-        """Take the place below the running cell. A drawing on another thread does not know that cell."""
-        self._publish({"text/plain": ""}, {})
+        """Take a place below the running cell, and show there what the earlier places show. A drawing on
+        another thread does not know that cell."""
+        self._publish(*self._last, again=True)
 
     def clear(self) -> None:
         """Empty the output. The next update makes a new output, in the cell that runs then."""
@@ -116,11 +119,11 @@ class Still:
             self._publish({"text/plain": ""}, {})
         self._name, self._sharpness, self._rests_until = None, 0, -math.inf
 
-    def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        known = self._name is not None
+    def _publish(self, data: dict[str, Any], metadata: dict[str, Any], again: bool = False) -> None:
+        known = self._name is not None and not again
         name = self._name or f"notebook-learner-{uuid4().hex}"
         self._show(data, metadata, name, known)
-        self._name = name
+        self._name, self._last = name, (data, metadata)
 
     def _draw(
         self,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import signal
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -187,6 +189,7 @@ def test_rows_of_a_long_run_say_of_which_steps_they_are(notebook):
 
 # -- the bell --------------------------------------------------------------------------------------------
 
+HIDDEN = "Object.defineProperty(document, 'visibilityState', { get: () => 'hidden', configurable: true })"
 RECORDER = """
 () => {
     window.told = [];
@@ -232,6 +235,10 @@ def test_a_hit_and_the_end_are_told_once_and_a_pause_is_not(bell):
     expect(choice(bell)).to_have_value("off")
     choice(bell).select_option("notification")
     expect(choice(PanelPage(page, 1))).to_have_value("notification")
+    for cell, name in enumerate(("Learner told", "Learner told, view 2")):
+        PanelPage(page, cell).look()
+        expect(PanelPage(page, cell).region).to_have_attribute("aria-label", name)
+    assert axe(page.page, ".nl-panel") == []
     bell.look()
     bell.click("Run")
     expect(bell.why).to_contain_text("stopped by NonFinite()")
@@ -245,9 +252,7 @@ def test_a_hit_and_the_end_are_told_once_and_a_pause_is_not(bell):
     bell.wait_status("paused")
     assert len(told(bell)) == 1
     # Nobody sees the panel now: it hears of the end all the same.
-    page.page.evaluate(
-        "Object.defineProperty(document, 'visibilityState', { get: () => 'hidden', configurable: true })"
-    )
+    page.page.evaluate(HIDDEN)
     bell.click("Run")
     page.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     wait_for(lambda: len(told(bell)) > 1, "the end is told", lambda: repr(told(bell)))
@@ -260,6 +265,44 @@ def test_a_hit_and_the_end_are_told_once_and_a_pause_is_not(bell):
     expect(choice(bell)).to_have_value("notification")
     assert told(bell) == []
     assert not page.complaints
+
+
+@pytest.fixture
+def long_bell(notebook):
+    """A panel of a long training that runs, and what it tells is kept."""
+    page = notebook([SETUP + "import os\nlearner = build('told', steps=3000)\nlearner", "os.getpid()"])
+    page.page.context.grant_permissions(["notifications"])
+    page.page.evaluate(RECORDER)
+    page.result(0)
+    panel = PanelPage(page, 0)
+    panel.wait_status("ready")
+    choice(panel).select_option("notification")
+    panel.click("Run")
+    panel.wait_more_points_than(3)
+    yield panel
+    page.page.evaluate("localStorage.removeItem('notebook_learner tell')")
+
+
+def test_a_kernel_that_dies_is_told_once_also_in_a_hidden_tab(long_bell):
+    page = long_bell.notebook
+    page.page.evaluate(HIDDEN)
+    os.kill(int(page.result(1)), signal.SIGKILL)
+    wait_for(lambda: told(long_bell), "the death is told")
+    page.page.evaluate("delete document.visibilityState")
+    long_bell.wait_status("kernel gone")
+    page.wait("bench.kernel(path)?.status === 'idle'", "the next kernel is idle")
+    ((title, body),) = told(long_bell)
+    assert title == "told" and body.startswith("the kernel died · epoch 1, train, step ")
+
+
+def test_a_stop_and_a_restart_of_ones_own_are_not_told(long_bell):
+    long_bell.stop()
+    long_bell.wait_status("stopped")
+    long_bell.click("Run")
+    long_bell.wait_status("running")
+    long_bell.notebook.restart()
+    long_bell.wait_status("kernel gone")
+    assert told(long_bell) == []
 
 
 def test_where_the_browser_refuses_it_is_a_sound(bell):

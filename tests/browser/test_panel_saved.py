@@ -188,6 +188,40 @@ def test_a_living_panel_stands_alone_and_what_is_saved_beside_it_is_of_now(noteb
     wait_for(lambda: outputs_in(file)[2]["data"]["text/plain"][0].startswith(headline), headline)
 
 
+def test_a_panel_whose_button_trained_leaves_table_and_picture_below_the_cell_that_shows_it(notebook, lab):
+    lab.add_kernel(KERNEL, [sys.executable])
+    page = notebook([SETUP, "learner = build('shown', steps=20, epochs=3)\nlearner"], KERNEL)
+    page.result(0)
+    page.result(1)
+    panel = PanelPage(page, 1)
+    panel.wait_status("ready")
+    panel.click("Run")
+    panel.wait_status("finished")
+    page.save()
+    file = lab.root / page.path
+    wait_for(lambda: PNG in outputs_in(file)[-1]["data"], "the picture is in the file")
+    shown, table, still = page.outputs(1).all()
+    assert shown.is_visible() and not table.is_visible() and not still.is_visible()
+    page.screenshot("shown-and-trained-by-a-button")
+    assert [sorted(each["data"]) for each in outputs_in(file)] == [
+        [VIEW, "text/plain"],
+        ["text/html", "text/plain"],
+        [PNG, "text/plain"],
+    ]
+    html = converted(file)
+    assert "<td>3/3</td>" in html and "data:image/png;base64," in html and VIEW not in html
+
+    lab.shut_down_kernels(page.path)
+    shutil.rmtree(lab.home / "data" / "kernels" / KERNEL)
+    alone = shutil.copy(file, file.with_name("alone.ipynb"))
+    page = WithoutKernel(lab, page._context, str(alone.relative_to(lab.root)), page._shots, page._opened)
+    wait_picture(page, 1)
+    instead, table, _ = page.outputs(1).all()
+    assert not instead.is_visible()
+    expect(table.get_by_role("cell", name="3/3", exact=True)).to_be_visible()
+    page.screenshot("shown-and-saved-without-kernel")
+
+
 @pytest.mark.soak
 def test_a_frozen_learner_leaves_the_picture_in_page_and_file(trained):
     page, panel = trained.page, trained.panel

@@ -225,12 +225,39 @@ def test_a_look_at_a_step_without_memory_says_so_and_holds_none(learners: Any) -
         seen = learner.inspect("next")
 
     assert seen.failed.startswith("OutOfMemoryError") and "Net" in seen.failed
+    assert "Write learner.split_batch(2), and fit() needs less memory" in "\n".join(seen.notes)
+    assert "give it a smaller one, inspect(batch)" in repr(seen)
     assert held() <= before
     assert other_weights(learner, by_hand(12, 3)) == []
     learner.split_batch(2)
     with room_for(ROOM):
+        assert learner.inspect(tuple(part[:16] for part in data()[3])).failed is None
         learner.fit()
     assert other_weights(learner, by_hand(3)) == []
+
+
+MEASURED = {
+    "evaluate": lambda learner, loader: learner.evaluate(loader),
+    "predict": lambda learner, loader: learner.predict([x for x, _ in loader]),
+}
+
+
+@pytest.mark.parametrize("verb", MEASURED)
+def test_a_set_that_takes_too_much_memory_is_measured_in_smaller_batches(verb: str, learners: Any) -> None:
+    learner, greedy = learners()
+    learner.step(3)
+    before, greedy.place = held(), "validation"
+    large = batches(2)
+    small = [pair for x, y in large for pair in zip(x.chunk(4), y.chunk(4), strict=True)]
+
+    error = goes_out_of_memory(lambda: MEASURED[verb](learner, large))
+
+    told = "\n".join(error.__notes__)
+    assert "Out of memory: " in told and "a smaller batch size" in told
+    assert held() <= before
+    with room_for(ROOM):
+        MEASURED[verb](learner, small)
+    assert other_weights(learner, by_hand(12, 3)) == []
 
 
 TRIED = {

@@ -13,6 +13,7 @@ from typing import Any
 
 import IPython
 import pytest
+from IPython.core.formatters import DisplayFormatter
 from ipywidgets.widgets import widget
 from page_of_messages import learner_in
 from torch.nn import functional as F
@@ -425,6 +426,50 @@ def test_short_runs_that_a_button_began_are_drawn_once_it_is_quiet(
     (timer,) = waiting
     timer.work()
     assert "epoch 1, train, step 8 of 10" in cells.stills[-1][2]["text/plain"]
+
+
+def test_a_cell_that_shows_the_learner_has_table_and_picture_as_one_that_trains(
+    cells: Cells, tmp_path: Path
+) -> None:
+    learner = learner_in(tmp_path)
+    DisplayFormatter().format(learner)
+    panel, table = cells.published
+    assert MIME in panel and "nl-saved" in table["text/html"]
+    assert cells.stills == [(cells.stills[0][0], False, {"text/plain": repr(learner)})]
+    cells.end()
+    learner.start()  # as the panel's Run
+    learner.wait()
+    name, update, picture = cells.stills[-1]
+    assert (name, update) == (cells.stills[0][0], True)
+    assert picture["image/png"].startswith(b"\x89PNG") and "finished at epoch 3" in picture["text/plain"]
+    assert "3/3" in cells.replaced[-1][1]["text/html"]
+
+    cells.begin("2")
+    DisplayFormatter().format(learner.panel)
+    assert cells.stills[-1] == (name, False, picture)  # another place of the same picture
+    assert cells.panels() == 2
+    data, _ = DisplayFormatter().format(learner)  # once more in that cell: the panel alone
+    assert MIME in data and data["text/plain"] == repr(learner) and cells.panels() == 2
+
+
+def test_a_fit_below_a_cell_that_shows_the_learner_has_its_picture_and_the_next_fit_another(
+    cells: Cells, tmp_path: Path
+) -> None:
+    learner, _ = shown(tmp_path)
+    learner._ipython_display_()
+    cells.begin("2")
+    learner.fit(epochs=1)
+    assert len({name for name, *_ in cells.stills}) == 1
+    cells.begin("3")
+    learner.fit(epochs=1)
+    assert len({name for name, *_ in cells.stills}) == 2
+
+
+def test_where_no_cell_runs_the_learner_is_shown_by_its_bundle(cells: Cells, tmp_path: Path) -> None:
+    learner, _ = shown(tmp_path)
+    cells.end()
+    data, _ = DisplayFormatter().format(learner)
+    assert MIME in data and cells.panels() == 0
 
 
 def test_a_verb_in_a_later_cell_leaves_the_picture_of_the_fit_as_it_was(

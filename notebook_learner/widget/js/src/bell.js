@@ -1,11 +1,11 @@
-// A sound or a notification when a run ends, fails, or stops at a breakpoint; for those who look elsewhere.
+// A sound or a notification when a run ends, fails, or stops at a breakpoint, and when its kernel dies; for those
+// who look elsewhere.
 
 import { fill, h, setText } from "./dom.js";
 import { keep, kept } from "./keep.js";
 
 const CHANGED = "notebook_learner tell"; // how the panels of one page hear of another choice
 const CHOICES = ["off", "sound", "notification"];
-const ENDS = ["finished", "failed", "stopped"];
 const TONES = { good: [660, 880], bad: [311, 208] }; // Hz
 const REFUSED = "the browser allows no notifications here; it will be a sound";
 
@@ -28,16 +28,22 @@ const statuses = new WeakMap(); // the last that was seen of each store, by whic
 /** What a view that opens finds is no news. */
 export const begin = (store) => statuses.set(store, store.board?.status);
 
-/** What is worth a call, once, however many views ask; null for nothing. A user's own pause is not. */
+/** What is worth a call, once, however many views ask; null for nothing. What the user did is not: a pause, a stop, a restart. */
 export function newsOf(store) {
-  const { board } = store;
+  const { board, kernel } = store;
   const before = statuses.get(store);
-  begin(store);
-  const hit = board?.status === "paused" && board.stopped === true;
-  if (before !== "running" || !(hit || ENDS.includes(board?.status))) return null;
-  const what = hit ? board.reason : [board.status, board.reason].filter(Boolean).join(": ");
-  return { title: board.title, text: [what, board.position].filter(Boolean).join(" · "), bad: board.status === "failed", tag: `${board.path} ${board.status} ${board.trained}` };
+  if (kernel.died) statuses.set(store, "kernel gone");
+  else begin(store);
+  if (before !== "running") return null;
+  if (kernel.died) return { ...told(board, kernel.ended, "kernel gone"), bad: true };
+  const { status, reason, stopped } = board;
+  if (status === "paused") return stopped === true ? told(board, reason, status) : null;
+  // Whoever is stopped by nobody has a reason: its process is gone, or was told to end.
+  const over = ["finished", "failed"].includes(status) || (status === "stopped" && Boolean(reason));
+  return over ? told(board, [status, reason].filter(Boolean).join(": "), status) : null;
 }
+
+const told = ({ title, path, position, trained }, what, status) => ({ title, text: [what, position].filter(Boolean).join(" · "), bad: status === "failed", tag: `${path} ${status} ${trained}` });
 
 /** Tell it in the way that was chosen, or by a sound where there is no other; returns how. */
 export function ring(news, choice, beep, open = (...given) => new globalThis.Notification(...given)) {
@@ -79,7 +85,7 @@ function beep(bad) {
 export class Bell {
   /** `note(ok, text)` says why it is another choice; `changed` is called when it is. */
   constructor(store, note, changed, signal) {
-    this.select = h("select", { class: "nl-field nl-select", title: "when training ends, fails, or a breakpoint stops it" });
+    this.select = h("select", { class: "nl-field nl-select", title: "when training ends, fails, a breakpoint stops it, or the kernel dies" });
     fill(this.select, CHOICES, () => h("option"), setText);
     this.element = h("label", { class: "nl-bell", "data-part": "bell" }, h("span", {}, "Tell me"), this.select);
     const show = () => {
@@ -90,7 +96,7 @@ export class Bell {
     this.select.addEventListener("change", () => this.#choose(note), { signal });
     for (const event of [CHANGED, "storage"]) window.addEventListener(event, show, { signal }); // another panel, another tab
     begin(store);
-    const unsubscribe = store.subscribe((what) => what === "board" && this.#hear(newsOf(store)));
+    const unsubscribe = store.subscribe((what) => ["board", "kernel"].includes(what) && this.#hear(newsOf(store)));
     signal.addEventListener("abort", unsubscribe);
   }
 

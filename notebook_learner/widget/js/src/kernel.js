@@ -6,6 +6,7 @@ const ENDED = {
   dead: "the kernel died",
   terminating: "the kernel was shut down",
 };
+const ANOTHER = "the kernel died or was restarted"; // while this page was away
 const BUSY_FOR = 2; // looks: a message that the kernel handles makes it busy for a moment, too
 const SILENT_FOR = 3; // looks without a message; there is one every 1.5 seconds at least
 
@@ -18,6 +19,8 @@ export class Kernel {
   #tell;
   #busy = 0;
   #quiet = 0;
+  #process = ""; // each start of a kernel is another one
+  #onMessage = (_, message) => this.#heardFrom(message);
   #onStatus = (_, status) => this.#heardStatus(status);
   #onConnection = () => this.#tell();
 
@@ -35,11 +38,13 @@ export class Kernel {
 
   #follow(kernel) {
     this.#kernel = kernel;
+    kernel?.iopubMessage?.connect(this.#onMessage);
     kernel?.statusChanged?.connect(this.#onStatus);
     kernel?.connectionStatusChanged?.connect(this.#onConnection);
   }
 
   close() {
+    this.#kernel?.iopubMessage?.disconnect(this.#onMessage);
     this.#kernel?.statusChanged?.disconnect(this.#onStatus);
     this.#kernel?.connectionStatusChanged?.disconnect(this.#onConnection);
   }
@@ -50,6 +55,22 @@ export class Kernel {
     if (how === undefined || (this.ended !== "" && status === "restarting")) return;
     this.ended = how;
     this.#tell();
+  }
+
+  /** A page that slept is not told that its kernel was started anew: it finds the same name and another process. */
+  #heardFrom({ header, content }) {
+    // The server writes messages, too, also of the type "status".
+    if (header.msg_type !== "comm_msg" && !["busy", "idle"].includes(content.execution_state)) return;
+    const before = this.#process;
+    this.#process = header.session;
+    if (before === "" || before === header.session || this.ended !== "") return;
+    this.ended = ANOTHER;
+    this.#tell();
+  }
+
+  /** Whether it ended without anybody who asked for that, as far as the page can know. */
+  get died() {
+    return this.ended === ENDED.dead || this.ended === ANOTHER;
   }
 
   /** A message came. */

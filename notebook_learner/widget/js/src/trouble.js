@@ -11,6 +11,10 @@ export function register(view, signal) {
   signal.addEventListener("abort", () => views.delete(view));
 }
 
+/** Which of the views of one run it is, from the top and from 1: two landmarks of a page have two names. */
+export const number = (view) =>
+  1 + [...views].filter(({ path, panel }) => path === view.path && panel.isConnected && panel.compareDocumentPosition(view.panel) & Node.DOCUMENT_POSITION_FOLLOWING).length;
+
 /** The view of a living learner in the same directory, the newest. */
 const successor = (view) =>
   [...views].reverse().find((other) => other.path !== "" && other.path === view.path && other.alive && other.panel.checkVisibility());

@@ -14,7 +14,7 @@ import { Checkpoints, Failure, Log, Setup } from "./lists.js";
 import { Rewinder } from "./rewind.js";
 import { Evaluated, Numbers, Ranks, Texts } from "./table.js";
 import { follow } from "./theme.js";
-import { Trouble, register } from "./trouble.js";
+import { Trouble, number, register } from "./trouble.js";
 
 const WAITING = "waiting for the kernel: it answers when the running cell is over";
 const FIRST_WAIT = 3000; // ms without a snapshot before the panel says so
@@ -198,11 +198,19 @@ export class View {
   #tick() {
     if (!this.#looking) return;
     if (this.#store.board === null) this.#showWaiting();
-    else this.#showHint(this.#seen());
+    else {
+      this.#name(this.#store.board); // a view above may have come or gone
+      this.#showHint(this.#seen());
+    }
     const { kind } = this.#store.trouble;
     // A newer panel may have come; and what was drawn while the kernel was busy may have been told to nobody.
     if (kind === "gone" || kind !== (this.panel.dataset.trouble ?? "")) this.schedule();
     this.#speak();
+  }
+
+  #name({ title }) {
+    const nth = number(this);
+    setAttribute(this.panel, "aria-label", `Learner ${title}${nth > 1 ? `, view ${nth}` : ""}`.trim());
   }
 
   #repaint() {
@@ -217,7 +225,7 @@ export class View {
     setAttribute(this.panel, "data-status", board.status);
     setAttribute(this.panel, "data-readonly", board.readonly ? "true" : null);
     setAttribute(this.panel, "data-begun", String(this.#store.begun));
-    setAttribute(this.panel, "aria-label", `Learner ${board.title}`.trim());
+    this.#name(board);
     const { trouble } = this.#store;
     setAttribute(this.panel, "data-trouble", trouble.kind || null);
     this.trouble.update(board, trouble);

@@ -4,14 +4,17 @@ import { begin, newsOf, possible, ring } from "../src/bell.js";
 import { LOOK_EVERY, Store } from "../src/store.js";
 
 /** A store whose kernel says these boards; `views` of it ask for news at each. */
-function listened(first, views = 1) {
+function listened(first, views = 1, manager = undefined) {
   const clock = { time: 0, now: () => clock.time, set: () => 0, clear: () => {} };
   const sent = [];
-  const store = new Store({ on: () => {}, off: () => {}, send: (content) => sent.push(content) }, clock);
+  const store = new Store({ on: () => {}, off: () => {}, send: (content) => sent.push(content), widget_manager: manager }, clock);
   const heard = [];
   const open = () => {
     begin(store);
-    store.subscribe((what) => what === "board" && newsOf(store) !== null && heard.push(store.board));
+    store.subscribe((what) => {
+      const news = ["board", "kernel"].includes(what) ? newsOf(store) : null;
+      if (news !== null) heard.push(news);
+    });
   };
   for (let view = 0; view < views; view++) open();
   let seq = 0;
@@ -22,8 +25,9 @@ function listened(first, views = 1) {
 }
 
 test("the end of a run is told once, however many views show it", () => {
-  for (const status of ["finished", "failed", "stopped"]) {
-    const { delta, heard } = listened({ status: "running" }, 3);
+  for (const [status, reason] of [["finished", ""], ["failed", "ValueError: no"], ["stopped", "the process that trained it is gone"]]) {
+    const { delta: told, heard } = listened({ status: "running" }, 3);
+    const delta = (board) => told({ reason: board.status === status ? reason : "", ...board });
     delta({ status: "running" });
     delta({ status });
     delta({ rate: "" });
@@ -34,13 +38,41 @@ test("the end of a run is told once, however many views show it", () => {
   }
 });
 
-test("a breakpoint is told and a user's pause is not", () => {
+test("a breakpoint is told and a user's pause or stop is not", () => {
   const { delta, heard } = listened({ status: "running" });
   delta({ status: "paused" });
+  delta({ status: "running" });
+  delta({ status: "stopped" });
   assert.equal(heard.length, 0);
   delta({ status: "running" });
   delta({ status: "paused", stopped: true });
   assert.equal(heard.length, 1);
+});
+
+/** A notebook's kernel whose status a test sends. */
+function noteBook() {
+  const slots = new Set();
+  const kernel = { id: "a", status: "busy", connectionStatus: "connected", statusChanged: { connect: (slot) => slots.add(slot), disconnect: (slot) => slots.delete(slot) } };
+  return { kernel, become: (status) => slots.forEach((slot) => slot(null, status)) };
+}
+
+test("a kernel that dies while it trains is told once, and one that a person restarts or shuts down is not", () => {
+  const { kernel, become } = noteBook();
+  const { heard, open } = listened({ status: "running" }, 2, { kernel });
+  become("restarting");
+  assert.equal(heard.length, 0);
+  become("autorestarting");
+  become("dead");
+  assert.deepEqual(heard, [{ title: "digits", text: "the kernel died · epoch 1, train, step 9", bad: true, tag: "/digits kernel gone 9" }]);
+  open();
+  become("restarting");
+  assert.equal(heard.length, 1);
+  for (const [first, status] of [["running", "restarting"], ["running", "terminating"], ["paused", "dead"], ["finished", "autorestarting"]]) {
+    const other = noteBook();
+    const { heard } = listened({ status: first }, 1, other);
+    other.become(status);
+    assert.equal(heard.length, 0, status);
+  }
 });
 
 test("an old end is no news: not when the page loads, not for a view that opens later", () => {

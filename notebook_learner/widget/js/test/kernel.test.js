@@ -10,7 +10,7 @@ function bench(status = "idle") {
     const slots = new Set();
     return { connect: (slot) => slots.add(slot), disconnect: (slot) => slots.delete(slot), slots, emit: (what) => slots.forEach((slot) => slot(null, what)) };
   };
-  const kernel = { id: "a", status, connectionStatus: "connected", statusChanged: signal(), connectionStatusChanged: signal() };
+  const kernel = { id: "a", status, connectionStatus: "connected", iopubMessage: signal(), statusChanged: signal(), connectionStatusChanged: signal() };
   const manager = { kernel };
   const bench = { manager, kernel, told: 0 };
   bench.watched = new Kernel(manager, () => bench.told++);
@@ -43,6 +43,21 @@ test("a kernel that the server starts again has died, and was not restarted by a
   assert.equal(look(1).text, "the kernel died");
   become("restarting");
   assert.equal(look(1).text, "the kernel died");
+});
+
+test("a kernel that was started anew while the page was away has another session, and the server's own is none", () => {
+  const { kernel, watched, look } = bench();
+  const hear = (msg_type, session, content = {}) => kernel.iopubMessage.emit({ header: { msg_type, session }, content });
+  hear("comm_msg", "first");
+  hear("status", "server", { execution_state: "restarting" });
+  hear("stream", "server", { text: "IOPub data rate exceeded" });
+  hear("status", "first", { execution_state: "idle" });
+  assert.equal(look(1).kind, "");
+  hear("status", "second", { execution_state: "busy" });
+  hear("comm_msg", "second");
+  assert.deepEqual(look(1), { kind: "gone", text: "the kernel died or was restarted" });
+  watched.close();
+  assert.equal(kernel.iopubMessage.slots.size, 0);
 });
 
 test("a notebook without a kernel, or with another one, has no learner", () => {
