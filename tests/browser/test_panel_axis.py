@@ -177,7 +177,7 @@ def test_the_table_of_values_says_when_each_step_was(trained):
 def test_a_run_without_times_refuses_that_axis_in_words(notebook):
     page = notebook(
         [
-            SETUP + "learner = made('old')\nlearner.step(50)\nlearner.save()\nlearner.close()\n"
+            SETUP + "learner = made('old')\nlearner.step(50)\nlearner.save()\n"
             "import os; os.unlink('old/artifacts.h5')\n"
             "import shutil; shutil.rmtree('old/checkpoint')\nArtifacts('old')",
         ]

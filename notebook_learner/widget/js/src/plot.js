@@ -2,6 +2,7 @@
 
 import uPlot from "uplot";
 import { AXES, STEPS } from "./axis.js";
+import { rawPath } from "./band.js";
 import { drawBranches, drawNames, labelOf, nearest, pointsOf } from "./branches.js";
 import { logTicks, ticks } from "./format.js";
 import { drawGlyphs, drawLines, drawTarget, epochLabels, epochSpans, nearestMarks } from "./marks.js";
@@ -333,7 +334,7 @@ export class Plot {
     const few = (chart, _, from, to) => to - from < 1 || this.lines[at].series.length <= 24;
     const points = { show: few, size: 5, fill: stroke, stroke };
     return [
-      { stroke: faint, width: 1.5, dash: DASHES[at % 4], spanGaps: false, points },
+      { stroke: faint, fill: faint, width: 1.5, dash: DASHES[at % 4], spanGaps: false, points, paths: rawPath },
       { stroke, width: 2, dash: DASHES[at % 4], points: { show: false } },
     ];
   }
