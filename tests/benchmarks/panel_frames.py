@@ -141,7 +141,9 @@ def main(rounds: int) -> None:
     count = 60 * rounds
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find(playwright), args=[*ARGUMENTS, *UNLIMITED])
-        print(f"Chromium {browser.version}, no graphics card; ms a frame over {count} frames: median, 95 of 100")
+        print(
+            f"Chromium {browser.version}, no graphics card; ms a frame over {count} frames: median, 95 of 100"
+        )
         for name, case in CASES.items():
             page = browser.new_page(viewport={"width": 1400, "height": 1100})
             page.route("http://panel/*", _serve)
@@ -160,7 +162,10 @@ def main(rounds: int) -> None:
                     took = page.evaluate(FRAMES, [what, count])
                     page.keyboard.press("Escape")
                     middle, most = np.quantile(took, [0.5, 0.95])
-                    print(f"{name}, {points} points held, along {along}, {what:8} {middle:6.1f} {most:6.1f}", flush=True)
+                    print(
+                        f"{name}, {points} points held, along {along}, {what:8} {middle:6.1f} {most:6.1f}",
+                        flush=True,
+                    )
                     page.get_by_role("button", name="All", exact=True).click()
             page.close()
         browser.close()

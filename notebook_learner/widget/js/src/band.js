@@ -3,7 +3,7 @@
 
 import uPlot from "uplot";
 
-const DENSE = 0.75; // points a pixel of the page from which on a line is a band
+const DENSE = 0.5; // points a pixel of the page from which on a line is a band
 const straight = uPlot.paths.linear();
 
 /** The upper and the lower edge of a line in columns of a width, as runs without a gap: [left, low, high] each. */
@@ -41,8 +41,10 @@ export function rawPath(chart, series, from, to) {
   const half = (chart.series[series].width * uPlot.pxRatio) / 2;
   const places = xs.map((x) => chart.valToPos(x, "x", true));
   const heights = ys.map((y) => (y == null ? y : chart.valToPos(y, "y", true)));
-  for (const run of bandOf(places, heights, from, to, 2 * uPlot.pxRatio)) {
-    const middle = uPlot.pxRatio;
+  // With two points a column, and the one before, each has the lowest and the highest of some bucket.
+  const column = Math.max(2 * uPlot.pxRatio, Math.ceil((2 * (last - first)) / points));
+  const middle = column / 2;
+  for (const run of bandOf(places, heights, from, to, column)) {
     run.forEach(([left, low], at) => (at === 0 ? fill.moveTo(left + middle - half, low - half) : fill.lineTo(left + middle, low - half)));
     for (const [left, , high] of run.reverse()) fill.lineTo(left + middle + half, high + half);
     fill.closePath();
