@@ -1,6 +1,7 @@
 """`python -m tests.benchmarks`: the Learner against a hand-written loop, in interleaved processes; with
 `storing`, `blocking` or `logging`: what checkpoints and logs cost; with `panel`: what a live panel does; with
-`frames`: what a frame of its page takes; with `metrics`: what the standard pair adds to computing it by hand, what metrics of classes and of sequences take,
+`frames`: what a frame of its page takes; with `metrics`: what the standard pair adds to computing it by
+hand, what metrics of classes and of sequences take,
 and what `evaluate` adds to a loop; with `peers`: other trainers at the same work; with `growth`: how costs
 grow with the work, a table a curve; with `long-run`: memory of a long run, and opening its directory; with
 `ranks`: several devices beside torch's DistributedDataParallel; with `startup`: imports; with `gpu`: all that
