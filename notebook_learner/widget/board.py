@@ -31,7 +31,7 @@ from ..event import (
 from ..renderer.summary import evaluation, tour
 from ..renderer.tally import Tally
 from ..renderer.text import count, duration, number, one_line, place, rate, remaining, size_text
-from .run_axes import RunAxes, epoch_knots
+from .run_axes import RunAxes, as_lists, epoch_knots
 from .wire import Json
 
 BUTTONS = (
@@ -222,7 +222,7 @@ class Board:
             "marks": [{"x": mark.x, "kind": mark.kind, "text": mark.text} for mark in self.marks],
             "error": self.error,
             "evaluated": [self._evaluated(each) for each in self.evaluated.values()],
-            "epochs": epoch_knots(self._starts, self.trained, self.length),
+            "epochs": as_lists(epoch_knots(self._starts, self.trained, self.length)),
             **self.axes.seconds(self.trained),
         }
 

@@ -10,7 +10,7 @@ from ..event import Record, Split, rows
 from ..logger.branches import Branch
 from ..renderer.text import count, one_line, place
 from .curves import Curves, CurveSeries
-from .run_axes import axes_of
+from .run_axes import as_lists, axes_of
 from .wire import Json
 
 MOST = 8
@@ -139,7 +139,7 @@ def _told(branch: Branch, again: int, epochs: Any) -> Json:
         "to": branch.end.iteration,
         "again": again,
         "epochs": epochs,
-        "seconds": branch.seconds,
+        "seconds": as_lists(branch.seconds),
     }
 
 

@@ -23,7 +23,7 @@ class RunAxes:
     >>> axes = RunAxes()
     >>> axes.add(MetricBlock(1, "train", 1, 10, 10, {}, {}, seconds=2.0))
     >>> axes.moving(10), axes.moving(10)
-    ({'spent': 2.0, 'seconds': ([0.0, 10.0], [0.0, 2.0])}, {'spent': 2.0})
+    ({'spent': 2.0, 'seconds': [[0.0, 10.0], [0.0, 2.0]]}, {'spent': 2.0})
     """
 
     def __init__(self, record: Record = ()) -> None:
@@ -43,7 +43,12 @@ class RunAxes:
     def seconds(self, trained: int) -> Json:
         """All that the page has to know of the time."""
         self._told = float(trained)
-        return {"seconds": self._time.knots()}
+        return {"seconds": as_lists(self._time.knots())}
+
+
+def as_lists(knots: Knots | None) -> list[list[float]] | None:
+    """Knots as plain JSON values."""
+    return None if knots is None else [*knots]
 
 
 def epoch_knots(starts: Mapping[int, int], trained: int, length: int | None) -> Knots | None:
@@ -92,4 +97,5 @@ def axes_of(record: Record, length: int | None = None) -> Json:
             ended = part.finals is not None
     if starts and ended:
         length = trained - [*starts.values()][-1]
-    return {"epochs": epoch_knots(starts, trained, length), "seconds": TrainingTime.of(record).knots()}
+    seconds = TrainingTime.of(record).knots()
+    return {"epochs": as_lists(epoch_knots(starts, trained, length)), "seconds": as_lists(seconds)}
