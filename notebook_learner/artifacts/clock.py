@@ -90,7 +90,7 @@ class Clock:
         knots = self._knots[key]
         before = _length(knots)
         _cut(knots, step)
-        self._seconds[key] = self._seconds.get(key, 0.0) * (_length(knots) / before if knots else 0.0)
+        self._seconds[key] = self._seconds.get(key, 0.0) * (_length(knots) / before if before else 0.0)
 
     def copy(self) -> Clock:
         """A copy that does not change any more."""
@@ -158,7 +158,7 @@ def _row(epoch: int, split: Split, knots: list[_Knot], seconds: float) -> list[A
 
 def _length(knots: list[_Knot]) -> int:
     """The number of steps whose times are known."""
-    return knots[-1][0] - knots[0][0] + 1
+    return knots[-1][0] - knots[0][0] + 1 if knots else 0
 
 
 def _cut(knots: list[_Knot], step: int) -> None:
