@@ -6,14 +6,17 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..errors import DamagedError, StoreError
 from ..event import cut
 from ..event.position import Position
-from ..event.values import Floats, MetricInfo, Record, Split
+from ..event.training_time import Knots, timed
+from ..event.values import Floats, MetricBlock, MetricInfo, Record, Split
 from ..logger.branches import Branch, chain_to, read_branches
 from ..logger.history import History
 from ..store.layout import SPLITS, RunLayout
@@ -220,7 +223,16 @@ def own_passes(
     begin = branch.begin
     inside = begin.step if begin.split == "train" else 0
     folder = Path(RunLayout(directory).branches / branch.name)
-    return read_record(folder, infos, problems, trained=begin.iteration - inside)
+    record = read_record(folder, infos, problems, trained=begin.iteration - inside)
+    return record if branch.seconds is None else timed(record, partial(_seconds, branch.seconds))
+
+
+def _seconds(knots: Knots, block: MetricBlock) -> float:
+    """What the steps of a block took; those of validation count in the training steps after them."""
+    if block.split != "train":
+        return 0.0
+    before, after = np.interp([block.iteration - block.count, block.iteration], *knots)
+    return float(after - before)
 
 
 def passes_of_branches(

@@ -33,20 +33,24 @@ class Clock:
 
     def __init__(self) -> None:
         self._knots: dict[_Pass, list[_Knot]] = {}
+        self._seconds: dict[_Pass, float] = {}
+        """What the steps of a pass took together, without the time between blocks."""
         self._rows: dict[_Pass, list[Any]] = {}
         """The `to_json` of passes that have not changed since: `artifacts.h5` needs all passes each time."""
 
     def begin(self, epoch: int, split: Split) -> None:
         """A pass starts, or starts over."""
-        self._knots.pop((epoch, split), None)
-        self._rows.pop((epoch, split), None)
+        for known in (self._knots, self._seconds, self._rows):
+            known.pop((epoch, split), None)
 
     def add(self, block: MetricBlock, now: float) -> None:
         """Note a block: its last step ended now, and its first step began when the block's own time began."""
-        knots = self._knots.setdefault((block.epoch, block.split), [])
-        self._rows.pop((block.epoch, block.split), None)
+        key: _Pass = (block.epoch, block.split)
+        knots = self._knots.setdefault(key, [])
+        self._rows.pop(key, None)
         if knots and knots[-1][0] >= block.first:
-            _cut(knots, block.first - 1)
+            self._cut(key, block.first - 1)
+        self._seconds[key] = self._seconds.get(key, 0.0) + max(0.0, block.seconds)
         if block.count > 1:
             # A separate point: the time before the block (a pause of an hour) does not belong to its steps.
             since = max(0.0, block.seconds) * (block.count - 1) / block.count
@@ -64,6 +68,12 @@ class Clock:
         found: Floats = np.interp(steps, places, times, left=np.nan, right=np.nan)
         return found
 
+    def seconds(self, block: MetricBlock) -> float:
+        """What the steps of a block took, as their share of their pass; 0 if that is not known."""
+        key: _Pass = (block.epoch, block.split)
+        knots = self._knots.get(key)
+        return self._seconds.get(key, 0.0) * block.count / _length(knots) if knots else 0.0
+
     def cut(self, epoch: int, split: Split, step: int) -> None:
         """Forget what came after a position."""
         here = (epoch, _ORDER[split])
@@ -72,21 +82,27 @@ class Clock:
             if place >= here:
                 self._rows.pop(key, None)
             if place > here or (place == here and step == 0):
-                del self._knots[key]
+                self.begin(*key)
             elif place == here:
-                _cut(self._knots[key], step)
+                self._cut(key, step)
+
+    def _cut(self, key: _Pass, step: int) -> None:
+        knots = self._knots[key]
+        before = _length(knots)
+        _cut(knots, step)
+        self._seconds[key] = self._seconds.get(key, 0.0) * (_length(knots) / before if before else 0.0)
 
     def copy(self) -> Clock:
         """A copy that does not change any more."""
         other = Clock()
         other._knots = {key: list(knots) for key, knots in self._knots.items()}
-        other._rows = dict(self._rows)
+        other._seconds, other._rows = dict(self._seconds), dict(self._rows)
         return other
 
     def to_json(self, passes: Iterable[tuple[int, Split]] | None = None) -> list[Any]:
-        """Plain JSON values: `[epoch, split, start, [steps], [milliseconds after the start]]` for each
-        pass, or only for these passes. The times are whole numbers, because 64,000 floats as text take longer
-        than all the rest of a file."""
+        """Plain JSON values: `[epoch, split, start, [steps], [milliseconds after the start], milliseconds of
+        all its steps]` for each pass, or only for these passes. The times are whole numbers, because 64,000
+        floats as text take longer than all the rest of a file."""
         known = {
             key: knots
             for key in (self._knots if passes is None else passes)
@@ -94,7 +110,7 @@ class Clock:
         }
         for key, knots in known.items():
             if key not in self._rows:
-                self._rows[key] = _row(*key, knots)
+                self._rows[key] = _row(*key, knots, self._seconds.get(key, 0.0))
         return [self._rows[key] for key in known]
 
     @classmethod
@@ -106,9 +122,16 @@ class Clock:
         """
         clock = cls()
         for each in Claims({"clock": value}, "an artifacts.h5").items("clock"):
-            row = each if isinstance(each, list) and len(each) == 5 else [None] * 5
-            names = ("epoch", "split", "start", "steps", "after")
-            told = Claims(dict(zip(names, row, strict=True)), "a clock of an artifacts.h5")
+            row = each if isinstance(each, list) and len(each) in (5, 6) else [None] * 6
+            names = (
+                "epoch",
+                "split",
+                "start",
+                "steps",
+                "after",
+                "spent",
+            )  # the last is missing in older files
+            told = Claims(dict(zip(names, [*row, 0][:6], strict=True)), "a clock of an artifacts.h5")
             steps, after, start = told.items("steps"), told.items("after"), told.number("start")
             if not 0 < len(steps) == len(after) <= MOST:
                 told.refuse("steps", f"a list of 1 to {MOST} numbers, as many as there are times")
@@ -118,17 +141,24 @@ class Clock:
             times = [start + told.finite("after", time) / 1000 for time in after]
             key = (told.whole("epoch", 1, LARGEST), told.split("split"))
             clock._knots[key] = list(zip(places, times, strict=True))
+            clock._seconds[key] = max(0.0, told.number("spent") / 1000)
         return clock
 
     def update(self, other: Clock) -> None:
         """Add the points of another clock."""
         self._knots.update(other._knots)
+        self._seconds.update(other._seconds)
 
 
-def _row(epoch: int, split: Split, knots: list[_Knot]) -> list[Any]:
+def _row(epoch: int, split: Split, knots: list[_Knot], seconds: float) -> list[Any]:
     start = knots[0][1]
     steps, after = [step for step, _ in knots], [round(1000 * (time - start)) for _, time in knots]
-    return [epoch, split, start, steps, after]
+    return [epoch, split, start, steps, after, round(1000 * seconds)]
+
+
+def _length(knots: list[_Knot]) -> int:
+    """The number of steps whose times are known."""
+    return knots[-1][0] - knots[0][0] + 1 if knots else 0
 
 
 def _cut(knots: list[_Knot], step: int) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from ..checkpoint.folder import CheckpointFolder
 from ..checkpoint.info import CheckpointInfo
 from ..errors import DamagedError, StateError, names_descriptors
+from ..event.training_time import timed
 from ..event.values import Floats, MetricInfo, RunOpened, Split
 from ..logger.history import History
 from ..store.layout import SPLITS, RunLayout
@@ -85,7 +86,7 @@ class RecordedRun:
             infos = run.metrics if run is not None else ()
             history = History()
             history.handle(_opened(self._described(run)))
-            record = read_record(self.directory, infos)
+            record = timed(read_record(self.directory, infos), self._clock().seconds)
             history.restore(record)
             for evaluated in evaluated_in(self.directory, infos, self.timeline, record):
                 history.handle(evaluated)

@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..event import (
@@ -24,6 +25,7 @@ from ..logger.branches import read_branches
 from ..store.layout import SPLITS
 from ..widget.branch_lines import LeftBranches
 from .branches import own_passes
+from .clock import Clock
 from .evaluations import Evaluation
 from .follow import Block, EpochValues, News, TakenBack, follow
 from .run_status import Standing, last_lines
@@ -53,6 +55,8 @@ class Watching:
         self._at: tuple[int, Split, int] = (1, "train", 0)
         self._told: Any = None
         self._known: RunOpened | None = None
+        self._clock = Clock()
+        """When steps were taken, as the files said when they were opened."""
 
     def start(self) -> None:
         """Show what the files hold, and go on in the background: even a run that has ended may go on."""
@@ -122,11 +126,10 @@ class Watching:
             self._trained = before + last
         texts = {name: told[-1] for name, told in block.texts.items() if told}
         self._at = (block.epoch, block.split, last)
-        self._tell(
-            MetricBlock(
-                block.epoch, block.split, block.first, block.count, self._trained, block.columns, texts, 0.0
-            )
+        steps = MetricBlock(
+            block.epoch, block.split, block.first, block.count, self._trained, block.columns, texts, 0.0
         )
+        self._tell(replace(steps, seconds=self._clock.seconds(steps)))
 
     def _again(self, record: Record) -> None:
         """Send everything again, from what was measured."""
@@ -161,6 +164,7 @@ class Watching:
 
     def _open(self) -> None:
         self._known, self._told = self._opened(), None
+        self._clock = self._run._clock()
         self._tell(self._known)
         self._show_branches()
 

@@ -16,11 +16,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from ..errors import DamagedError
 from ..event.position import Position
 from ..event.record import drift, rows
+from ..event.training_time import Knots, TrainingTime, between
 from ..event.values import (
     Event,
     Marked,
@@ -42,6 +46,7 @@ ABOUT = "branch.json"
 NAME = re.compile(r"[1-9][0-9]{0,8}")
 _LARGEST = 1 << 22
 _FAR = 1 << 62
+MOST_TIMES = 32
 Place = tuple[int, Split, int, int]
 """Epoch, split, step, and the number of training steps before it."""
 
@@ -69,6 +74,8 @@ class Branch:
     """What was changed by hand on it."""
     shared: Sequence[str] = field(default=())
     """The changes by hand at the very place where it begins that are on its way."""
+    seconds: Knots | None = None
+    """The run's training time at some of its training steps; None if that is not known."""
 
     def to_json(self) -> str:
         """The text of its `branch.json`."""
@@ -88,9 +95,10 @@ class Branch:
                 raise ValueError("a parent without a number")
             changes, shared = (tuple(str(each) for each in told[name]) for name in ("changes", "shared"))
             lineage = told["lineage"] if isinstance(told["lineage"], list) else []
+            seconds = None if told.get("seconds") is None else _knots(told["seconds"])
         except (KeyError, TypeError, ValueError) as wrong:
             raise DamagedError(f"branch {name} of the run is damaged: {wrong!r:.100}") from wrong
-        return Branch(name, parent, begins, ends, when, why, lineage, changes, shared)
+        return Branch(name, parent, begins, ends, when, why, lineage, changes, shared, seconds)
 
     @property
     def begin(self) -> Position:
@@ -109,6 +117,18 @@ def _place(told: Any) -> Place:
     if not all(type(each) is int and 0 <= each < _FAR for each in whole) or split not in SPLITS:
         raise ValueError("not a place")
     return epoch, split, step, iteration
+
+
+def _knots(told: Any) -> Knots:
+    steps, times = ([float(each) for each in column] for column in told)
+    ascending = all(a < b for a, b in pairwise(steps))
+    if (
+        not 0 < len(steps) == len(times) <= MOST_TIMES
+        or not ascending
+        or not np.isfinite([*steps, *times]).all()
+    ):
+        raise ValueError("no times of steps")
+    return steps, times
 
 
 def _position(place: Place) -> Position:
@@ -251,6 +271,7 @@ class BranchLogger:
             if _position(ends) > branch.end:
                 branch = replace(branch, ends=ends)
         if known is None or branch != known.branch:
+            branch = replace(branch, seconds=_seconds_of(former, branch))
             files.make_directory(self.layout.branches / branch.name)
             self._write(branch)
         passes = {} if known is None else known.passes
@@ -445,6 +466,14 @@ def _agree(known: Sequence[MetricBlock], new: MetricBlock) -> bool:
             if drift(one, other)[1] is not None:
                 return False
     return True
+
+
+def _seconds_of(line: Record, branch: Branch) -> Knots | None:
+    """The training time at steps of a branch, from the beginning of its first pass on."""
+    knots, begin = TrainingTime.of(line).knots(), branch.begin
+    inside = begin.step if begin.split == "train" else 0
+    first, last = float(begin.iteration - inside), float(branch.end.iteration)
+    return None if knots is None or first >= last else between(knots, first, last, MOST_TIMES)
 
 
 def _all_agree(known: SplitRecord, part: SplitRecord) -> bool:

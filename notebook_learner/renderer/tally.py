@@ -40,8 +40,8 @@ VALID_SHARE = 1 / 3
 class Pace:
     """Steps and seconds of both splits. Only the seconds within steps count, not pauses.
 
-    The rate is that of training, also while the run validates. Steps of unknown duration (a resumed run's,
-    from its logs) do not count. A rewind keeps the rate: steps take as long as before.
+    The rate is that of training, also while the run validates. Steps of unknown duration (those of
+    a run that kept no times) do not count. A rewind keeps the rate: steps take as long as before.
     """
 
     def __init__(self) -> None:

@@ -28,6 +28,7 @@ from ..checkpoint.strategy import KeepAll
 from ..errors import CheckpointError, DamagedError, StateError, StoreError
 from ..event import MetricInfo, Record, SplitRecord
 from ..event.position import Position
+from ..event.training_time import timed
 from ..store.layout import SPLITS, RunLayout, sync_logs
 from .checkpoint_passes import MOST, SavedPass, ToldPasses, Trunk, told_of
 from .state import State, written
@@ -355,7 +356,7 @@ class FileCheckpointer:
             parts["model"] = with_base(parts["model"], info.label, self.model)
         known = self._record(info.label) or (() if self._stood_by else self.known())
         metrics = (*_measured(parts, told.passes), *self.metrics)
-        self.logged = () if known else self._logs(metrics)
+        self.logged = () if known else timed(self._logs(metrics), told.clock.seconds)
         self.run_id, self.loaded = commit["run_id"], Lineage.of(commit)
         self.left = self.loaded if known else self._newest_way(info) or self.loaded
         self.recipe_found = commit.get("recipe")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import is_
@@ -10,8 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..artifacts.clock import Clock
 from ..checkpoint.folder import CheckpointFolder
 from ..checkpoint.passes import Line
+from ..errors import DamagedError
 from ..event import Column, MetricBlock, Record, SplitRecord, cut
 from ..store.layout import check_metric_name
 from .validation import check_passes
@@ -142,8 +145,15 @@ class ToldPasses:
 
     def __init__(self, commit: Mapping[str, Any], folder: CheckpointFolder) -> None:
         lines = []
+        self.clock = Clock()
+        """When the steps of the passes were taken, as far as it was kept."""
+        clocks = [(commit.get("run") or {}).get("clock")]
         for line, told in folder.earlier(commit):
             lines.append((line, _passes_of(told["passes"])))
+            clocks.append(told.get("clock"))
+        with suppress(DamagedError):  # it only says how long they took
+            for clock in clocks:
+                self.clock.update(Clock.from_json(clock or []))
         self.passes: list[SavedPass] = []
         self._stretches: list[_Stretch] = []
         for line, passes in reversed(lines):

@@ -33,6 +33,7 @@ from ..event.kept_sheets import KeptSheets
 from ..renderer.summary import evaluation, tour
 from ..renderer.tally import Tally
 from ..renderer.text import count, duration, number, one_line, place, rate, remaining, size_text
+from .run_axes import RunAxes, as_lists, epoch_knots
 from .sheets import sheets_told
 from .wire import Json
 
@@ -136,6 +137,8 @@ class Board:
     sheets: KeptSheets = field(default_factory=KeptSheets)
     notes: bool = True
     """Whether events are noted in the log; a run of another process has its own log."""
+    axes: RunAxes = field(default_factory=RunAxes)
+    """How long the steps took."""
     _starts: dict[int, int] = field(default_factory=dict)
 
     def handle(self, event: Event, /) -> None:
@@ -144,6 +147,7 @@ class Board:
         match event:
             case MetricBlock():
                 self.trained = event.iteration
+                self.axes.add(event)
                 if event.split == "train":  # no start comes from a run's files
                     self._starts.setdefault(event.epoch, event.iteration - event.last)
             case SplitStarted():
@@ -214,6 +218,7 @@ class Board:
             "left": "" if left is None or not running else remaining(left),
             "table": self._table(),
             "texts": [[one_line(name), one_line(text)] for name, text in tally.texts.items()],
+            **self.axes.moving(self.trained),
         }
 
     def events(self) -> Json:
@@ -223,7 +228,17 @@ class Board:
             "marks": [{"x": mark.x, "kind": mark.kind, "text": mark.text} for mark in self.marks],
             "error": self.error,
             "evaluated": [self._evaluated(each) for each in self.evaluated.values()],
+            "epochs": as_lists(epoch_knots(self._starts, self.trained, self.length)),
+            **self.axes.seconds(self.trained),
         }
+
+    @property
+    def length(self) -> int | None:
+        """The training steps of the latest epoch; None while that is not known."""
+        latest = max(self._starts, default=0)
+        if latest and self.tally.ended.get("train") == latest:
+            return self.trained - self._starts[latest]
+        return self.tally.totals.get("train")
 
     def _evaluated(self, event: Evaluated) -> Json:
         units = {info.name: one_line(info.unit) for info in event.metrics}
@@ -312,6 +327,7 @@ class Board:
         self.evaluated.clear()
         self.sheets.clear()
         self._starts.clear()
+        self.axes = RunAxes()
         self.marks.clear()
         self.note(f"{event.model}, {count(event.parameters)} parameters")
 
@@ -335,6 +351,7 @@ class Board:
         before, self.trained = self.trained, 0
         self.sheets.go_back(event)
         self._starts.clear()
+        self.axes = RunAxes(event.record)
         for past in event.record:
             if past.split == "train":
                 self._starts[past.epoch] = self.trained

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..event import Record, Split, rows
 from ..logger.branches import Branch
 from ..renderer.text import count, one_line, place
 from .curves import Curves, CurveSeries
+from .run_axes import as_lists, axes_of
 from .wire import Json
 
 MOST = 8
@@ -24,13 +25,16 @@ class OtherRun(NamedTuple):
     name: str
     steps: int
     curves: Curves
+    axes: Json
+    """Where its steps lie in its epochs and its training time."""
 
     @classmethod
     def of(cls, name: str, record: Record, names: dict[Split, set[str]]) -> OtherRun:
         """Make the curves of these metrics from what the run has measured."""
         curves = Curves(BUCKETS)
         curves.rebuild(record, names)
-        return cls(one_line(name), sum(part.steps for part in record if part.split == "train"), curves)
+        steps = sum(part.steps for part in record if part.split == "train")
+        return cls(one_line(name), steps, curves, axes_of(record))
 
 
 class LeftBranches(NamedTuple):
@@ -55,15 +59,26 @@ class BranchLines:
     told: Json = field(default_factory=lambda: {"lines": [], "more": 0, "offered": []})
     """What the page is told about them."""
     curves: dict[str, Curves] = field(default_factory=dict)
+    _epochs: dict[str, Any] = field(default_factory=dict)
+    """Where the steps of each branch lie in its epochs."""
     _known: dict[str, Branch] = field(default_factory=dict)
     _whole: frozenset[str] = frozenset()
     """Those that were read twice."""
 
-    def read(self, left: LeftBranches, names: dict[Split, set[str]]) -> BranchLines:
-        """The branches as they are now, in the order in which they were left."""
+    def read(
+        self, left: LeftBranches, names: dict[Split, set[str]], length: int | None = None
+    ) -> BranchLines:
+        """The branches as they are now, in the order in which they were left.
+
+        Args:
+            left: what is known of them.
+            names: the metrics that have a curve.
+            length: the training steps of an epoch, for one that a branch has not ended.
+        """
         latest = left.found[-MOST:]
-        curves = {each.name: self._curves_of(each, left, names) for each in latest}
-        lines = [_told(each, left.again(each)) for each in latest]
+        read = {each.name: self._read(each, left, names, length) for each in latest}
+        curves, epochs = ({name: each[at] for name, each in read.items()} for at in (0, 1))
+        lines = [_told(each, left.again(each), epochs[each.name]) for each in latest]
         for other in left.others:
             lines.append(_told_other(other))
             curves[lines[-1]["name"]] = other.curves
@@ -73,7 +88,7 @@ class BranchLines:
             "offered": [one_line(name) for name in left.offered],
         }
         whole = frozenset(each.name for each in latest if self._has(each))
-        return BranchLines(told, curves, {each.name: each for each in latest}, whole)
+        return BranchLines(told, curves, epochs, {each.name: each for each in latest}, whole)
 
     def series(self) -> Mapping[tuple[str, str, Split], CurveSeries]:
         """The curves by branch, metric and split."""
@@ -89,12 +104,14 @@ class BranchLines:
         same = (known.begins, known.ends, known.when) == (branch.begins, branch.ends, branch.when)
         return same and branch.name in self._known
 
-    def _curves_of(self, branch: Branch, left: LeftBranches, names: dict[Split, set[str]]) -> Curves:
+    def _read(
+        self, branch: Branch, left: LeftBranches, names: dict[Split, set[str]], length: int | None
+    ) -> tuple[Curves, Any]:
         if branch.name in self._whole and self._has(branch):
-            return self.curves[branch.name]
-        curves = Curves(BUCKETS)
-        curves.rebuild(_beyond(left.passes(branch), branch), names, branch.begin.iteration)
-        return curves
+            return self.curves[branch.name], self._epochs[branch.name]
+        curves, passes = Curves(BUCKETS), left.passes(branch)
+        curves.rebuild(_beyond(passes, branch), names, branch.begin.iteration)
+        return curves, axes_of(passes, length)["epochs"]
 
 
 def _beyond(own: Record, branch: Branch) -> Record:
@@ -111,7 +128,7 @@ def _beyond(own: Record, branch: Branch) -> Record:
     return tuple(cut)
 
 
-def _told(branch: Branch, again: int) -> Json:
+def _told(branch: Branch, again: int, epochs: Any) -> Json:
     begin, end = (place(*each[:3], None) for each in (branch.begins, branch.ends))
     changes = one_line("; ".join(branch.changes))
     return {
@@ -121,6 +138,8 @@ def _told(branch: Branch, again: int) -> Json:
         "from": branch.begin.iteration,
         "to": branch.end.iteration,
         "again": again,
+        "epochs": epochs,
+        "seconds": as_lists(branch.seconds),
     }
 
 
@@ -133,4 +152,5 @@ def _told_other(run: OtherRun) -> Json:
         "from": 0,
         "to": run.steps,
         "again": 0,
+        **run.axes,
     }

@@ -136,8 +136,8 @@ class Panel:
     def show_branches(self, left: LeftBranches) -> None:
         """Read and show the lines that a run has left. Any thread may call this."""
         with self._lock:
-            before, names = self._branches, self._board.plotted()
-        branches = before.read(left, names)
+            before, names, length = self._branches, self._board.plotted(), self._board.length
+        branches = before.read(left, names, length)
         with self._lock:
             for line in branches.left_since(before, self._since):
                 self._board.note(line)

@@ -1,6 +1,7 @@
 """`python -m tests.benchmarks`: the Learner against a hand-written loop, in interleaved processes; with
 `storing`, `blocking` or `logging`: what checkpoints and logs cost; with `panel`: what a live panel does; with
-`metrics`: what the standard pair adds to computing it by hand, what metrics of classes and of sequences take,
+`frames`: what a frame of its page takes; with `metrics`: what the standard pair adds to computing it by
+hand, what metrics of classes and of sequences take,
 and what `evaluate` adds to a loop; with `peers`: other trainers at the same work; with `growth`: how costs
 grow with the work, a table a curve; with `long-run`: memory of a long run, and opening its directory; with
 `ranks`: several devices beside torch's DistributedDataParallel; with `startup`: imports; with `gpu`: all that
@@ -40,6 +41,7 @@ import logging_cost  # noqa: E402
 import long_run  # noqa: E402
 import metrics  # noqa: E402
 import panel_cost  # noqa: E402
+import panel_frames  # noqa: E402
 import peer_race  # noqa: E402
 import ranks  # noqa: E402
 import storing  # noqa: E402
@@ -150,6 +152,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "blocking": lambda options: blocking.main(),
     "logging": lambda options: logging_cost.main(),
     "panel": lambda options: panel_cost.main(options.rounds),
+    "frames": lambda options: panel_frames.main(options.rounds),
     "debugging": lambda options: debugging.main(options.rounds),
     "metrics": lambda options: metrics.main(options.rounds),
     "peers": _peers,

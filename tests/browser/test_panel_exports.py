@@ -80,10 +80,10 @@ def table(data):
 def differs(rows, train, ends, valid):
     """The first row that is not what the learner has measured; None if all are."""
     at_end = dict(zip(np.cumsum(ends).tolist(), valid, strict=True))
-    if rows[0] != ["step", "train", "valid"] or len(rows) != 1 + len(train):
+    if rows[0] != ["step", "train", "valid", "epoch", "seconds"] or len(rows) != 1 + len(train):
         return 0
     for step, (row, value) in enumerate(zip(rows[1:], train, strict=True), start=1):
-        cells = [float(cell) if cell else None for cell in row[1:]]
+        cells = [float(cell) if cell else None for cell in row[1:3]]
         if repr([int(row[0]), *cells]) != repr([step, value, at_end.get(step)]):
             return step
     return None

@@ -1,5 +1,6 @@
 // The lines behind the curves: those that the run has left, with the way back to the end of each, and other runs.
 
+import { whyNot } from "./axis.js";
 import { freshId, h, icon, setAttribute, setText, show, fill } from "./dom.js";
 import { whole } from "./format.js";
 import { downsample, smooth } from "./series.js";
@@ -15,6 +16,9 @@ export function labelOf({ name, changes, run }) {
 }
 
 const stepsOf = (count) => `${whole(count)} ${count === 1 ? "step" : "steps"}`;
+
+/** Why a line cannot be seen along this axis; "" if it can. A branch has the epochs of its run. */
+const lackOf = (axis, line) => (axis === "epoch" && !line.run ? "" : whyNot(axis, line)) && `not drawn along the ${axis}: its steps have none`;
 
 /** What the button says. How many steps are taken again is only known where there is a learner. */
 export const offerOf = ({ name, again }) => `Go to the end of branch ${name}${again > 0 ? ` (${stepsOf(again)} replayed)` : ""}`;
@@ -163,8 +167,10 @@ export class Branches {
     this.element.addEventListener("keydown", (event) => event.key === "Escape" && this.#leave(), { signal });
   }
 
-  update(board, store) {
-    const { lines = [], more = 0, offered = [] } = board.branches ?? {};
+  /** `axis` is along what the curves are drawn. */
+  update(board, store, axis) {
+    const { lines: told = [], more = 0, offered = [] } = board.branches ?? {};
+    const lines = told.map((line) => ({ ...line, text: [line.text, lackOf(axis, line)].filter(Boolean).join("; ") }));
     this.lines = lines;
     if (this.#asked !== null && !store.pending.has(this.#asked)) this.#asked = null;
     if (!lines.some(({ name }) => name === this.#chosen)) this.#chosen = null;

@@ -1,5 +1,6 @@
 // The plots: a tab for each metric, the views of it, and the same as a table.
 
+import { AXES, AxisChoice, trackOf } from "./axis.js";
 import { Branches } from "./branches.js";
 import { fill, freshId, h, setAttribute, setText, show } from "./dom.js";
 import { number, whole } from "./format.js";
@@ -36,6 +37,7 @@ export class Curves {
     this.branches = new Branches(ask, refuse, (name) => this.#light(name), signal);
     const painted = () => this.#painted();
     this.grid = new Grid((name) => this.#choose(name), painted, () => this.#again(), signal);
+    this.axis = new AxisChoice(refuse, () => this.#again(), signal);
     this.#make();
     this.plot = new Plot(this.canvas, painted, (at) => this.#hovered(at), (name) => this.branches.choose(name));
     this.plot.slider = SMOOTHING / 100;
@@ -56,8 +58,11 @@ export class Curves {
     if (chosen !== this.#metric) this.#choose(chosen);
     this.board = board;
     this.store = store;
+    this.axis.update(board);
+    const { kind } = this.axis;
+    Object.assign(this.plot, { axis: kind, track: trackOf(kind, board) });
     show(this.element, tabs.length > 0 && store.begun);
-    this.grid.update(store.begun ? this.#metrics : [], this.#metric, board, store);
+    this.grid.update(store.begun ? this.#metrics : [], this.#metric, board, store, this.plot);
     if (this.#metric === null || this.element.hidden) return;
     this.#updateTabs();
     this.sheets.update(sheets.find(({ name }) => name === this.#metric));
@@ -67,8 +72,10 @@ export class Curves {
     this.plot.lines = metric.splits
       .map((split) => ({ split, series: store.series.get(keyOf(metric.name, split)) }))
       .filter(({ series }) => series !== undefined);
-    this.branches.update(board, store);
-    this.plot.branches = this.branches.lines.map((line) => ({ ...line, parts: this.#partsOf(line, metric) })).filter(({ parts }) => parts.length > 0);
+    this.branches.update(board, store, kind);
+    this.plot.branches = this.branches.lines
+      .map((line) => ({ ...line, track: trackOf(kind, this.#toldOf(line)), parts: this.#partsOf(line, metric) }))
+      .filter(({ track, parts }) => track !== null && parts.length > 0);
     this.plot.marks = board.marks ?? [];
     this.plot.epoch = board.epoch;
     this.unit = metric.unit;
@@ -84,6 +91,11 @@ export class Curves {
     this.#draw(store.curves);
     this.#read();
     this.#describe(metric);
+  }
+
+  /** What is known of a line. An epoch of a branch that has none of its own is one of the run. */
+  #toldOf(line) {
+    return line.run || line.epochs ? line : { ...line, epochs: this.board.epochs };
   }
 
   #partsOf({ name }, metric) {
@@ -154,6 +166,7 @@ export class Curves {
       { class: "nl-tools" },
       h("label", { class: "nl-smoothing" }, h("span", {}, "Smoothing"), this.slider, this.memory),
       h("div", { class: "nl-joined", role: "group", "aria-label": "Steps shown" }, this.all, this.recent),
+      this.axis.element,
       this.log,
       this.table,
     );
@@ -268,7 +281,7 @@ export class Curves {
     setAttribute(this.table, "aria-pressed", String(this.#asTable));
     show(this.frame, !this.#asTable);
     show(this.numbers, this.#asTable);
-    const now = `${version} ${this.#metric} ${this.plot.marks.length} ${this.plot.branches.map(({ name }) => name)}`;
+    const now = `${version} ${this.#metric} ${this.plot.axis} ${this.plot.marks.length} ${this.plot.branches.map(({ name }) => name)}`;
     if (now === this.#drawn) return;
     this.#drawn = now;
     const memory = Math.round(this.plot.memory);
@@ -281,7 +294,7 @@ export class Curves {
   #drawTable() {
     const lines = this.plot.lines;
     fill(this.heads, ["Step", ...lines.map(({ split }) => split)], () => h("th", { scope: "col" }), setText);
-    const rows = tabulate(lines.map(({ series }) => series), ...this.plot.shown, ROWS);
+    const rows = tabulate(lines.map(({ series }) => series), ...this.plot.steps, ROWS);
     fill(this.rows, rows, () => h("tr"), (row, { from, to, cells }) => {
       const texts = [from === to ? whole(from) : `${whole(from)} – ${whole(to)}`, ...cells.map(cellText)];
       fill(row, texts, () => h("td"), setText);
@@ -329,9 +342,16 @@ export class Curves {
       show(item.children[2], bold !== "");
       setText(item.children[3], ofEpochs ? "" : `batch ${here}`);
     });
-    const epoch = step === null ? null : epochOf(epochSpans(marks, this.board.epoch, this.plot.own), step);
-    setText(this.where, step === null ? "" : `step ${whole(step)}${epoch === null ? "" : ` · epoch ${epoch}`}`);
+    setText(this.where, step === null ? "" : this.#place(step));
     setText(this.marks, (this.#hover?.marks ?? []).map(({ kind, text }) => text || wordOf(kind)).join(" · "));
+  }
+
+  /** Where a step is: along the axis first. */
+  #place(step) {
+    const { axis, track, marks, own } = this.plot;
+    const epoch = epochOf(epochSpans(marks, this.board.epoch, own), step);
+    const along = axis === "step" ? [] : [AXES[axis].at(track.to(step))];
+    return [...along, `step ${whole(step)}`, ...(axis === "epoch" || epoch === null ? [] : [`epoch ${epoch}`])].join(" · ");
   }
 
   /** The numbers of the metric that is shown, as they are in the table. */
@@ -340,11 +360,12 @@ export class Curves {
   }
 
   #describe({ name, unit }) {
-    if (Date.now() - this.#described < DESCRIBED_EVERY && this.canvas.dataset.metric === name) return;
+    const what = `${name} against ${AXES[this.plot.axis].words}`;
+    if (Date.now() - this.#described < DESCRIBED_EVERY && this.canvas.dataset.of === what) return;
     this.#described = Date.now();
-    this.canvas.dataset.metric = name;
+    this.canvas.dataset.of = what;
     const words = this.plot.lines.map(({ split, series }) => `${split} ${isOfEpochs(split, series, this.plot.marks) ? "avg" : "batch"} ${series.length > 0 ? valueText(series, series.length - 1, unit) : "has no values yet"}`);
-    setAttribute(this.canvas, "aria-label", `${name} against training steps: ${words.join(", ")}. The table holds the numbers.`);
+    setAttribute(this.canvas, "aria-label", `${what}: ${words.join(", ")}. The table holds the numbers.`);
   }
 }
 

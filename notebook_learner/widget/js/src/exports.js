@@ -1,5 +1,6 @@
 // What is seen as a file: the plot as PNG or SVG, its values as CSV.
 
+import { AXES, trackOf } from "./axis.js";
 import { h } from "./dom.js";
 import { whole } from "./format.js";
 import { Sketch, escaped } from "./sketch.js";
@@ -29,7 +30,7 @@ export function paint(ctx, seen, title, look) {
     ctx,
     width: size[0],
     bbox: { left: left * ratio, top: (top + HEAD) * ratio, width: width * ratio, height: height * ratio },
-    valToPos: (value, scale, onCanvas) => (onCanvas ? (left + place(value, scale)) * ratio : place(value, scale)), // only asked for steps
+    valToPos: (value, scale, onCanvas) => (onCanvas ? (left + place(value, scale)) * ratio : place(value, scale)), // only asked for places of the axis
   };
   scaled(drawHead, title);
   seen.behind(chart);
@@ -144,9 +145,10 @@ const digits = (value) => String(value).toLowerCase().replace("infinity", "inf")
 
 /**
  * All that the page has of some lines; of a long run that is no value of each step, and then a row says of
- * which steps it is. `widest` is the most steps that a row stands for, `end` the run's last step.
+ * which steps it is. `widest` is the most steps that a row stands for, `end` the run's last step. `tracks` are other
+ * axes by the name of the column that says where a row's step lies there.
  */
-export function csvOf(lines, end) {
+export function csvOf(lines, end, tracks = {}) {
   const long = lines.some(({ series }) => series.joined > 0);
   const heads = lines.map(({ split, series }) => (series.joined > 0 ? [`${split} mean`, `${split} lowest`, `${split} highest`] : [split]));
   const rows = new Map();
@@ -162,7 +164,10 @@ export function csvOf(lines, end) {
     }
   });
   const sorted = [...rows.values()].sort((a, b) => a[0] - b[0] || a[1] - b[1]);
-  const texts = [["step", "to", ...heads.flat().map(named)], ...sorted].map(([from, to, ...cells]) => [from, ...(long ? [to] : []), cells].join());
+  const along = Object.values(tracks);
+  const places = (step) => along.map((track) => Number(track.to(step).toPrecision(9)));
+  const rest = sorted.map(([from, to, ...cells]) => [from, to, ...cells, ...places(from)]);
+  const texts = [["step", "to", ...heads.flat().map(named), ...Object.keys(tracks)], ...rest].map(([from, to, ...cells]) => [from, ...(long ? [to] : []), cells].join());
   return { text: `${texts.join("\r\n")}\r\n`, widest };
 }
 
@@ -190,14 +195,15 @@ export class Exports {
     const name = fileName(board.title, metric, kind);
     let [content, note] = [null, ""];
     if (kind === "CSV") {
-      const { text, widest } = csvOf(plot.lines, board.trained);
+      const tracks = { epoch: trackOf("epoch", board), seconds: trackOf("time", board) };
+      const { text, widest } = csvOf(plot.lines, board.trained, Object.fromEntries(Object.entries(tracks).filter(([, track]) => track !== null)));
       const whence = board.readonly ? `Artifacts(${JSON.stringify(board.directory)})` : "learner.history";
       [content, note] = [text, widest > 1 ? `: a row is up to ${whole(widest)} steps; ${whence}.to_pandas() has each of them` : ""];
     } else {
       const seen = await this.#curves.seen();
       if (seen.size === undefined) return this.#tell(false, "nothing is drawn yet");
       const look = { ...colours(panel), background: getComputedStyle(panel).backgroundColor };
-      content = await (kind === "PNG" ? pngOf : svgOf)(seen, `${board.title} · ${metric}`, look);
+      content = await (kind === "PNG" ? pngOf : svgOf)(seen, `${board.title} · ${metric}${plot.axis === "step" ? "" : ` along the ${AXES[plot.axis].words}`}`, look);
     }
     download(new Blob([content], { type: { PNG: "image/png", SVG: "image/svg+xml", CSV: "text/csv" }[kind] }), name);
     this.#tell(true, `saved ${name}${note}`);

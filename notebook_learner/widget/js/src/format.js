@@ -61,3 +61,36 @@ export function logTicks(low, high) {
   }
   return found;
 }
+
+const two = (value) => String(value).padStart(2, "0");
+
+/** A time span in its two largest units: as renderer/text.py writes it. */
+export function duration(seconds) {
+  if (!isFinite(seconds) || seconds < 0) return "?";
+  if (seconds < 0.9995) return `${Math.round(1000 * seconds)} ms`;
+  if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
+  const all = Math.round(seconds);
+  if (all < 60) return `${all} s`;
+  if (all < 3600) return `${Math.floor(all / 60)} min ${two(all % 60)} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 24 * 60) return `${Math.floor(minutes / 60)} h ${two(minutes % 60)} min`;
+  const hours = Math.round(seconds / 3600);
+  return `${Math.floor(hours / 24)} d ${two(hours % 24)} h`;
+}
+
+/** Epochs below an axis: 0, 0.5, 1. */
+export const places = (values) => ticks(values.map((value) => Math.round(value * 1e6) / 1e6));
+
+/** Time spans below an axis: 20 s, 1:30 min, 5 min, 1:30 h, 2 d. */
+export function spans(values) {
+  const gap = values.length > 1 ? values[1] - values[0] : 1;
+  const most = Math.max(...values);
+  const parts = (value, unit, small, name) => `${Math.floor(value / unit)}:${two(Math.round((value % unit) / small))} ${name}`;
+  if (gap >= 86_400) return values.map((value) => `${Math.round(value / 86_400)} d`);
+  if (gap >= 3600) return values.map((value) => `${Math.round(value / 3600)} h`);
+  if (most >= 7200 && gap >= 60) return values.map((value) => parts(value, 3600, 60, "h"));
+  if (most >= 7200) return values.map((value) => `${Math.floor(value / 3600)}:${two(Math.floor((value % 3600) / 60))}:${two(Math.round(value % 60))} h`);
+  if (gap >= 60) return values.map((value) => `${Math.round(value / 60)} min`);
+  if (most >= 120) return values.map((value) => parts(value, 60, 1, "min"));
+  return places(values).map((text) => `${text} s`);
+}

@@ -61,7 +61,8 @@ export class Grid {
     this.marked = { pinned: kept(`pinned in ${path}`, []), hidden: kept(`hidden in ${path}`, []) };
   }
 
-  update(metrics, chosen, board, store) {
+  /** The small plots lie along the axis of the large one, `plot`. */
+  update(metrics, chosen, board, store, { axis, track }) {
     show(this.element, metrics.length > MANY);
     if (this.element.hidden || this.element.classList.contains("nl-folded")) return;
     const count = metrics.filter(({ name }) => this.marked.hidden.includes(name)).length;
@@ -72,7 +73,7 @@ export class Grid {
       const [heading, list] = group.children;
       setText(heading, title);
       setAttribute(group, "aria-labelledby", heading.id);
-      fill(list, those, () => this.#tile(), (tile, metric) => this.#show(tile, metric, metric.name === chosen, board, store));
+      fill(list, those, () => this.#tile(), (tile, metric) => this.#show(tile, metric, metric.name === chosen, board, store, axis, track));
     });
   }
 
@@ -101,7 +102,7 @@ export class Grid {
     this.#changed();
   }
 
-  #show(tile, { name, splits }, chosen, board, store) {
+  #show(tile, { name, splits }, chosen, board, store, axis, track) {
     const [big, pin, hide] = tile.children;
     const pinned = this.marked.pinned.includes(name);
     tile.dataset.metric = name;
@@ -116,12 +117,12 @@ export class Grid {
     // A long run grows by less than a pixel a step: drawing it each time would cost more than the large plot.
     const grown = Math.floor(Math.log(Math.max(1, board.trained)) * WIDTH);
     const lengths = tile.lines.map(({ series: { length } }) => (length > MANY_POINTS ? "" : length));
-    const drawn = `${name} ${grown} ${lengths} ${this.#colours().splits}`;
+    const drawn = `${name} ${axis} ${grown} ${lengths} ${this.#colours().splits}`;
     const same = tile.of?.length === tile.lines.length && tile.lines.every(({ series }, at) => series === tile.of[at]);
     if ((same && tile.drawn === drawn) || this.#colours().text === "") return;
     tile.drawn = drawn;
     tile.of = tile.lines.map(({ series }) => series);
-    draw(big.children[1], tile.lines, board.trained, this.#colours());
+    draw(big.children[1], tile.lines, board.trained, track, this.#colours());
   }
 
   #value(lines) {
@@ -136,12 +137,13 @@ export class Grid {
 const toggled = (names, name) => (names.includes(name) ? names.filter((one) => one !== name) : [...names, name]);
 
 /** Draw the whole run, each metric on a scale of its own. */
-function draw(canvas, lines, trained, colours) {
+function draw(canvas, lines, trained, track, colours) {
   const ctx = canvas.getContext("2d");
   const [width, height] = [canvas.width, canvas.height];
   ctx.clearRect(0, 0, width, height);
   const from = Math.min(1, ...lines.map(({ series }) => series.x[0]));
   const to = Math.max(trained, from + 1);
+  const [left, right] = [from, to].map(track.to, track);
   const samples = lines.map(({ split, series }) => ({ split, ...downsample(series, from, to, WIDTH) }));
   const found = extent(samples.map(({ y }) => y), false);
   if (found === null) return;
@@ -153,7 +155,7 @@ function draw(canvas, lines, trained, colours) {
     ctx.beginPath();
     let begins = true;
     x.forEach((step, index) => {
-      const place = [2 + ((step - from) / (to - from)) * (width - 4), scaled(y[index])];
+      const place = [2 + ((track.to(step) - left) / (right - left)) * (width - 4), scaled(y[index])];
       if (y[index] !== null) begins ? ctx.moveTo(...place) : ctx.lineTo(...place);
       begins = y[index] === null;
     });

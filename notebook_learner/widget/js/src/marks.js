@@ -30,7 +30,7 @@ export function epochSpans(marks, epoch, [oldest, newest]) {
 export function epochLabels(spans, [from, to], width) {
   const seen = spans.filter((span) => span.to > span.from && span.to > from && span.from < to);
   if (seen.length === 0) return [];
-  const pixels = width / Math.max(1, to - from);
+  const pixels = width / (to - from || 1);
   const every = everyNth(seen, pixels, 30);
   return seen
     .filter(({ number }) => every === 1 || number % every === 0)
@@ -45,7 +45,7 @@ function everyNth(spans, pixels, needed) {
   return [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((one) => one * usual >= needed) ?? 10_000;
 }
 
-/** The marks at a step, apart from the ends of epochs, within so many steps. */
+/** The marks at a place, apart from the ends of epochs, within reach of it. */
 export function nearestMarks(marks, x, reach) {
   return marks.filter((mark) => mark.kind !== "epoch" && Math.abs(mark.x - x) <= reach).slice(-3);
 }
@@ -104,7 +104,7 @@ export function drawTarget(chart, target, colours) {
 }
 
 /** Signs above the curves, values that are not finite at the lower edge, and what the rows below mean. */
-export function drawGlyphs(chart, { marks, bad, spans }, colours) {
+export function drawGlyphs(chart, { marks, bad, axis = "step", epochs }, colours) {
   const { ctx, bbox } = chart;
   const ratio = ratioOf(chart);
   ctx.save();
@@ -121,8 +121,8 @@ export function drawGlyphs(chart, { marks, bad, spans }, colours) {
   ctx.textAlign = "right";
   ctx.textBaseline = "top";
   const below = bbox.top + bbox.height;
-  ctx.fillText("step", bbox.left - 8 * ratio, below + 6 * ratio);
-  if (spans.length > 0) ctx.fillText("epoch", bbox.left - 8 * ratio, below + 23 * ratio);
+  ctx.fillText(axis, bbox.left - 8 * ratio, below + 6 * ratio);
+  if (epochs) ctx.fillText("epoch", bbox.left - 8 * ratio, below + 23 * ratio);
   ctx.restore();
 }
 

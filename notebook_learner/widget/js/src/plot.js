@@ -1,8 +1,10 @@
 // The picture of one metric: uPlot under a small set of views (all, recent, zoomed).
 
 import uPlot from "uplot";
+import { AXES, STEPS } from "./axis.js";
+import { rawPath } from "./band.js";
 import { drawBranches, drawNames, labelOf, nearest, pointsOf } from "./branches.js";
-import { logTicks, steps, ticks } from "./format.js";
+import { logTicks, ticks } from "./format.js";
 import { drawGlyphs, drawLines, drawTarget, epochLabels, epochSpans, nearestMarks } from "./marks.js";
 import { align, besides, downsample, extent, memoryOf, recentFrom, smooth } from "./series.js";
 
@@ -18,12 +20,13 @@ export class Plot {
   #shape = "";
   #size = [0, 0];
   #bad = [];
-  #spans = [];
+  #spans = []; // the epochs along the axis
+  #marks = []; // what happened, along the axis
   #window = [0, 1];
   #range = [0, 1];
   #axisWidth = 40;
   #samples = new WeakMap();
-  #thin = []; // the branches as they are drawn, in steps and values
+  #thin = []; // the branches as they are drawn, in places and values
   #over = null; // the branch under the pointer
   #down = 0;
 
@@ -33,37 +36,51 @@ export class Plot {
     this.#hovered = hovered;
     this.#clicked = clicked;
     this.lines = []; // {split, series}
-    this.branches = []; // {name, changes, parts: the same}
+    this.axis = "step"; // along what the curves are drawn
+    this.track = STEPS; // where the steps of the run's own line lie there: a "place" is a number of the axis
+    this.branches = []; // {name, changes, track, parts: the same as lines}
     this.lit = null; // the name of the branch that is shown strongly
     this.marks = [];
     this.epoch = null;
     this.target = null; // a step that the user considers going back to
     this.log = false;
     this.slider = 0;
-    this.window = "all"; // "all" | "recent" | [from, to]
+    this.window = "all"; // "all" | "recent" | [from, to] in steps
     this.onWindow = () => {};
   }
 
-  /** The steps that can be shown. */
+  /** The places that can be shown. */
   get bounds() {
-    return boundsOf([...this.lines, ...this.branches.flatMap(({ parts }) => parts)]);
+    const all = [{ track: this.track, parts: this.lines }, ...this.branches].filter(({ parts }) => parts.some(({ series }) => series.length > 0));
+    if (all.length === 0) return [0, 1];
+    const ends = all.map(({ track, parts }) => boundsOf(parts).map(track.to, track));
+    return [Math.min(...ends.map(([from]) => from)), Math.max(...ends.map(([, to]) => to))];
   }
 
-  /** Those that the run's own line has taken. */
+  /** The steps that the run's own line has taken. */
   get own() {
     return boundsOf(this.lines);
   }
 
-  /** The steps that are shown. */
+  /** The places that are shown. */
   get shown() {
-    if (Array.isArray(this.window)) return this.window;
-    const [oldest, newest] = this.window === "recent" ? this.own : this.bounds;
-    return this.window === "recent" ? [Math.max(oldest, recentFrom(newest, this.#epochEnds())), newest] : [oldest, newest];
+    if (this.window === "all") return this.bounds;
+    return (Array.isArray(this.window) ? this.window : this.#recent).map(this.track.to, this.track);
+  }
+
+  /** The steps of the run's own line that are there. */
+  get steps() {
+    return Array.isArray(this.window) ? this.window : this.shown.map(this.track.back, this.track);
+  }
+
+  get #recent() {
+    const [oldest, newest] = this.own;
+    return [Math.max(oldest, recentFrom(newest, this.#epochEnds())), newest];
   }
 
   /** How many steps the smoothing remembers. */
   get memory() {
-    const [from, to] = this.shown;
+    const [from, to] = this.steps;
     return memoryOf(this.slider, to - from);
   }
 
@@ -133,24 +150,26 @@ export class Plot {
   #look(from, to) {
     const [oldest, newest] = this.bounds;
     const [left, right] = [Math.max(oldest, from), Math.min(newest, to)];
+    const steps = [left, right].map(this.track.back, this.track);
     if (right - left >= newest - oldest) this.window = "all";
-    else if (right - left >= 2) this.window = [left, right];
+    else if (steps[1] - steps[0] >= 2) this.window = steps;
     this.onWindow();
   }
 
   #data(width) {
     const [from, to] = (this.#window = this.shown);
-    const memory = this.memory;
+    const [memory, steps] = [this.memory, this.steps];
     const columns = [];
     const bad = new Set();
     for (const { series } of this.lines) {
-      const raw = this.#sample(series, from, to, width);
+      const raw = this.#sample(series, ...steps, width);
       columns.push({ x: raw.x, y: this.#positive(raw.y) });
-      columns.push(memory > 0 ? { x: raw.meanX, y: this.#positive(smooth(raw.meanX, raw.mean, memory)) } : { x: [], y: [] });
+      columns.push(memory > 0 ? { x: raw.meanX, y: this.#positive(smooth(raw.meanSteps, raw.mean, memory)) } : { x: [], y: [] });
       for (const x of raw.bad) if (x >= from && x <= to) bad.add(x);
     }
     this.#bad = [...bad];
-    this.#spans = epochSpans(this.marks, this.epoch, this.own);
+    this.#spans = epochSpans(this.marks, this.epoch, this.own).map((span) => ({ ...span, from: this.track.to(span.from), to: this.track.to(span.to) }));
+    this.#marks = this.marks.map((mark) => ({ ...mark, x: this.track.to(mark.x) }));
     this.#thin = this.branches.flatMap((branch) => branch.parts.map((part, at) => this.#thinned(branch, part, at, width, memory)));
     const inside = ({ x, y }) => y.filter((_, at) => x[at] >= from && x[at] <= to);
     this.#range = this.#padded(besides(extent(columns.map(inside), this.log), extent(this.#thin.map(inside), this.log), this.log));
@@ -159,20 +178,21 @@ export class Plot {
     return data[0].length > 0 ? data : [[from, to], ...columns.map(() => [null, null])];
   }
 
-  /** What is to be drawn of a series, kept while only colours and smoothing change. */
+  /** What is to be drawn of a series between two steps, kept while only colours and smoothing change. */
   #sample(series, from, to, width) {
     const kept = this.#samples.get(series);
     const key = `${series.revision} ${from} ${to} ${width}`;
-    if (kept?.key === key) return kept.sample;
+    if (kept?.key === key && kept.track === this.track) return kept.sample;
     // Begins earlier than what is shown, so that the average does not start anew at the left edge.
-    const sample = downsample(series, from - 3 * memoryOf(1, to - from), to, width);
-    this.#samples.set(series, { key, sample });
+    const { x, y, meanX, mean, bad } = downsample(series, from - 3 * memoryOf(1, to - from), to, width);
+    const sample = { x: this.track.all(x), y, meanX: this.track.all(meanX), meanSteps: meanX, mean, bad: this.track.all(bad) };
+    this.#samples.set(series, { key, track: this.track, sample });
     return sample;
   }
 
-  #thinned({ name, changes, run }, { split, series }, at, width, memory) {
-    const { x, y } = pointsOf(series, this.#window, width, memory);
-    return { name, changes, run, label: at === 0 ? labelOf({ name, changes, run }) : "", dash: split === "valid" ? [4, 3] : [], x, y: this.#positive(y) };
+  #thinned({ name, changes, run, track }, { split, series }, at, width, memory) {
+    const { x, y } = pointsOf(series, this.#window.map(track.back, track), width, memory);
+    return { name, changes, run, label: at === 0 ? labelOf({ name, changes, run }) : "", dash: split === "valid" ? [4, 3] : [], x: track.all(x), y: this.#positive(y) };
   }
 
   /** The branches in pixels, from the upper left corner of the plot. */
@@ -222,7 +242,7 @@ export class Plot {
         y: { distr: this.log ? 3 : 1, range: () => this.#range },
       },
       axes: [
-        { ...axis, grid: { show: false }, size: 22, gap: 5, space: 64, incrs: wholeSteps(), values: (_, found) => steps(found) },
+        { ...axis, grid: { show: false }, size: 22, gap: 5, space: 64, incrs: () => AXES[this.axis].marks, values: (_, found) => AXES[this.axis].labels(found) },
         {
           ...axis,
           grid,
@@ -238,9 +258,9 @@ export class Plot {
           side: 2,
           grid: { show: false },
           gap: 0,
-          size: () => (this.#spans.length > 0 ? 18 : 0),
-          splits: (chart) => epochLabels(this.#spans, this.#window, chart.bbox.width / uPlot.pxRatio).map(({ at }) => at),
-          values: (chart) => epochLabels(this.#spans, this.#window, chart.bbox.width / uPlot.pxRatio).map(({ text }) => text),
+          size: () => (this.#hasEpochs ? 18 : 0),
+          splits: (chart) => epochLabels(this.#hasEpochs ? this.#spans : [], this.#window, chart.bbox.width / uPlot.pxRatio).map(({ at }) => at),
+          values: (chart) => epochLabels(this.#hasEpochs ? this.#spans : [], this.#window, chart.bbox.width / uPlot.pxRatio).map(({ text }) => text),
           filter: (_, found) => found,
         },
       ],
@@ -257,7 +277,7 @@ export class Plot {
       },
       hooks: {
         drawClear: [(chart) => this.#drawBehind(chart)],
-        draw: [(chart) => this.#drawBefore(chart), (chart) => drawTarget(chart, this.target, this.#colours())],
+        draw: [(chart) => this.#drawBefore(chart), (chart) => drawTarget(chart, this.target === null ? null : this.track.to(this.target), this.#colours())],
         setSelect: [(chart) => this.#selected(chart)],
         setCursor: [(chart) => this.#pointed(chart)],
       },
@@ -271,7 +291,12 @@ export class Plot {
 
   #drawBefore(chart) {
     if (this.#thin.length > 0) drawNames(chart, this.#traced(chart), this.lit, this.#colours());
-    drawGlyphs(chart, { marks: this.marks, bad: this.#bad, spans: this.#spans }, this.#colours());
+    drawGlyphs(chart, { marks: this.#marks, bad: this.#bad, axis: this.axis, epochs: this.#hasEpochs }, this.#colours());
+  }
+
+  /** Whether the epochs have a row of their own below the axis. */
+  get #hasEpochs() {
+    return this.#spans.length > 0 && this.axis !== "epoch";
   }
 
   /** What is seen now, for a file: in pixels of the page, with two functions that draw what is behind and before
@@ -295,7 +320,7 @@ export class Plot {
         dots: series.length <= 24,
       })),
       thin: [...new Set(this.#thin.map(({ run }) => run ?? ""))],
-      // What uPlot has written at its axes: steps, values, epochs.
+      // What uPlot has written at its axes: places, values, epochs.
       axes: chart.axes.map(({ _splits: at = [], _values: texts }) => at.map((value, one) => [value, texts[one]])),
       behind: (on) => this.#drawBehind(on),
       before: (on) => this.#drawBefore(on),
@@ -309,7 +334,7 @@ export class Plot {
     const few = (chart, _, from, to) => to - from < 1 || this.lines[at].series.length <= 24;
     const points = { show: few, size: 5, fill: stroke, stroke };
     return [
-      { stroke: faint, width: 1.5, dash: DASHES[at % 4], spanGaps: false, points },
+      { stroke: faint, fill: faint, width: 1.5, dash: DASHES[at % 4], spanGaps: false, points, paths: rawPath },
       { stroke, width: 2, dash: DASHES[at % 4], points: { show: false } },
     ];
   }
@@ -345,7 +370,7 @@ export class Plot {
     const x = chart.posToVal(left, "x");
     const [from, to] = this.#window;
     const reach = ((to - from) / Math.max(1, chart.over.clientWidth)) * 6;
-    this.#hovered({ x, marks: nearestMarks(this.marks, x, reach), branch: this.#over, left, top });
+    this.#hovered({ x: this.track.back(x), marks: nearestMarks(this.#marks, x, reach), branch: this.#over, left, top });
   }
 
   #drag(chart, event) {
@@ -381,13 +406,6 @@ function boundsOf(lines) {
   const newest = Math.max(...held.map(({ series }) => series.x[series.length - 1]));
   const oldest = Math.min(...held.map(({ series }) => series.x[0]));
   return newest > oldest ? [oldest, newest] : [oldest - 0.5, newest + 0.5];
-}
-
-/** Steps are whole numbers: no axis label between them. */
-function wholeSteps() {
-  const found = [];
-  for (let power = 1; power <= 1e12; power *= 10) found.push(power, 2 * power, 5 * power);
-  return found;
 }
 
 /** The place of the line's nearest drawn point; lines have points at steps of their own. */
