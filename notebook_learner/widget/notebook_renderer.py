@@ -20,6 +20,7 @@ from ..renderer.plain import PlainRenderer
 from . import notebook
 from .notebook import BundleError
 from .panel import Panel
+from .quiet_pause import show_pauses_quietly
 from .shown_learner import ShownLearner
 from .still_panel import Still
 
@@ -84,6 +85,7 @@ class NotebookRenderer:
             self._lines = PlainRenderer()
             self._lines.handle(Notice(str(missing), "warning"))
             return None
+        show_pauses_quietly()
         panel = Panel(View, servicing())
         panel.attach(learner)
         panel.before_saving = _weakly_before_saving(self)

@@ -40,6 +40,8 @@ def test_pause_in_a_blocking_fit_acts_within_half_a_second_and_run_goes_on_to_th
         line = r"paused at epoch \d, (train|valid), step \d+ of \d+; fit\(\) goes on from here, .*"
         assert re.search(f"^{line}$", shown, re.MULTILINE), shown
         assert "Traceback" not in shown
+        # No error's red: the line is an output like any other.
+        assert page.outputs(1).locator("[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
         before = panel.points
         waited.append(float(page.result(2)) - clicked)
     # The machine may be busy with others for a moment: not the slowest of three.
@@ -210,6 +212,19 @@ def test_a_busy_kernel_serves_other_widgets_and_keeps_the_order_of_cells_and_the
     prints = [line for line in page.output_text(2).splitlines() if line.endswith(" trained")]
     assert prints == [f"step {number} trained" for number in range(1, int(steps) + 1)]
     assert "trained" not in page.output_text(1)
+
+
+def test_a_pause_ends_run_all(notebook):
+    page = notebook([SETUP + "learner = build('all', epochs=50)", "learner.fit()", "print('went on')"])
+    page.run_all()
+    panel = PanelPage(page, 1)
+    panel.wait_status("running")
+    panel.click("Pause")
+    page.wait_idle()
+    panel.wait_status("paused")
+    assert "fit() goes on from here" in page.output_text(1)
+    assert page.output_text(2) == ""
+    page.screenshot("quiet-pause", page.cell(1))
 
 
 DANGER = "<img src=x onerror=window.hacked=1>"
