@@ -27,11 +27,13 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import wraps
-from typing import ParamSpec, TypeVar
+from functools import cache, wraps
+from html import escape
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -140,8 +142,51 @@ class StateError(NotebookLearnerError):
     """A captured state does not fit the learner that should restore it."""
 
 
+def marimo_here() -> Any:
+    """Return the module marimo if a page of marimo uses this thread; else None. It never loads marimo."""
+    marimo = sys.modules.get("marimo")
+    is_here = getattr(marimo, "running_in_notebook", None)  # another thread may be importing it
+    return marimo if is_here is not None and is_here() else None
+
+
+def marimo_runs_an_app() -> bool:
+    """Whether this is `marimo run`: many visitors, each in a thread, who see no prints and no errors."""
+    marimo = marimo_here()
+    return marimo is not None and marimo.app_meta().mode == "run"
+
+
+def shown_in_marimo(text: str) -> Any:
+    """Return a paragraph for the output of a cell of marimo."""
+    return sys.modules["marimo"].Html(f"<p>{escape(text)}</p>")
+
+
+@cache
+def _that_stops(kind: Any, stop: Any) -> Any:
+    """The same error, which is marimo's `mo.stop` as well: its cell shows a text and no traceback, the cells
+    that need it are told, and `marimo run` shows it, too, where other errors have no text."""
+    own = {"__module__": kind.__module__, "__doc__": kind.__doc__, "output": property(_below_the_cell)}
+    return type(kind.__name__, (kind, stop), own)
+
+
+def _below_the_cell(error: BaseException) -> Any:
+    """What marimo shows below the cell: what is there, such as the panel, and the error's text."""
+    marimo, line = sys.modules["marimo"], shown_in_marimo(str(error))
+    try:  # private parts: without them, the text takes the panel's place
+        context = sys.modules["marimo._runtime.context.types"].safe_get_context()
+        there = context.execution_context.output.stack()
+    except (KeyError, AttributeError):
+        there = None
+    return line if there is None else marimo.vstack([there, line])
+
+
 class BusyError(NotebookLearnerError, RuntimeError):
     """Another call or thread is using the learner right now."""
+
+    def __new__(cls, *given: Any) -> Any:
+        kind: Any = cls
+        if marimo_runs_an_app():
+            kind = _that_stops(kind, sys.modules["marimo"].MarimoStopError)
+        return RuntimeError.__new__(kind, *given)
 
 
 class LoggerError(NotebookLearnerError):
@@ -222,6 +267,12 @@ class Paused(KeyboardInterrupt):
     It is a KeyboardInterrupt, so that "Run all cells" stops here and an `except Exception` around
     `fit` (a hyper-parameter search, for one) does not swallow a user's wish to stop.
     """
+
+    def __new__(cls, *given: Any, **named: Any) -> Any:
+        kind: Any = cls
+        if (marimo := marimo_here()) is not None:
+            kind = _that_stops(kind, marimo.MarimoStopError)
+        return KeyboardInterrupt.__new__(kind, *given)
 
     def __init__(self, where: str, why: str = "", told: str = "") -> None:
         self.where = where

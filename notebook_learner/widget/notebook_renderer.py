@@ -36,10 +36,11 @@ def display_of_page() -> NotebookRenderer | None:
 class NotebookRenderer:
     """Shows a learner in a notebook: `renderer("panel")`, the default there.
 
-    On a page (JupyterLab, Notebook 7, VS Code, Colab) it shows the live panel. Under nbclient, nbconvert and
-    papermill, which have no user at a page, it writes lines. Below, it draws a picture of the curves with the
-    evaluated sets, at epochs, pauses and the end, and below a panel the epochs as a table. A page hides both
-    while the panel lives; a saved notebook shows them.
+    On a page (JupyterLab, Notebook 7, VS Code, Colab, marimo) it shows the live panel. Under nbclient,
+    nbconvert and papermill, which have no user at a page, it writes lines. Below, it draws a picture of the
+    curves with the evaluated sets, at epochs, pauses and the end, and below a panel the epochs as a table. A
+    page hides both while the panel lives; a saved notebook shows them. marimo saves no outputs, and gets
+    neither.
     """
 
     def __init__(self) -> None:
@@ -104,7 +105,7 @@ class NotebookRenderer:
             case Notice() if (self._begins or event.answers) and self._panel is not None:
                 # The panel keeps only the last log lines. The fate of an earlier run, and the reason why
                 # nothing was done, must stay longer.
-                print(event.text if event.level == "info" else f"{event.level}: {event.text}")
+                notebook.say(event.text if event.level == "info" else f"{event.level}: {event.text}")
             case EpochEnded():
                 self._draw(final=False)
             case StatusChanged(status="running"):
@@ -129,13 +130,14 @@ class NotebookRenderer:
         if self._frozen or here in ("", self._cell):
             return
         self._cell = here
-        self._still = Still()
+        self._still = Still() if notebook.keeps_outputs() else None
         if self._panel is not None:
             # A front end that cannot show the widget shows this text: picture and table say more.
             notebook.publish({"text/plain": "", **self._panel.wire.bundle()}, self._name)
-            # Right behind each other, as the style in the table expects them: panel, table, picture.
-            notebook.publish(self._panel.epochs(), f"{self._name}-epochs")
-            self._still.begin()
+            if self._still is not None:
+                # Right behind each other, as the style in the table expects them: panel, table, picture.
+                notebook.publish(self._panel.epochs(), f"{self._name}-epochs")
+                self._still.begin()
 
     def blocking(self) -> AbstractContextManager[Callable[[], None]]:
         """Return a context in which a cell trains or waits."""
@@ -147,7 +149,7 @@ class NotebookRenderer:
 
     def freeze(self) -> None:
         """Draw the picture and the table now, and close the panel."""
-        if notebook.shell() is not None and self._still is None:
+        if notebook.keeps_outputs() and self._still is None:
             self._still = Still()
         self._draw(final=True)
         if self._panel is not None and not self._frozen:
