@@ -5,6 +5,7 @@ This module never loads IPython or marimo."""
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -16,6 +17,11 @@ from . import marimo_page
 FrontEnd = Literal["page", "lines", "none"]
 CHOICE = "NOTEBOOK_LEARNER_FRONT_END"
 """Set to "page" or "lines", it replaces the detected front end."""
+
+VOILA = "VOILA_REQUEST_URL"
+"""Voila sets it for the kernels that it starts."""
+_ID_OF_CLASSIC = re.compile("[0-9a-fA-F]{32}")
+"""What classic Notebook gives each message. The programs send by jupyter_client, whose ids have dashes."""
 
 
 def shell() -> Any:
@@ -32,6 +38,7 @@ def front_end() -> FrontEnd:
     papermill). Outside a kernel there is no front end.
 
     JupyterLab, Notebook 7, VS Code and Colab send their own metadata with every cell; the programs do not.
+    Classic Notebook sends none: its messages have ids of another form. Voila names itself to its kernels, and
     marimo's kernel serves a page of marimo.
     """
     found = shell()
@@ -42,9 +49,12 @@ def front_end() -> FrontEnd:
         return "page" if chosen == "page" else "lines"
     if found is None:
         return "page"
-    metadata = _parent(found).get("metadata") or {}
-    told = any(key in metadata for key in ("cellId", "cell_id", "deletedCells", "colab"))
-    return "page" if told or "google.colab" in sys.modules else "lines"
+    parent = _parent(found)
+    told = any(
+        key in (parent.get("metadata") or {}) for key in ("cellId", "cell_id", "deletedCells", "colab")
+    )
+    classic = _ID_OF_CLASSIC.fullmatch(str((parent.get("header") or {}).get("msg_id", "")))
+    return "page" if told or classic or VOILA in os.environ or "google.colab" in sys.modules else "lines"
 
 
 def cell() -> str:
@@ -87,8 +97,13 @@ def say(text: str) -> None:
 
 
 def keeps_outputs() -> bool:
-    """Whether the notebook is saved with its outputs: marimo saves the cells alone."""
-    return shell() is not None
+    """Whether outputs stay, as a saved notebook has them. marimo saves the cells alone, and a console hands
+    each picture to a viewer: there, somebody can be asked, and no page is open."""
+    found = shell()
+    if found is None:
+        return False
+    asks = (_parent(found).get("content") or {}).get("allow_stdin", False)
+    return front_end() == "page" or not asks
 
 
 def _parent(found: Any) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class NotebookRenderer:
                 # The panel keeps only the last log lines. The fate of an earlier run, and the reason why
                 # nothing was done, must stay longer.
                 notebook.say(event.text if event.level == "info" else f"{event.level}: {event.text}")
-            case EpochEnded():
+            case EpochEnded() if self._panel is not None:  # else it would stand between the lines of epochs
                 self._draw(final=False)
             case StatusChanged(status="running"):
                 self._since = monotonic()
