@@ -171,12 +171,32 @@ def _that_stops(kind: Any, stop: Any) -> Any:
 def _below_the_cell(error: BaseException) -> Any:
     """What marimo shows below the cell: what is there, such as the panel, and the error's text."""
     marimo, line = sys.modules["marimo"], shown_in_marimo(str(error))
+    context: Any = None
     try:  # private parts: without them, the text takes the panel's place
         context = sys.modules["marimo._runtime.context.types"].safe_get_context()
         there = context.execution_context.output.stack()
     except (KeyError, AttributeError):
         there = None
-    return line if there is None else marimo.vstack([there, line])
+    shown = line if there is None else marimo.vstack([there, line])
+    return _InAnApp(shown, context) if marimo_runs_an_app() else shown
+
+
+class _InAnApp:
+    """What `marimo run` shows below a cell that paused.
+
+    `Paused` is a KeyboardInterrupt, so marimo takes it for its interrupt button, which an app has not, and
+    visitors would read of an internal error in each cell that was still to run. When marimo asks for the
+    output, it has noted an interrupt: the note is taken back.
+    """
+
+    def __init__(self, shown: Any, context: Any) -> None:
+        self._shown, self._context = shown, context
+
+    def _mime_(self) -> Any:
+        scheduler: Any = getattr(self._context, "active_scheduler", None)
+        if getattr(scheduler, "interrupted", False):
+            scheduler.interrupted = False
+        return self._shown._mime_()
 
 
 class BusyError(NotebookLearnerError, RuntimeError):

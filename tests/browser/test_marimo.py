@@ -21,7 +21,13 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from panel_training import build
 learner = build("runs/page", steps=400, epochs=50)
 """
-CELLS = {"setup": SETUP, "shown": "learner", "train": "model = learner.fit()", "after": "model.linear"}
+CELLS = {
+    "setup": SETUP,
+    "shown": "learner",
+    "train": "model = learner.fit()",
+    "after": "model.linear",
+    "apart": "'goes on'",
+}
 
 PAUSED = re.compile(r"paused at epoch \d+, train, step \d+ of 400; fit\(\) goes on from here")
 
@@ -126,6 +132,8 @@ def test_visitors_of_an_app_are_told_who_has_the_run_and_how_to_go_on(opened: Op
     begun.click("Pause")  # of a cell in a thread of its own
     begun.wait_status("paused")
     expect(first.outputs("train")).to_contain_text(PAUSED)
+    expect(first.outputs("apart")).to_contain_text("goes on")
+    assert first.page.get_by_text("internal error").count() == 0
 
     first.page.reload()  # to marimo another visitor
     expect(begun.status).to_have_text("running")
