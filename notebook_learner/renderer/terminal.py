@@ -129,7 +129,7 @@ class TerminalRenderer:
                     self._rows.begin_anew()
                 case EpochEnded(epoch=epoch):
                     for line in self._rows.next(self._tally, epoch):
-                        self._print(Text(line, no_wrap=True, overflow="ellipsis"), whole=False)
+                        self._print(Text(line), whole=False)
                     self._refresh()
                 case Notice():
                     self._notice(event)
@@ -247,7 +247,10 @@ class TerminalRenderer:
 
     def _print(self, text: Text, *, whole: bool = True) -> None:
         text.plain = encodable(text.plain, self._console.encoding)
-        self._console.print(text, soft_wrap=whole)
+        if whole:
+            self._console.print(text, soft_wrap=True)
+        else:
+            self._console.print(text, no_wrap=True, overflow="ellipsis")
 
 
 def _is_behind_a_prompt() -> bool:
