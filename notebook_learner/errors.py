@@ -27,11 +27,13 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import wraps
-from typing import ParamSpec, TypeVar
+from functools import cache, wraps
+from html import escape
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -140,8 +142,71 @@ class StateError(NotebookLearnerError):
     """A captured state does not fit the learner that should restore it."""
 
 
+def marimo_here() -> Any:
+    """Return the module marimo if a page of marimo uses this thread; else None. It never loads marimo."""
+    marimo = sys.modules.get("marimo")
+    is_here = getattr(marimo, "running_in_notebook", None)  # another thread may be importing it
+    return marimo if is_here is not None and is_here() else None
+
+
+def marimo_runs_an_app() -> bool:
+    """Whether this is `marimo run`: many visitors, each in a thread, who see no prints and no errors."""
+    marimo = marimo_here()
+    return marimo is not None and marimo.app_meta().mode == "run"
+
+
+def shown_in_marimo(text: str) -> Any:
+    """Return a paragraph for the output of a cell of marimo."""
+    return sys.modules["marimo"].Html(f"<p>{escape(text)}</p>")
+
+
+@cache
+def _that_stops(kind: Any, stop: Any) -> Any:
+    """The same error, which is marimo's `mo.stop` as well: its cell shows a text and no traceback, the cells
+    that need it are told, and `marimo run` shows it, too, where other errors have no text."""
+    own = {"__module__": kind.__module__, "__doc__": kind.__doc__, "output": property(_below_the_cell)}
+    return type(kind.__name__, (kind, stop), own)
+
+
+def _below_the_cell(error: BaseException) -> Any:
+    """What marimo shows below the cell: what is there, such as the panel, and the error's text."""
+    marimo, line = sys.modules["marimo"], shown_in_marimo(str(error))
+    context: Any = None
+    try:  # private parts: without them, the text takes the panel's place
+        context = sys.modules["marimo._runtime.context.types"].safe_get_context()
+        there = context.execution_context.output.stack()
+    except (KeyError, AttributeError):
+        there = None
+    shown = line if there is None else marimo.vstack([there, line])
+    return _InAnApp(shown, context) if marimo_runs_an_app() else shown
+
+
+class _InAnApp:
+    """What `marimo run` shows below a cell that paused.
+
+    `Paused` is a KeyboardInterrupt, so marimo takes it for its interrupt button, which an app has not, and
+    visitors would read of an internal error in each cell that was still to run. When marimo asks for the
+    output, it has noted an interrupt: the note is taken back.
+    """
+
+    def __init__(self, shown: Any, context: Any) -> None:
+        self._shown, self._context = shown, context
+
+    def _mime_(self) -> Any:
+        scheduler: Any = getattr(self._context, "active_scheduler", None)
+        if getattr(scheduler, "interrupted", False):
+            scheduler.interrupted = False
+        return self._shown._mime_()
+
+
 class BusyError(NotebookLearnerError, RuntimeError):
     """Another call or thread is using the learner right now."""
+
+    def __new__(cls, *given: Any) -> Any:
+        kind: Any = cls
+        if marimo_runs_an_app():
+            kind = _that_stops(kind, sys.modules["marimo"].MarimoStopError)
+        return RuntimeError.__new__(kind, *given)
 
 
 class LoggerError(NotebookLearnerError):
@@ -222,6 +287,12 @@ class Paused(KeyboardInterrupt):
     It is a KeyboardInterrupt, so that "Run all cells" stops here and an `except Exception` around
     `fit` (a hyper-parameter search, for one) does not swallow a user's wish to stop.
     """
+
+    def __new__(cls, *given: Any, **named: Any) -> Any:
+        kind: Any = cls
+        if (marimo := marimo_here()) is not None:
+            kind = _that_stops(kind, marimo.MarimoStopError)
+        return KeyboardInterrupt.__new__(kind, *given)
 
     def __init__(self, where: str, why: str = "", told: str = "") -> None:
         self.where = where

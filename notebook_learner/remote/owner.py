@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..errors import marimo_runs_an_app
 from .detached import Detached
 from .socket_place import NAME, Peer, SocketFolder, connected, held, is_ours, let_go, peer_of, supported
 
@@ -272,6 +273,22 @@ def who_has(directory: str | os.PathLike[str], owner: Owner | None, detached: De
     return (
         f"{who} has the run in {here} open{where}{stands}. {end}; then repeat here what you did. Or give "
         "this learner another directory"
+    )
+
+
+def who_trains_here(directory: str | os.PathLike[str]) -> str:
+    """The message why no other run may begin in the directory of a learner of this process that trains."""
+    here, ctl = repr(os.fspath(directory)), f"`notebook-learner ctl {os.fspath(directory)}"
+    if marimo_runs_an_app():
+        return (
+            f"the page of another visitor, or this page before it was loaded again, trains in {here} right "
+            f"now. Artifacts({here}) in a cell shows it, and {ctl} pause` in a terminal pauses it. Then load "
+            "this page again: with .resume() on the builder the run goes on here, and without it a new one "
+            "begins. Or give each visitor another directory"
+        )
+    return (
+        f"an earlier learner trains in {here} right now, in this process; stop it first (stop(), pause() or "
+        f"{ctl} stop`), or give this one another directory"
     )
 
 

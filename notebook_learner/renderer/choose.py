@@ -6,7 +6,7 @@ import os
 import sys
 from importlib import import_module
 
-from ..errors import wrong_arguments
+from ..errors import marimo_here, wrong_arguments
 from ..event import Sink
 
 _RENDERERS = {
@@ -73,7 +73,9 @@ def _in_terminal() -> bool:
 
 
 def _in_kernel() -> bool:
-    """Whether this is an IPython kernel. It does not import IPython to find out."""
+    """Whether this is a kernel of IPython or marimo. It does not import either to find out."""
+    if marimo_here() is not None:
+        return True
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     return shell is not None and getattr(shell, "kernel", None) is not None

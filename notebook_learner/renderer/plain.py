@@ -18,12 +18,9 @@ from ..event import (
     SplitStarted,
     StatusChanged,
 )
-from .summary import because, epoch_header, epoch_row, evaluation, news, tour, whereabouts
+from .summary import EpochRows, because, evaluation, news, tour, whereabouts
 from .tally import Tally
 from .text import count, encodable, number, one_line, percent, rate, remaining
-
-HEADER_EVERY = 25
-"""Rows after which the headings are repeated, so that they are on the screen."""
 
 
 class PlainRenderer:
@@ -40,7 +37,7 @@ class PlainRenderer:
         self._file = file
         self._progress_seconds = progress_seconds
         self._tally = Tally()
-        self._rows_since_header = HEADER_EVERY
+        self._rows = EpochRows()
         self._spoke = time.monotonic()
         self._announced = False
         self._gone = False
@@ -85,18 +82,14 @@ class PlainRenderer:
         if self._announced or run is None:
             return
         self._announced = True
-        self._rows_since_header = HEADER_EVERY
+        self._rows.begin_anew()
         epochs = f"{count(run.num_epochs)} epoch{'' if run.num_epochs == 1 else 's'}"
         where = f" · {one_line(run.directory)}" if run.directory else ""
         self._write(f"{one_line(run.model)} · {count(run.parameters)} parameters · {epochs}{where}")
 
     def _epoch(self, epoch: int) -> None:
-        if self._rows_since_header >= HEADER_EVERY:
-            for line in epoch_header(self._tally):
-                self._write(line)
-            self._rows_since_header = 0
-        self._rows_since_header += 1
-        self._write(epoch_row(self._tally, epoch))
+        for line in self._rows.next(self._tally, epoch):
+            self._write(line)
 
     def _progress(self) -> str:
         tally = self._tally
@@ -125,7 +118,7 @@ class PlainRenderer:
         if summary is not None:
             for line in ("", *str(summary).splitlines(), ""):
                 self._write(line)
-            self._rows_since_header = HEADER_EVERY
+            self._rows.begin_anew()
 
     def _write(self, line: str) -> None:
         self._spoke = time.monotonic()

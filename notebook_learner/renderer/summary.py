@@ -208,6 +208,27 @@ def epoch_row(tally: Tally, epoch: int) -> str:
     return _GAP.join([*cells, f"{duration(tally.pace.epoch(epoch)):>{_TIME}}"])
 
 
+HEADER_EVERY = 25
+"""Rows after which the headings are repeated, so that they are on the screen."""
+
+
+class EpochRows:
+    """The rows of one epoch after the other, now and then with the headings."""
+
+    def __init__(self) -> None:
+        self._since_header = HEADER_EVERY
+
+    def next(self, tally: Tally, epoch: int) -> list[str]:
+        """The lines for an epoch that has ended."""
+        begins = self._since_header >= HEADER_EVERY
+        self._since_header = 1 if begins else self._since_header + 1
+        return [*(epoch_header(tally) if begins else ()), epoch_row(tally, epoch)]
+
+    def begin_anew(self) -> None:
+        """Other lines came in between, or another run: the headings come again."""
+        self._since_header = HEADER_EVERY
+
+
 def _groups(tally: Tally) -> list[tuple[str, list[Split]]]:
     """The metrics that have a value of an epoch, with the splits they are plotted for."""
     plotted = {key for key, info in tally.infos.items() if info.plotted and info.of_epochs}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from typing import Any, TextIO, cast
@@ -14,9 +15,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ..event import Evaluated, Event, Notice, RunOpened, SetProgress, StatusChanged
+from ..event import EpochEnded, Evaluated, Event, Notice, RunOpened, SetProgress, StatusChanged
 from .frame import LAST, LEVEL_STYLES, STATUS_STYLES, Frame, frame, notice_text
-from .summary import evaluation, news, tour, whereabouts
+from .summary import EpochRows, evaluation, news, tour, whereabouts
 from .tally import Tally
 from .text import encodable, number, one_line
 
@@ -91,8 +92,9 @@ of the time, also on a slow terminal."""
 class TerminalRenderer:
     """Shows progress, rates and metrics in a live display, updated four times a second at most.
 
-    The training's prints appear above the display. When the run pauses, fails, stops or finishes, one line
-    that says so and the summary replace the display.
+    The training's prints, and one line per epoch, appear above the display, and stay there. When the run
+    pauses, fails, stops or finishes, one line that says so and the summary replace the display. A training in
+    the background of a Python with a prompt gets the lines alone.
 
     Args:
         console: the rich console to draw on; default: rich's own.
@@ -105,6 +107,7 @@ class TerminalRenderer:
         self._console = get_console() if console is None else console
         self._redirect = Redirect(self._console)
         self._tally = Tally()
+        self._rows = EpochRows()
         self._live: Live | None = None
         self._next = 0.0
         self._pid = os.getpid()
@@ -123,6 +126,11 @@ class TerminalRenderer:
                     self._end(event)
                 case RunOpened():
                     self.close()
+                    self._rows.begin_anew()
+                case EpochEnded(epoch=epoch):
+                    for line in self._rows.next(self._tally, epoch):
+                        self._print(Text(line), whole=False)
+                    self._refresh()
                 case Notice():
                     self._notice(event)
                 case SetProgress():
@@ -148,7 +156,7 @@ class TerminalRenderer:
             self._redirect.stop()
 
     def _open(self) -> None:
-        if self._live is not None:
+        if self._live is not None or _is_behind_a_prompt():
             return
         self._live = Live(
             self._frame(),
@@ -200,6 +208,7 @@ class TerminalRenderer:
             return
         self._print(self._ending(event))
         self._summary()
+        self._rows.begin_anew()
 
     def _ending(self, event: StatusChanged) -> Text:
         line = Text(event.status, style=STATUS_STYLES[event.status])
@@ -236,6 +245,19 @@ class TerminalRenderer:
         else:
             self._print(Text(f"\n{summary}\n"))
 
-    def _print(self, text: Text) -> None:
+    def _print(self, text: Text, *, whole: bool = True) -> None:
         text.plain = encodable(text.plain, self._console.encoding)
-        self._console.print(text, soft_wrap=True)
+        if whole:
+            self._console.print(text, soft_wrap=True)
+        else:
+            self._console.print(text, no_wrap=True, overflow="ellipsis")
+
+
+def _is_behind_a_prompt() -> bool:
+    """Whether this is the training in the background (`start()`) of a Python with a prompt: a display that
+    moves would paint over what the user types."""
+    if threading.current_thread() is threading.main_thread():
+        return False
+    ipython = sys.modules.get("IPython")
+    asks = getattr(ipython, "get_ipython", lambda: None)()  # another thread may be importing it
+    return asks is not None or hasattr(sys, "ps1")

@@ -37,10 +37,11 @@ def display_of_page() -> NotebookRenderer | None:
 class NotebookRenderer:
     """Shows a learner in a notebook: `renderer("panel")`, the default there.
 
-    On a page (JupyterLab, Notebook 7, VS Code, Colab) it shows the live panel. Under nbclient, nbconvert and
-    papermill, which have no user at a page, it writes lines. Below, it draws a picture of the curves with the
-    evaluated sets, at epochs, pauses and the end, and below a panel the epochs as a table. A page hides both
-    while the panel lives; a saved notebook shows them.
+    On a page (JupyterLab, Notebook 7, VS Code, Colab, marimo) it shows the live panel. Under nbclient,
+    nbconvert and papermill, which have no user at a page, it writes lines. Below, it draws a picture of the
+    curves with the evaluated sets, at epochs, pauses and the end, and below a panel the epochs as a table. A
+    page hides both while the panel lives; a saved notebook shows them. marimo saves no outputs, and gets
+    neither.
     """
 
     def __init__(self) -> None:
@@ -106,8 +107,8 @@ class NotebookRenderer:
             case Notice() if (self._begins or event.answers) and self._panel is not None:
                 # The panel keeps only the last log lines. The fate of an earlier run, and the reason why
                 # nothing was done, must stay longer.
-                print(event.text if event.level == "info" else f"{event.level}: {event.text}")
-            case EpochEnded():
+                notebook.say(event.text if event.level == "info" else f"{event.level}: {event.text}")
+            case EpochEnded() if self._panel is not None:  # else it would stand between the lines of epochs
                 self._draw(final=False)
             case StatusChanged(status="running"):
                 self._since = monotonic()
@@ -129,7 +130,7 @@ class NotebookRenderer:
         self._fitting = True
         if self._is_new_here():
             if self._still is None or self._drawn >= 0:  # the picture of an earlier fit stays as it is
-                self._still, self._drawn = Still(), -1
+                self._still, self._drawn = Still() if notebook.keeps_outputs() else None, -1
             self._publish(self._still)
 
     def appear(self) -> bool:
@@ -138,7 +139,7 @@ class NotebookRenderer:
         if self._panel is None or not self._is_new_here():
             return False
         learner = None if self._learner is None else self._learner()
-        if self._still is None:
+        if self._still is None and notebook.keeps_outputs():
             self._still = Still(text=repr(learner))
         self._publish(self._still)
         if self._drawn < 0 and learner is not None and learner.status != "running":
@@ -148,14 +149,15 @@ class NotebookRenderer:
     def _is_new_here(self) -> bool:
         return not self._frozen and notebook.cell() not in ("", self._cell)
 
-    def _publish(self, still: Still) -> None:
+    def _publish(self, still: Still | None) -> None:
         self._cell = notebook.cell()
         if self._panel is not None:
             # A front end that cannot show the widget shows this text: picture and table say more.
             notebook.publish({"text/plain": "", **self._panel.wire.bundle()}, self._name)
-            # Right behind each other, as the style in the table expects them: panel, table, picture.
-            notebook.publish(self._panel.epochs(), f"{self._name}-epochs")
-            still.begin()
+            if still is not None:
+                # Right behind each other, as the style in the table expects them: panel, table, picture.
+                notebook.publish(self._panel.epochs(), f"{self._name}-epochs")
+                still.begin()
 
     def blocking(self) -> AbstractContextManager[Callable[[], None]]:
         """Return a context in which a cell trains or waits."""
@@ -167,7 +169,7 @@ class NotebookRenderer:
 
     def freeze(self) -> None:
         """Draw the picture and the table now, and close the panel."""
-        if notebook.shell() is not None and self._still is None:
+        if notebook.keeps_outputs() and self._still is None:
             self._still = Still()
         self._draw(final=True)
         if self._panel is not None and not self._frozen:

@@ -70,7 +70,8 @@ class Servant(Protocol):
 
     @property
     def mode(self) -> str: ...
-
+    @property
+    def is_here(self) -> bool: ...
     def open(self) -> None: ...
     def serve(self) -> None: ...
     def close(self) -> None: ...
@@ -186,7 +187,7 @@ class Panel:
     def blocking(self) -> Iterator[Callable[[], None]]:
         """A context in which a cell trains or waits: clicks are served between its steps."""
         servant = self._servant
-        if servant is None or threading.current_thread() is not threading.main_thread():
+        if servant is None or not servant.is_here:
             yield lambda: None
             return
         servant.open()
@@ -361,9 +362,8 @@ class Panel:
 
     def _state_of(self, learner: ShownLearner | None) -> Json:
         if learner is None:
-            nobody = {"mode": "none", "text": ""}
             shown = {"checkpoints": self._files, "branches": self._branches.told}
-            return {"controls": {}, "connection": nobody, **shown, **NOTHING}
+            return {"controls": {}, "connection": {"mode": "none", "text": ""}, **shown, **NOTHING}
         if self._files_changed:
             self._files_changed = False
             # Not on this thread: it may be the training thread, which must not wait for a disk.

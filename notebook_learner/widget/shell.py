@@ -14,28 +14,26 @@ and the questions of a page that was just (re)loaded or that completes a name. N
 The steps print below their cell, as usual. What the handler of a message prints belongs to the message, not
 to the cell: JupyterLab shows it in its log console, and an `Output` widget can catch it.
 
-This uses private parts of ipykernel, which may change (see shell_streams.py). They are tested first. If one
-is missing, or fails later, the log of "notebook_learner" says so. Training then continues, and buttons act
-when the cell is over. `NOTEBOOK_LEARNER_SERVICING=off` in the environment, or `disable()`, switches
-servicing off.
+This uses private parts of ipykernel (see shell_streams.py) and of marimo (see marimo_queue.py), which may
+change. They are tested first. If one is missing, or fails later, the log of "notebook_learner" says so.
+Training then continues, and buttons act when the cell is over. `NOTEBOOK_LEARNER_SERVICING=off` in the
+environment, or `disable()`, switches servicing off.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
 from typing import Any, Literal
 
-from . import shell_streams
+from . import marimo_queue, shell_streams
 
 Mode = Literal["boundary", "subshell", "interrupt"]
 
@@ -78,7 +76,7 @@ def _find_kernel() -> Any | None:
     # A running kernel has loaded IPython. If IPython is not loaded, there is no kernel: no need to load it.
     ipython = sys.modules.get("IPython")
     shell = getattr(ipython, "get_ipython", lambda: None)()  # another thread may be importing it
-    return getattr(shell, "kernel", None)
+    return getattr(shell, "kernel", None) or marimo_queue.kernel()
 
 
 class Servicing:
@@ -96,11 +94,14 @@ class Servicing:
         self._open = False
         self._serving = False
         self._next = 0.0
-        self._main = threading.main_thread().ident
+        of_marimo = marimo_queue.kernel() is kernel
+        # `marimo run` gives each visitor a thread.
+        self._thread = threading.get_ident() if of_marimo else threading.main_thread().ident
         try:
-            self._inbox = _tested_inbox(kernel)
+            self._inbox = (marimo_queue if of_marimo else shell_streams).tested_inbox(kernel)
         except Exception as error:
             self.problem = f"this kernel is of an unknown make: {type(error).__name__}: {error}"
+            _log.warning("buttons act when the cell is over: %s", self.problem)
 
     @property
     def mode(self) -> Mode:
@@ -111,7 +112,12 @@ class Servicing:
         """
         if self._inbox is not None and not _is_off():
             return "boundary"
-        return "subshell" if _delivers_on_subshells(self.kernel) else "interrupt"
+        return "subshell" if shell_streams.delivers_on_subshells(self.kernel) else "interrupt"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the thread that runs the cells: no other one is served, or waits for buttons."""
+        return threading.get_ident() == self._thread
 
     @property
     def is_open(self) -> bool:
@@ -119,8 +125,8 @@ class Servicing:
         return self._open
 
     def open(self) -> None:
-        """Begin to serve a run that blocks the main thread. A second call has no effect."""
-        if self._open or self.mode != "boundary" or threading.get_ident() != self._main:
+        """Begin to serve a run that blocks the cells' thread. A second call has no effect."""
+        if self._open or self.mode != "boundary" or not self.is_here:
             return
         assert self._inbox is not None
         self._open, self._next = True, 0.0
@@ -133,11 +139,11 @@ class Servicing:
         """Let the kernel handle waiting messages; call it between any two steps.
 
         Without messages it costs less than a microsecond, and a few microseconds 20 times a second. Only the
-        main thread serves.
+        cells' thread serves.
         """
         if not self._open or monotonic() < self._next:
             return
-        if self._serving or threading.get_ident() != self._main:
+        if self._serving or not self.is_here:
             return
         self._serving = True
         try:
@@ -153,7 +159,7 @@ class Servicing:
 
     def close(self) -> None:
         """End the serving of a run. The kernel gets the messages that are left, in order."""
-        if not self._open or threading.get_ident() != self._main:
+        if not self._open or not self.is_here:
             return
         self._open = False
         try:
@@ -184,11 +190,9 @@ class Servicing:
             if message is None:
                 return
             end = monotonic() + ROUND
-            with ExitStack() as put_back:
-                put_back.enter_context(_same_parent(self.kernel))
-                put_back.enter_context(_without_hooks(self.kernel))
+            with inbox.aside():
                 while message is not None:
-                    _drive(self.kernel.dispatch_shell(message))
+                    inbox.handle(message)
                     message = inbox.next() if self._open and monotonic() < end else None
 
     def _leave(self) -> None:
@@ -197,7 +201,7 @@ class Servicing:
             self._inbox.close()
 
     def _give_up(self, error: Exception) -> None:
-        """Never serve again, and log it once: ipykernel does not work as this module expects."""
+        """Never serve again, and log it once: the kernel does not work as this module expects."""
         inbox, self._inbox, was_open, self._open = self._inbox, None, self._open, False
         self.problem = f"{type(error).__name__}: {error}"
         _log.warning(
@@ -212,47 +216,15 @@ class Servicing:
                 _log.debug("the messages that waited could not be handed back", exc_info=True)
 
 
-# --------------------------------------------------------------------------------------- what is found
-
-
-def _tested_inbox(kernel: Any) -> shell_streams.Inbox:
-    """Return the kernel's inbox after one test of all that serving needs; raise an error if a test fails."""
-    import zmq
-
-    inbox = shell_streams.find_inbox(kernel)
-    frames = [zmq.Frame(part) for part in kernel.session.serialize(kernel.session.msg("comm_info_request"))]
-    if shell_streams.kind_of(kernel, frames) != "comm_info_request":
-        raise TypeError("its messages cannot be read")
-    if kernel._parent_ident["shell"] is None or not isinstance(kernel.get_parent("shell"), dict):
-        raise TypeError("it does not tell which cell runs")
-    for name in ("dispatch_shell", "set_parent", "_publish_status", "pre_handler_hook", "post_handler_hook"):
-        if not callable(getattr(kernel, name)):
-            raise TypeError(f"its {name} is no function")
-    inbox.open()
-    inbox.has_news()
-    inbox.close()  # wakes the event loop again, for a message whose signal this check may have used up
-    return inbox
-
-
-def _delivers_on_subshells(kernel: Any) -> bool:
-    """Whether a widget's message gets to the subshell that it asks for.
-
-    ipykernel 7.4 sends it to the loop that wrote to the widget last, mostly that of the main thread.
-    """
-    if not getattr(kernel, "_supports_kernel_subshells", False):
-        return False
-    comm = sys.modules.get("ipykernel.comm.comm")
-    return not hasattr(getattr(comm, "BaseComm", None), "_reply_subshell_for")
-
-
-# ------------------------------------------------------------------------------- putting things back
+# ------------------------------------------------------------------------------------------ interrupts
 
 
 @contextmanager
 def _held_interrupt() -> Iterator[None]:
     """Delay ■ until all is put back. A second press acts at once: then a handler hangs."""
     before = signal.getsignal(signal.SIGINT)
-    if not callable(before):
+    # A visitor's thread of `marimo run` gets no interrupt.
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield
         return
     act: Callable[[int, FrameType | None], Any] = before
@@ -270,89 +242,3 @@ def _held_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if pressed:
             act(pressed[0], sys._getframe())
-
-
-@contextmanager
-def _same_parent(kernel: Any) -> Iterator[None]:
-    """Handle other messages without changing the present cell's prints, displays and busy status."""
-    ident, parent = kernel._parent_ident["shell"], kernel.get_parent("shell")
-    _flush_prints()  # older kernels choose the cell of a print only when they send it
-    try:
-        yield
-    finally:
-        _flush_prints()
-        kernel.set_parent(ident, parent)
-        kernel._publish_status("busy", "shell")
-
-
-def _flush_prints() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
-
-
-@contextmanager
-def _without_hooks(kernel: Any) -> Iterator[None]:
-    """Leave out the kernel's hooks around a handler: they replace the run's SIGINT handler by Python's."""
-    names = ("pre_handler_hook", "post_handler_hook")
-    own = {name: vars(kernel)[name] for name in names if name in vars(kernel)}
-    try:
-        for name in names:
-            setattr(kernel, name, _nothing)
-        yield
-    finally:
-        for name in names:
-            vars(kernel).pop(name, None)
-        vars(kernel).update(own)
-
-
-def _nothing() -> None:
-    pass
-
-
-# --------------------------------------------------------------------------------------- coroutines
-
-TURNS = 100
-
-
-def _drive(handling: Any) -> None:
-    """Run the kernel's coroutine now. The handlers of ipykernel never wait.
-
-    If one does wait, the event loop finishes it when the cell is over.
-    """
-    if not inspect.iscoroutine(handling):
-        return
-    waits_for = None
-    try:
-        for _ in range(TURNS):
-            waits_for = handling.send(None)
-            if waits_for is not None:
-                break
-    except StopIteration:
-        return
-    _unfinished.add(rest := asyncio.ensure_future(_Rest(handling, waits_for)))
-    rest.add_done_callback(_unfinished.discard)
-
-
-_unfinished: set[asyncio.Future[Any]] = set()
-
-
-class _Rest:
-    """The rest of a coroutine, from the point where it began to wait."""
-
-    def __init__(self, handling: Any, waits_for: Any) -> None:
-        self._handling, self._waits_for = handling, waits_for
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        waits_for = self._waits_for
-        while True:
-            try:
-                got = yield waits_for
-            except BaseException as error:
-                resume = (self._handling.throw, error)
-            else:
-                resume = (self._handling.send, got)
-            try:
-                waits_for = resume[0](resume[1])
-            except StopIteration as end:
-                return end.value

@@ -1,4 +1,4 @@
-"""The messages that wait for a kernel's main thread, and how to take some of them out.
+"""The messages that wait for a kernel's main thread: how to take some of them out, and handle them.
 
 This uses private attributes of ipykernel. They were read in its releases 6.17 to 7.4, and the tests cover
 that range. A missing attribute raises an error, and then nothing is served.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 SERVED = frozenset(
@@ -37,8 +39,14 @@ class Inbox(Protocol):
     def has_news(self) -> bool:
         """Whether a message came since `next` last returned None; takes about 1 us."""
 
-    def next(self) -> list[Any] | None:
-        """Take out the next message to serve and return its frames; all others stay, in order."""
+    def next(self) -> Any:
+        """Take out the next message to serve and return it, or None; all others stay, in order."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """A context in which messages are handled, and the running cell does not notice."""
+
+    def handle(self, message: Any) -> None:
+        """Let the kernel handle a message that was taken out."""
 
     def close(self) -> None:
         """Give the messages that are left to the kernel, in order."""
@@ -59,7 +67,7 @@ def _header(session: Any, frames: list[Any]) -> dict[str, Any]:
     return header
 
 
-def find_inbox(kernel: Any) -> Inbox:
+def find_inbox(kernel: Any) -> ChannelInbox | QueueInbox:
     """The inbox of this kernel.
 
     Raises:
@@ -70,7 +78,21 @@ def find_inbox(kernel: Any) -> Inbox:
     return QueueInbox(kernel)
 
 
-class ChannelInbox:
+class KernelInbox:
+    """How ipykernel handles what was taken out of either inbox below."""
+
+    _kernel: Any
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        with _same_parent(self._kernel), _without_hooks(self._kernel):
+            yield
+
+    def handle(self, message: Any) -> None:
+        _drive(self._kernel.dispatch_shell(message))
+
+
+class ChannelInbox(KernelInbox):
     """The inbox of ipykernel 7.
 
     There, a thread reads the shell channel, finds the (sub)shell of each message, and sends the message
@@ -131,7 +153,7 @@ class ChannelInbox:
                 task.add_done_callback(self._starting.discard)
 
 
-class QueueInbox:
+class QueueInbox(KernelInbox):
     """The inbox of ipykernel 6: the main thread itself reads the shell channel into a queue of work."""
 
     def __init__(self, kernel: Any) -> None:
@@ -176,3 +198,125 @@ class QueueInbox:
         if function != self._kernel.dispatch_shell or len(arguments) != 1:
             return False
         return kind_of(self._kernel, arguments[0]) in SERVED
+
+
+# ------------------------------------------------------------------------------------------ one test of all
+
+
+def tested_inbox(kernel: Any) -> Inbox:
+    """Return the kernel's inbox after one test of all that serving needs; raise an error if a test fails."""
+    import zmq
+
+    inbox = find_inbox(kernel)
+    frames = [zmq.Frame(part) for part in kernel.session.serialize(kernel.session.msg("comm_info_request"))]
+    if kind_of(kernel, frames) != "comm_info_request":
+        raise TypeError("its messages cannot be read")
+    if kernel._parent_ident["shell"] is None or not isinstance(kernel.get_parent("shell"), dict):
+        raise TypeError("it does not tell which cell runs")
+    for name in ("dispatch_shell", "set_parent", "_publish_status", "pre_handler_hook", "post_handler_hook"):
+        if not callable(getattr(kernel, name)):
+            raise TypeError(f"its {name} is no function")
+    inbox.open()
+    inbox.has_news()
+    inbox.close()  # wakes the event loop again, for a message whose signal this check may have used up
+    return inbox
+
+
+def delivers_on_subshells(kernel: Any) -> bool:
+    """Whether a widget's message gets to the subshell that it asks for.
+
+    ipykernel 7.4 sends it to the loop that wrote to the widget last, mostly that of the main thread.
+    """
+    if not getattr(kernel, "_supports_kernel_subshells", False):
+        return False
+    comm = sys.modules.get("ipykernel.comm.comm")
+    return not hasattr(getattr(comm, "BaseComm", None), "_reply_subshell_for")
+
+
+# ------------------------------------------------------------------------------- putting things back
+
+
+@contextmanager
+def _same_parent(kernel: Any) -> Iterator[None]:
+    """Handle other messages without changing the present cell's prints, displays and busy status."""
+    ident, parent = kernel._parent_ident["shell"], kernel.get_parent("shell")
+    _flush_prints()  # older kernels choose the cell of a print only when they send it
+    try:
+        yield
+    finally:
+        _flush_prints()
+        kernel.set_parent(ident, parent)
+        kernel._publish_status("busy", "shell")
+
+
+def _flush_prints() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+@contextmanager
+def _without_hooks(kernel: Any) -> Iterator[None]:
+    """Leave out the kernel's hooks around a handler: they replace the run's SIGINT handler by Python's."""
+    names = ("pre_handler_hook", "post_handler_hook")
+    own = {name: vars(kernel)[name] for name in names if name in vars(kernel)}
+    try:
+        for name in names:
+            setattr(kernel, name, _nothing)
+        yield
+    finally:
+        for name in names:
+            vars(kernel).pop(name, None)
+        vars(kernel).update(own)
+
+
+def _nothing() -> None:
+    pass
+
+
+# --------------------------------------------------------------------------------------- coroutines
+
+TURNS = 100
+
+
+def _drive(handling: Any) -> None:
+    """Run the kernel's coroutine now. The handlers of ipykernel never wait.
+
+    If one does wait, the event loop finishes it when the cell is over.
+    """
+    if not inspect.iscoroutine(handling):
+        return
+    waits_for = None
+    try:
+        for _ in range(TURNS):
+            waits_for = handling.send(None)
+            if waits_for is not None:
+                break
+    except StopIteration:
+        return
+    _unfinished.add(rest := asyncio.ensure_future(_Rest(handling, waits_for)))
+    rest.add_done_callback(_unfinished.discard)
+
+
+_unfinished: set[asyncio.Future[Any]] = set()
+
+
+class _Rest:
+    """The rest of a coroutine, from the point where it began to wait."""
+
+    def __init__(self, handling: Any, waits_for: Any) -> None:
+        self._handling, self._waits_for = handling, waits_for
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        waits_for = self._waits_for
+        while True:
+            try:
+                got = yield waits_for
+            except BaseException as error:
+                resume = (self._handling.throw, error)
+            else:
+                resume = (self._handling.send, got)
+            try:
+                waits_for = resume[0](resume[1])
+            except StopIteration as end:
+                return end.value

@@ -142,17 +142,17 @@ class Lab:
 
     def close(self) -> None:
         """End the server, its kernels, and whatever those started."""
-        family = _descendants(self._process.pid)
+        family = descendants(self._process.pid)
         self._process.terminate()  # asks the kernels to end
         psutil.wait_procs(family, timeout=5)
         for process in family:  # in order not to depend on their answer
-            _kill(process)
+            kill(process)
         self._process.kill()
         self._process.wait(PATIENCE)
 
     def _start(self) -> subprocess.Popen[bytes]:
         options = [
-            f"--ServerApp.port={_free_port()}",
+            f"--ServerApp.port={free_port()}",
             "--ServerApp.ip=127.0.0.1",
             f"--IdentityProvider.token={self.token}",
             f"--ServerApp.root_dir={self.root}",
@@ -203,20 +203,23 @@ class Lab:
         }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nothing listens on."""
     # The server tries the next ones if another process takes it in between.
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
+def descendants(pid: int) -> list[psutil.Process]:
+    """The processes that it has started, and theirs."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
 
 
-def _kill(process: psutil.Process) -> None:
+def kill(process: psutil.Process) -> None:
+    """End it, if it still runs."""
     with suppress(psutil.NoSuchProcess):  # also raised if another process has the number by now
         process.kill()

@@ -69,16 +69,19 @@ def clean(output):
     return screen.text
 
 
-def test_a_run_leaves_its_summary_and_nothing_else():
+def test_a_run_leaves_a_line_per_epoch_and_its_summary_and_nothing_else():
     text = clean(run("play(renderer, whole_run())"))
-    assert text.startswith("finished after 1.5 s\n\nNet · 1,234,567 parameters\n")
+    rows, finished, summary = text.partition("finished after 1.5 s\n\n")
+    assert [row.split()[0] for row in rows.splitlines()] == ["Loss", "epoch", "1/3", "2/3", "3/3"]
+    assert finished and summary.startswith("Net · 1,234,567 parameters\n")
     assert text.endswith("valid  Loss       0.5000      3    1.500      1")
 
 
 @pytest.mark.parametrize("width", [40, 20, 7])
 def test_a_narrow_terminal_is_left_clean_as_well(width):
     text = clean(run("play(renderer, whole_run())", width=width))
-    assert text.startswith("finished after 1.5 s"[:width])
+    lines = text.splitlines()
+    assert lines[5].startswith("finished after 1.5 s"[:width]), "two headings and three epochs, each one line"
 
 
 def test_a_low_terminal_is_left_clean_as_well():

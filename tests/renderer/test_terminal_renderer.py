@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from renderer_run import METRICS, block, one_epoch, one_pass, opened, play, stat
 from renderer_screen import Screen
 from rich.console import Console
 
-from notebook_learner.event import MetricInfo, Notice, SplitStarted
+from notebook_learner.event import MetricInfo, Notice, SplitStarted, StatusChanged
 from notebook_learner.renderer import terminal as module
 from notebook_learner.renderer.frame import frame
 from notebook_learner.renderer.tally import Tally
@@ -21,6 +22,14 @@ from notebook_learner.renderer.terminal import TerminalRenderer
 @pytest.fixture
 def console():
     return Console(file=io.StringIO(), force_terminal=True, width=100, height=40, legacy_windows=False)
+
+
+ROWS = """\
+                  Loss                Accuracy %
+  epoch       train      valid       train      valid         time
+    1/3       1.000      1.500       90.00      85.00       500 ms
+    2/3      0.5000     0.7500       95.00      92.50       500 ms
+    3/3      0.3333     0.5000       96.67      95.00       500 ms"""
 
 
 @pytest.fixture
@@ -130,6 +139,7 @@ def test_an_ascii_terminal_gets_ascii():
 def test_the_display_makes_room_for_the_summary(console, renderer):
     play(renderer, whole_run())
     assert screen(console).text == (
+        f"{ROWS}\n"
         "finished after 1.5 s\n"
         "\n"
         "Net · 1,234,567 parameters\n"
@@ -180,6 +190,37 @@ def test_warnings_stay_in_the_scrollback(console, renderer):
         "warning: no [gpu]",
         "stopped at epoch 1, train, step 10 of 40",
     ]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_each_epoch_leaves_a_line_above_the_display_in_the_width_of_the_terminal(console, renderer):
+    console.width = 40
+    play(
+        renderer,
+        [event for event in whole_run() if not isinstance(event, StatusChanged) or event.status == "running"],
+    )
+    lines = screen(console).text.splitlines()
+    rows = [line for line in lines if line.lstrip().startswith(("1/3", "2/3", "3/3"))]
+    assert len(rows) == 3 and all(len(line) <= 40 for line in rows)
+    assert lines.index(rows[-1]) < next(at for at, line in enumerate(lines) if line.startswith("Net ")), (
+        "the display"
+    )
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+def test_in_the_background_of_a_prompt_there_are_lines_and_nothing_moves(
+    console, renderer, monkeypatch, prompt
+):
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    if not prompt:
+        monkeypatch.delattr(sys, "ps1")
+        monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    training = threading.Thread(target=play, args=(renderer, whole_run()))
+    training.start()
+    training.join()
+    written = console.file.getvalue()
+    assert "finished" in written and "3/3" in written
+    assert ("\x1b[?25l" in written) == (not prompt), "a live display hides the cursor"
 
 
 def test_names_with_markup_stay_text():
@@ -236,7 +277,7 @@ def test_a_console_that_is_no_terminal_gets_only_the_lines_that_stay():
     play(TerminalRenderer(console), whole_run())
     text = console.file.getvalue()
     assert "\x1b" not in text
-    assert text.startswith("finished after 1.5 s\n")
+    assert text.startswith(f"{ROWS}\nfinished after 1.5 s\n")
 
 
 def test_an_ascii_console_does_not_stop_the_training():

@@ -15,6 +15,7 @@ import IPython
 import pytest
 from IPython.core.formatters import DisplayFormatter
 from ipywidgets.widgets import widget
+from jupyter_client.session import Session
 from page_of_messages import learner_in
 from torch.nn import functional as F
 
@@ -33,6 +34,7 @@ class Cells:
     def __init__(self) -> None:
         self.metadata: dict[str, Any] = dict(ON_A_PAGE)
         self.header: dict[str, Any] = {}
+        self.content: dict[str, Any] = {"allow_stdin": False}
         self.published: list[dict[str, Any]] = []
         self.replaced: list[tuple[str, dict[str, Any]]] = []
         self.names: list[str] = []
@@ -48,7 +50,7 @@ class Cells:
 
     def _parent(self, channel: str) -> dict[str, Any]:
         assert channel == "shell"
-        return {"header": self.header, "metadata": self.metadata}
+        return {"header": self.header, "metadata": self.metadata, "content": self.content}
 
     def publish(self, data: dict[str, Any], name: str, *, update: bool = False) -> None:
         if update:
@@ -94,6 +96,23 @@ def test_outside_of_a_kernel_there_is_no_front_end_and_nothing_is_published(
     learner, _ = shown(tmp_path)
     learner.fit()
     assert cells.published == cells.stills == []
+
+
+# As cells of Notebook 6.5.7 and Voila 0.5.13 arrived at a kernel; the programs send by Session.
+def test_classic_notebook_is_a_page_by_the_ids_of_its_messages(cells: Cells) -> None:
+    cells.metadata = {}
+    cells.begin("9e8432820323465b9d495998e540fdde")
+    assert notebook.front_end() == "page"
+    cells.begin(Session().msg("execute_request")["header"]["msg_id"])
+    assert notebook.front_end() == "lines"
+
+
+def test_voila_is_a_page_by_what_it_tells_its_kernels(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells.metadata = {}
+    cells.begin("13e8adc1-d043bd36603edcf8521f5e0b_4267_3")
+    assert notebook.front_end() == "lines"
+    monkeypatch.setenv("VOILA_REQUEST_URL", "http://127.0.0.1:34193/")
+    assert notebook.front_end() == "page"
 
 
 @pytest.mark.parametrize("told", [{"cellId": "a"}, {"cell_id": "a"}, {"deletedCells": []}, {"colab": {}}])
@@ -185,6 +204,21 @@ def test_under_a_program_there_are_lines_and_a_picture_and_no_panel(
     said = capsys.readouterr().out
     assert "finished" in said and "Loss" in said
     assert cells.stills[-1][2]["image/png"].startswith(b"\x89PNG")
+
+
+def test_the_picture_does_not_stand_between_the_lines_of_the_epochs(tmp_path: Path, cells: Cells) -> None:
+    cells.metadata = {}
+    learner, _ = shown(tmp_path)
+    learner.fit()
+    assert learner.num_epochs > 1
+    assert len([data for *_, data in cells.stills if "image/png" in data]) == 1
+
+
+def test_a_console_gets_no_picture_as_it_hands_each_to_a_viewer(tmp_path: Path, cells: Cells) -> None:
+    cells.metadata, cells.content = {}, {"allow_stdin": True}  # nbclient says False
+    learner, _ = shown(tmp_path)
+    learner.fit()
+    assert cells.stills == []
 
 
 def test_a_front_end_that_was_never_built_is_told_once_and_lines_take_its_place(

@@ -396,7 +396,7 @@ def test_switching_off_in_the_middle_of_a_training_ends_the_serving(page: Page) 
 
 
 @pytest.mark.parametrize(
-    "part", ["servicing._inbox.next", "servicing._inbox.has_news", "shell._flush_prints"]
+    "part", ["servicing._inbox.next", "servicing._inbox.has_news", "shell.shell_streams._flush_prints"]
 )
 def test_when_serving_fails_the_training_goes_on_and_it_is_said_once(
     page: Page, tmp_path: Path, part: str
@@ -424,7 +424,9 @@ kept, {part} = {part}, broken
     if part == "servicing._inbox.has_news":  # nothing was taken out yet
         page.end(click)
         assert page.run("print(seen)") == "['click']\n"
-    page.run("shell._flush_prints = kept" if part == "shell._flush_prints" else "")
+    page.run(
+        "shell.shell_streams._flush_prints = kept" if part == "shell.shell_streams._flush_prints" else ""
+    )
     page.run("log.removeHandler(keep); log.propagate = True; shell._current = None")
     assert page.run("print(order, shell.servicing().mode)") == "['behind'] boundary\n"
 

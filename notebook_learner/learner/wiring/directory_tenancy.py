@@ -42,6 +42,7 @@ from ...remote.owner import (
     owner_in,
     this_process,
     who_has,
+    who_trains_here,
 )
 from ...run.driver import Driver
 from ...store import files
@@ -446,11 +447,7 @@ class Tenancy:
     def _require_still(self) -> None:
         __tracebackhide__ = True
         if self._driver.busy:
-            raise BusyError(
-                f"an earlier learner trains in {str(self.directory)!r} right now, in this process; stop it "
-                f"first (stop(), pause() or `notebook-learner ctl {self.directory} stop`), or give this one "
-                "another directory"
-            )
+            raise BusyError(who_trains_here(self.directory))
 
     def _finish(self) -> None:
         """Write what is pending, and close open files. The learner may still go on afterwards."""

@@ -9,7 +9,8 @@ export function kindOf(body, root, prefersDark) {
   if (/vscode-(light|high-contrast-light)/.test(code)) return "light";
   const colab = root.getAttribute("theme");
   if (colab !== null) return colab === "dark" ? "dark" : "light";
-  const page = root.getAttribute("data-theme") ?? root.getAttribute("data-bs-theme");
+  // marimo names it on the body.
+  const page = root.getAttribute("data-theme") ?? root.getAttribute("data-bs-theme") ?? body.getAttribute("data-theme");
   if (page === "dark" || page === "light") return page;
   return prefersDark ? "dark" : "light";
 }

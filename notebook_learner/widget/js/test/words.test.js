@@ -62,6 +62,8 @@ test("the theme is the notebook's, and the system's only where there is no other
   assert.equal(kindOf(page({}, "vscode-light"), plain, true), "light");
   assert.equal(kindOf(plain, page({ theme: "dark" }), false), "dark");
   assert.equal(kindOf(plain, page({ theme: "default" }), true), "light");
+  assert.equal(kindOf(page({ "data-theme": "light" }, "light light-theme"), plain, true), "light");
+  assert.equal(kindOf(page({ "data-theme": "dark" }, "dark dark-theme"), plain, false), "dark");
   assert.deepEqual([true, false].map((dark) => kindOf(plain, plain, dark)), ["dark", "light"]);
 });
 
