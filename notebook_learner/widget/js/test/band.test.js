@@ -20,3 +20,19 @@ test("what is not finite is a gap in the band, and points of other lines are non
   const runs = bandOf([0, 1, 2, 3, 4, 5], [1, undefined, 2, null, 5, 6], 0, 5, 2);
   assert.deepEqual(runs, [[[0, 1, 1], [2, 1, 2]], [[4, 5, 6]]]);
 });
+
+test("points of one column become its lowest and its highest", () => {
+  assert.deepEqual(bandOf([0, 0.5, 1], [3, -1, 2], 0, 2, 2), [[[0, -1, 3]]]);
+});
+
+test("a column begins where the line comes from", () => {
+  assert.deepEqual(bandOf([0, 2, 4], [10, 0, 5], 0, 2, 2), [[[0, 10, 10], [2, 0, 10], [4, 0, 5]]]);
+});
+
+test("only the points from one index to another are taken", () => {
+  assert.deepEqual(bandOf([0, 2, 4, 6], [9, 1, 2, 9], 1, 2, 2), [[[2, 1, 1], [4, 1, 2]]]);
+});
+
+test("a single point is a run of its own", () => assert.deepEqual(bandOf([7], [3], 0, 0, 2), [[[6, 3, 3]]]));
+
+test("a line without a point has no run", () => assert.deepEqual(bandOf([0, 1], [null, undefined], 0, 1, 2), []));
