@@ -161,12 +161,12 @@ def main(rounds: int) -> None:
             trained(panel, lines, page, *case)
             page.wait_for_selector(".nl-canvas .u-over")
             points = page.locator("[data-part=plot]").get_attribute("data-points")
-            for along in ("Step", "Time"):
+            for along in ("By step", "By time"):
                 page.get_by_role("group", name="Horizontal axis").get_by_role("button", name=along).click()
                 for what in ("nothing", "zoom", "drag", "point"):
                     began, took = np.array(page.evaluate(FRAMES, [what, count])).T
                     figures = [*np.quantile(took, [0.5, 0.95]), *np.quantile(np.diff(began), [0.5, 0.95])]
-                    row = f"{name}, {points} held, along {along}, {what}"
+                    row = f"{name}, {points} held, {along.lower()}, {what}"
                     print(f"{row:58}" + "".join(f"{each:8.1f}" for each in figures), flush=True)
                     page.get_by_role("button", name="All", exact=True).click()
             page.close()

@@ -19,7 +19,7 @@ from torch import nn
 from notebook_learner import Learner, LearnerBuilder, TrainOutput
 from notebook_learner.event import MetricBlock
 from notebook_learner.logger import InMemoryMetricLogger
-from notebook_learner.metric import Loss
+from notebook_learner.metric import Loss, Metric
 from notebook_learner.step.output import LossOutput
 
 BLOCKS, LED_IN = 12, 2
@@ -59,10 +59,23 @@ class ByHand(Net):
         return TrainOutput(self, {"layer.weight": weight}, LossOutput(out.square().mean()))
 
 
-def learner_of(width: int, steps: int, renderer: str) -> Learner:
+class Scaled(Metric):
+    """The loss under another name, times a number."""
+
+    needs = ("loss",)
+
+    def __init__(self, factor: int) -> None:
+        self.name, self.factor = f"metric {factor}", factor
+
+    def update(self, item: Any) -> Any:
+        return item.loss * self.factor
+
+
+def learner_of(width: int, steps: int, renderer: str, metrics: int = 1) -> Learner:
     torch.manual_seed(0)
     net = ByHand(width) if width < 10 else Net(width)
-    builder = LearnerBuilder(tempfile.mkdtemp()).metrics(Loss()).num_epochs(1).renderer(renderer)
+    measured = (Loss(), *(Scaled(factor) for factor in range(1, metrics)))
+    builder = LearnerBuilder(tempfile.mkdtemp()).metrics(*measured).num_epochs(1).renderer(renderer)
     builder = builder.metric_logger(InMemoryMetricLogger()).with_application_logger(False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     return builder.build(net, optimizer, None, [torch.randn(32, width)] * steps)
@@ -136,11 +149,11 @@ def keep_to(cores: set[int]) -> None:
         os.sched_setaffinity(int(thread), cores)
 
 
-def width_for(seconds: float) -> tuple[int, float]:
+def width_for(seconds: float, metrics: int) -> tuple[int, float]:
     """The width of the model whose step takes about so long on this machine, and how long."""
     found = []
     for width in WIDTHS:
-        learner = learner_of(width, 50, "silent")
+        learner = learner_of(width, 50, "silent", metrics)
         for _ in range(3):
             learner.model.cpu.clear()
             learner.fit(epochs=1)
@@ -151,13 +164,14 @@ def width_for(seconds: float) -> tuple[int, float]:
     return min(found)[1:]
 
 
-def measured(seconds: float) -> None:
+def measured(seconds: float, metrics: int) -> None:
     """CPU seconds a step of each turn, and the share of what is not the steps themselves: a panel's own calls
     and the kernel's other threads."""
     torch.set_num_threads(1)
     keep_to({0})  # the browser has the other cores
-    width, taken = width_for(seconds)
-    learner = learner_of(width, round(2 * 0.1 * BLOCKS * len(KINDS) * (TURNS + 4) / taken), "panel")
+    width, taken = width_for(seconds, metrics)
+    steps = round(2 * 0.1 * BLOCKS * len(KINDS) * (TURNS + 4) / taken)
+    learner = learner_of(width, steps, "panel", metrics)
     gate = Gate(learner, TURNS)
     learner.fit(epochs=1)
     print("FIGURES" + json.dumps(gate.figures | {"messages": [gate.messages]}))

@@ -83,9 +83,9 @@ def trained(notebook):
 
 
 def test_along_the_epochs_runs_lie_one_over_the_other(trained):
-    expect(axis(trained, "Step")).to_have_attribute("aria-pressed", "true")
-    axis(trained, "Epoch").click()
-    expect(axis(trained, "Epoch")).to_have_attribute("aria-pressed", "true")
+    expect(axis(trained, "By step")).to_have_attribute("aria-pressed", "true")
+    axis(trained, "By epoch").click()
+    expect(axis(trained, "By epoch")).to_have_attribute("aria-pressed", "true")
     expect(trained.plot.get_by_role("img")).to_have_attribute("aria-label", re.compile("against epochs"))
     point(trained, 0.999)  # the other run goes to its step 48 of 20 an epoch: as far as step 96 of this one
     expect(where(trained)).to_have_text("epoch 2.50 · step 100")
@@ -97,7 +97,7 @@ def test_along_the_epochs_runs_lie_one_over_the_other(trained):
 
 def test_along_the_time_a_step_lies_where_the_clock_was(trained):
     times = json.loads(trained.notebook.result(2))
-    axis(trained, "Time").click()
+    axis(trained, "By time").click()
     # The other run took longer: this one ends early.
     for share in (0.05, 0.2):
         point(trained, share)
@@ -109,27 +109,27 @@ def test_along_the_time_a_step_lies_where_the_clock_was(trained):
 
 
 def test_the_rewind_counts_steps_along_any_axis(trained):
-    for name in ("Epoch", "Time"):
+    for name in ("By epoch", "By time"):
         axis(trained, name).click()
         trained.slider.fill("60")
         expect(trained.region.locator(".nl-aim")).to_have_text("rewind to step 60")
         expect(where(trained)).to_contain_text("step 60")
         trained.slider.press("Escape")
-    axis(trained, "Time").click()
+    axis(trained, "By time").click()
     trained.slider.fill("60")
     trained.slider.press("Enter")
     trained.wait_points(60)
-    expect(axis(trained, "Time")).to_have_attribute("aria-pressed", "true")
+    expect(axis(trained, "By time")).to_have_attribute("aria-pressed", "true")
     expect(where(trained)).to_contain_text("step 60 · epoch 2")
 
 
 def test_the_choice_is_kept_for_the_run(trained):
-    axis(trained, "Time").click()
+    axis(trained, "By time").click()
     trained.notebook.save()
     trained.notebook.reload()
     again = PanelPage(trained.notebook, 0)
     again.look()
-    expect(axis(again, "Time")).to_have_attribute("aria-pressed", "true")
+    expect(axis(again, "By time")).to_have_attribute("aria-pressed", "true")
     expect(where(again)).to_contain_text("step 100")
 
 
@@ -138,7 +138,7 @@ def test_a_zoom_stays_where_it_is_when_the_axis_changes(trained):
     frame.focus()
     frame.press("+")
     frame.press("+")
-    for name in ("Epoch", "Time", "Step"):
+    for name in ("By epoch", "By time", "By step"):
         axis(trained, name).click()
         point(trained, 0.5)
         expect(where(trained)).to_contain_text(re.compile(r"step (4[5-9]|5[0-6])\b"))
@@ -148,7 +148,7 @@ def test_a_zoom_stays_where_it_is_when_the_axis_changes(trained):
 def test_the_pictures_say_along_what_they_are(trained, theme):
     page = trained.notebook
     page.theme(f"JupyterLab {theme}")
-    for name, word, title in (("Epoch", "epoch", "epochs"), ("Time", "time", "training time")):
+    for name, word, title in (("By epoch", "epoch", "epochs"), ("By time", "time", "training time")):
         axis(trained, name).click()
         for width in (400, 760, 1400):
             page.resize(width, 1200 if width == 1400 else 2300)
@@ -185,9 +185,9 @@ def test_a_run_without_times_refuses_that_axis_in_words(notebook):
     page.result(0)
     panel = PanelPage(page, 0)
     panel.look()
-    expect(axis(panel, "Time")).to_have_attribute("aria-disabled", "true")
-    axis(panel, "Time").click()
+    expect(axis(panel, "By time")).to_have_attribute("aria-disabled", "true")
+    axis(panel, "By time").click()
     expect(panel.hint).to_have_text("of this run it is not known how long its steps took")
-    expect(axis(panel, "Step")).to_have_attribute("aria-pressed", "true")
-    axis(panel, "Epoch").click()
-    expect(axis(panel, "Epoch")).to_have_attribute("aria-pressed", "true")
+    expect(axis(panel, "By step")).to_have_attribute("aria-pressed", "true")
+    axis(panel, "By epoch").click()
+    expect(axis(panel, "By epoch")).to_have_attribute("aria-pressed", "true")

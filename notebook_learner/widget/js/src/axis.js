@@ -10,7 +10,7 @@ const SPANS = [60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200,
 
 export const AXES = {
   step: {
-    name: "Step",
+    name: "By step",
     title: "Along the training steps",
     words: "training steps",
     marks: powers(0, 12), // steps are whole numbers: no label between them
@@ -18,7 +18,7 @@ export const AXES = {
     at: (place) => `step ${steps([place])[0]}`,
   },
   epoch: {
-    name: "Epoch",
+    name: "By epoch",
     title: "Along the epochs: 2.5 is the middle of the third one. Runs with epochs of other lengths lie one over the other",
     words: "epochs",
     marks: powers(-6, 9),
@@ -26,7 +26,7 @@ export const AXES = {
     at: (place) => `epoch ${place.toFixed(2)}`,
   },
   time: {
-    name: "Time",
+    name: "By time",
     title: "Along the training time: the seconds that training and validation took, without pauses and without what a rewind took back",
     words: "training time",
     marks: [...powers(-6, 0), 10, 15, 30, ...SPANS],
