@@ -16,7 +16,7 @@ from ..renderer.text import one_line
 from .command import Answer, Command, option_of
 from .steered import Steered
 
-PATIENCE = 2.0
+PATIENCE = 5.0
 """Seconds that a command waits for a learner that has stopped but still finishes some work."""
 _STANDS = ("ready", "paused", "stopped", "finished")
 

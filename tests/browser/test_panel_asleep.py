@@ -189,8 +189,9 @@ def test_a_kernel_that_died_in_a_night_whose_connection_was_lost_is_told_too(not
     page.page.evaluate("(path) => bench.kernel(path)._ws.close()", page.path)
     with asleep():
         kill_and_wait_for_the_next(page)
-    page.wait("bench.kernel(path)?.status === 'idle'", "the page is connected again")
-    expect(trouble(panel)).to_contain_text(re.compile("The kernel (died|was restarted)"))
+    # JupyterLab draws how long it waits before it connects again, each time longer.
+    told = re.compile("The kernel (died|was restarted)")
+    expect(trouble(panel)).to_contain_text(told, timeout=150_000)
     assert lit(panel) == []
 
 
