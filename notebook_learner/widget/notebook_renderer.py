@@ -20,7 +20,6 @@ from ..renderer.plain import PlainRenderer
 from . import notebook
 from .notebook import BundleError
 from .panel import Panel
-from .quiet_pause import show_pauses_quietly
 from .shown_learner import ShownLearner
 from .still_panel import Still
 
@@ -86,7 +85,6 @@ class NotebookRenderer:
             self._lines = PlainRenderer()
             self._lines.handle(Notice(str(missing), "warning"))
             return None
-        show_pauses_quietly()
         panel = Panel(View, servicing())
         panel.attach(learner)
         panel.before_saving = _weakly_before_saving(self)

@@ -40,8 +40,6 @@ def test_pause_in_a_blocking_fit_acts_within_half_a_second_and_run_goes_on_to_th
         line = r"paused at epoch \d, (train|valid), step \d+ of \d+; fit\(\) goes on from here, .*"
         assert re.search(f"^{line}$", shown, re.MULTILINE), shown
         assert "Traceback" not in shown
-        # No error's red: the line is an output like any other.
-        assert page.outputs(1).locator("[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
         before = panel.points
         waited.append(float(page.result(2)) - clicked)
     # The machine may be busy with others for a moment: not the slowest of three.
@@ -224,7 +222,6 @@ def test_a_pause_ends_run_all(notebook):
     panel.wait_status("paused")
     assert "fit() goes on from here" in page.output_text(1)
     assert page.output_text(2) == ""
-    page.screenshot("quiet-pause", page.cell(1))
 
 
 DANGER = "<img src=x onerror=window.hacked=1>"
