@@ -69,7 +69,7 @@ def _optimizer(optimizer: Optimizer, moved: bool) -> Told:
 
 def _group(group: Mapping[str, Any], moved: bool) -> Told:
     """A group's options; of what a schedule moves, the first value, if it is known."""
-    told = {name: plain(value) for name, value in group.items() if name not in ("params", *_MOVED)}
+    told = {name: plain(value) for name, value in [*group.items()] if name not in ("params", *_MOVED)}
     if moved:
         return told | ({"lr": plain(group["initial_lr"])} if "initial_lr" in group else {})
     return told | {name: plain(group[name]) for name in _MOVED[1:] if name in group}
@@ -126,9 +126,10 @@ def function_of(function: Any) -> Told:
 
 def module_options(module: nn.Module) -> Told:
     """The numbers, texts and small buffers that a layer keeps of how it was made."""
-    own = {name: value for name, value in vars(module).items() if name[0] != "_" and name != "training"}
+    # Copies, which take one instruction: the writer thread reads while a step may add a name.
+    own = {name: value for name, value in [*vars(module).items()] if name[0] != "_" and name != "training"}
     kept = {name: plain(value) for name, value in own.items() if isinstance(value, (bool, int, float, str))}
-    return kept | {name: plain(each) for name, each in module._buffers.items() if each is not None}
+    return kept | {name: plain(each) for name, each in [*module._buffers.items()] if each is not None}
 
 
 def _numbers_read(function: Any) -> Iterator[tuple[str, Any]]:

@@ -263,7 +263,7 @@ class Loaders:
 
     def given(self) -> Mapping[Split, Any]:
         """The data of each split, as it was given."""
-        return self._given
+        return {**self._given}  # a copy: the writer thread reads it while `fit` may add a split
 
     def renew(self) -> None:
         """Look up the model's steps again, after its code has changed."""
