@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import get_context
 from queue import Queue
 from typing import Any
@@ -207,22 +208,25 @@ def test_a_handler_that_fails_is_logged_and_the_next_click_acts(
     assert [record.getMessage() for record in caplog.records] == ["the handler of a widget's message failed"]
 
 
+def served_in_vain(kernel: Kernel) -> None:
+    """What a cell does that is clicked at and asks twice for what waits; notes when the click will act."""
+    kernel.click("click")
+    for _ in range(2):
+        servicing = shell.servicing()
+        assert servicing is not None
+        with servicing.during():
+            servicing.serve()
+    kernel.seen.append(servicing.mode)
+    kernel.send(StopKernelCommand())
+
+
 @pytest.mark.parametrize("kernel", ["threads"], indirect=True)
 def test_switched_off_a_click_acts_when_the_cell_is_over(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(shell.SWITCH, "off")
 
-    def cell() -> None:
-        kernel.click("click")
-        servicing = shell.servicing()
-        assert servicing is not None
-        with servicing.during():
-            servicing.serve()
-        kernel.seen.append(servicing.mode)
-        kernel.send(StopKernelCommand())
-
-    assert kernel.run(cell) == ["interrupt", "click"]
+    assert kernel.run(partial(served_in_vain, kernel)) == ["interrupt", "click"]
 
 
 @pytest.mark.parametrize("part", ["_dedup", "control_queue"])
@@ -239,18 +243,8 @@ def test_where_a_part_is_missing_one_line_says_so_and_a_click_acts_when_the_cell
     else:
         monkeypatch.setattr(marimo_queue, "_LISTENS", "a later name")
 
-    def cell() -> None:
-        kernel.click("click")
-        for _ in range(2):
-            servicing = shell.servicing()
-            assert servicing is not None
-            with servicing.during():
-                servicing.serve()
-        kernel.seen.append(servicing.mode)
-        kernel.send(StopKernelCommand())
-
     with caplog.at_level(logging.WARNING, logger="notebook_learner"):
-        assert kernel.run(cell) == ["interrupt", "click"]
+        assert kernel.run(partial(served_in_vain, kernel)) == ["interrupt", "click"]
     assert len(caplog.records) == 1
     assert caplog.records[0].getMessage().startswith("buttons act when the cell is over: this kernel is of")
 
