@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 
 from ..data.cursor import Cursor
 from ..errors import CheckpointError, LoggerError, MovedError, Paused, StateError
-from ..evaluation.chosen_samples import ChosenSamples
 from ..evaluation.prediction import Forward
 from ..event import Display, Event, Marked, MetricAdded, MetricInfo, Notice, RunOpened, Split, StatusChanged
 from ..event.position import Position
@@ -37,6 +36,7 @@ from ..store import process_end
 from .finalizer import Parting
 
 if TYPE_CHECKING:
+    from ..evaluation.chosen_samples import ChosenSamples
     from ..event import Status  # Jedi, which completes `learner.`, fails on a property that is a Literal
 
 

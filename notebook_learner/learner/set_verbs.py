@@ -9,11 +9,9 @@ from typing import Any, TypeVar, overload
 from ..artifacts.evaluations import Evaluation, Evaluations
 from ..data.cursor import Cursor
 from ..errors import LoggerError
-from ..evaluation.chosen_samples import WHAT
 from ..evaluation.prediction import AfterBatch, Forward, as_batches, predict, require_functions
 from ..evaluation.set_pass import Tour, beside, evaluate_set
 from ..event import Notice
-from ..renderer.text import one_line
 from ..run.rank_protocol import Alone, Others, Task
 from ..step.step import ValidationStep
 from ..store.layout import RunLayout
@@ -151,6 +149,9 @@ class SetVerbs(LearnerCore):
         chosen = self._supplies.samples
         if chosen is None:
             return
+        from ..evaluation.chosen_samples import WHAT  # loads what few trainings need
+        from ..renderer.text import one_line
+
         try:
             step = self._supplies.validation_step(WHAT)
             self._emit(chosen.shown(self._replica, step, self._supplies.loss))

@@ -179,7 +179,7 @@ class Panel:
             if not _is_one_of_many(event):
                 self._tell_soon()
             elif time.monotonic() >= self._sent + max(INTERVAL, self._rest):
-                self._tell_steps()
+                self._tell_now()
         if self._servant is not None:
             self._servant.serve()
 
@@ -269,8 +269,8 @@ class Panel:
         now = time.monotonic()
         return any(until > now for until in self._lookers.values())
 
-    def _tell_steps(self) -> None:
-        """Send steps. No thread has to wait for the last one: more steps follow, or the end of the run."""
+    def _tell_now(self) -> None:
+        """Send now, if a page looks."""
         if self._looked_at:
             self._tell()
         else:
@@ -549,8 +549,8 @@ class Panel:
     def _answer(self, seq: int, ok: bool, text: str) -> None:
         with self._lock:
             self._events_changed = True
+            self._tell_now()  # first, so that a page which has its answer shows what came of it
             self.wire.send(Message({"type": "answer", "to": seq, "ok": ok, "text": text}))
-            self._tell_soon()
 
 
 def _on_a_thread(work: Callable[..., None], *args: object) -> None:

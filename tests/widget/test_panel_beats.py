@@ -18,6 +18,7 @@ class Deaf:
     """A kernel that hears no page while a cell trains."""
 
     mode = "interrupt"
+    is_here = True
 
     def open(self) -> None: ...
     def serve(self) -> None: ...

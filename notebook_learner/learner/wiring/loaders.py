@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -19,11 +19,9 @@ from ...data.loader_walk import Walk
 from ...data.rng import SharedDraws, data_of, mix
 from ...data.sources import MODES, Combined, FromFunction, is_source, is_used_up
 from ...errors import ConfigurationError, a_kind
-from ...evaluation.chosen_samples import WHAT, ChosenSamples
 from ...evaluation.prediction import output_of
 from ...event import Notice, Split
 from ...event.values import Level, Source, why_never_measured
-from ...inspection.batch import decoder
 from ...logger.branches import BranchLogger
 from ...metric import MetricGroup
 from ...metric.base import AnyMetric
@@ -45,6 +43,9 @@ from .cells import cells_may_come
 from .checks import listed, metric_mistakes
 from .lightning import is_data_module, loaders_in, trains_by_its_steps
 from .make_optimizer import make_optimizer, make_schedule
+
+if TYPE_CHECKING:
+    from ...evaluation.chosen_samples import ChosenSamples
 
 MOST_SAMPLES = 64
 """More samples than a person looks at; the panel gets all of them with each snapshot."""
@@ -103,8 +104,7 @@ class Loaders:
         self._given: dict[Split, Any] = {}
         self._told = False
         self._on_device: OnDevice | None = None
-        asked = settings.samples
-        self.samples = None if asked is None else ChosenSamples(asked, self._cursor_for_samples)
+        self.samples = self._chosen_samples()
         """The samples whose predictions are shown."""
         self._waits: Cursor | None = None
         """Validation data for which there is no validation step yet."""
@@ -293,8 +293,13 @@ class Loaders:
         devices = 1 if way == "alone" else self._devices
         return Cursor(_loader(self.settings, "valid", given), own, self._tell, share, devices)
 
-    def _cursor_for_samples(self, given: Any) -> Cursor:
-        return self.cursor_for(given, WHAT)
+    def _chosen_samples(self) -> ChosenSamples | None:
+        asked = self.settings.samples
+        if asked is None:
+            return None
+        from ...evaluation.chosen_samples import WHAT, ChosenSamples  # loads what few trainings need
+
+        return ChosenSamples(asked, lambda given: self.cursor_for(given, WHAT))
 
     def validation_step(self, what: str) -> ValidationStep:
         """The step that validates now."""
@@ -497,6 +502,8 @@ def sample_mistakes(settings: Settings) -> Iterator[str]:
     asked = settings.samples
     if asked is None:
         return
+    from ...inspection.batch import decoder  # loads what few trainings need
+
     yield from not_a_loader(settings, "samples(loader): it", asked.loader)
     if not isinstance(asked.n, int) or isinstance(asked.n, bool) or not 1 <= asked.n <= MOST_SAMPLES:
         yield f"samples(n={asked.n!r:.60}): give a whole number from 1 to {MOST_SAMPLES}"
