@@ -51,8 +51,6 @@ def notebook(lab: Lab, tabs: BrowserContext, request: pytest.FixtureRequest) -> 
 
     Pictures go to the folder NOTEBOOK_LEARNER_SHOTS, or to a temporary one.
     """
-    # A theme that an earlier test chose is not this one's.
-    lab.set_settings("@jupyterlab/apputils-extension/themes", None)
     with _opening(lab, tabs, request.node) as open_one:
         yield open_one
 
@@ -78,6 +76,9 @@ def _opening(lab: Lab, tabs: BrowserContext, node: pytest.Item | pytest.Collecto
     opened: list[Notebook] = []
     node.stash[OPENED] = opened
 
+    # A theme that an earlier test chose is not this one's.
+    lab.set_settings("@jupyterlab/apputils-extension/themes", None)
+
     def open_one(cells: Sequence[str], kernel: str = "bench") -> Notebook:
         page = Notebook(lab, tabs, lab.write(cells, kernel), shots, opened)
         page.wait_idle()
@@ -87,7 +88,7 @@ def _opening(lab: Lab, tabs: BrowserContext, node: pytest.Item | pytest.Collecto
     for page in opened:
         page.close()
     for path in {page.path for page in opened}:
-        lab.shut_down_kernels(path)
+        lab.shut_down_kernels(path, wait=False)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,6 +8,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -57,6 +58,7 @@ class Lab:
         self.add_kernel("bench", [sys.executable])
         self._log = home / "server.log"
         self._address = ""
+        self._endings: list[threading.Thread] = []
         self._process = self._start()
 
     # -- what lies in the temporary folders ------------------------------------------------------------
@@ -130,11 +132,15 @@ class Lab:
             body = answer.read()
         return json.loads(body) if body else None
 
-    def shut_down_kernels(self, path: str) -> None:
-        """End the kernels of one notebook."""
+    def shut_down_kernels(self, path: str, wait: bool = True) -> None:
+        """End the kernels of one notebook; each takes seconds to end."""
         for session in self.api("GET", "sessions"):
             if session["path"] == path:
-                self.api("DELETE", f"sessions/{session['id']}")
+                ending = threading.Thread(target=self.api, args=("DELETE", f"sessions/{session['id']}"))
+                ending.start()
+                self._endings.append(ending)
+                if wait:
+                    ending.join()
 
     def log_tail(self, lines: int = 40) -> str:
         """The last lines that the server and the kernels wrote."""
@@ -142,6 +148,8 @@ class Lab:
 
     def close(self) -> None:
         """End the server, its kernels, and whatever those started."""
+        for ending in self._endings:
+            ending.join()
         family = descendants(self._process.pid)
         self._process.terminate()  # asks the kernels to end
         psutil.wait_procs(family, timeout=5)

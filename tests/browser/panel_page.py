@@ -17,12 +17,12 @@ REMEMBER_CLICKS = (
 )
 
 
-def panel_after_training(page: Notebook, points: int) -> PanelPage:
-    """The panel that the first cell shows, once the second one has trained so many steps and paused."""
-    page.run(0)
-    panel = PanelPage(page, 0)
+def panel_after_training(page: Notebook, points: int, cell: int = 0) -> PanelPage:
+    """The panel that a cell shows, once the next one has trained so many steps and paused."""
+    page.run(cell)
+    panel = PanelPage(page, cell)
     panel.wait_status("ready")
-    page.result(1)
+    page.result(cell + 1)
     panel.look()
     panel.wait_status("paused")
     panel.wait_points(points)

@@ -51,6 +51,14 @@ def seconds(step):
                 return spent + block.seconds * (1 - (block.iteration - step) / block.count)
             spent += block.seconds
 """
+CELLS = {
+    "setup": SETUP + "slow('runs/slow')\nown = 0",
+    "learner": "own += 1\nlearner = made(f'runs/{own}/own', more=5)\nlearner",
+    "train": "learner.step(70); learner.rewind(10); learner.lr = 0.1; learner.step(48)\n"
+    "learner.panel.overlay('runs/slow')",
+    "times": "print(json.dumps([seconds(n) for n in range(1, 101)]))",
+}
+TIMES = list(CELLS).index("times")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -68,18 +76,11 @@ def point(panel, share):
 
 
 @pytest.fixture
-def trained(notebook):
+def trained(page):
     """A panel of two and a half epochs, with a branch that was left and another run behind the curves, whose
     steps take five times as long and whose epochs are half as long."""
-    page = notebook(
-        [
-            SETUP + "slow('runs/slow')\nlearner = made('runs/own', more=5)\nlearner",
-            "learner.step(70); learner.rewind(10); learner.lr = 0.1; learner.step(48)\n"
-            "learner.panel.overlay('runs/slow')",
-            "print(json.dumps([seconds(n) for n in range(1, 101)]))",
-        ]
-    )
-    return panel_after_training(page, 100)
+    page.resize(1400, 900)
+    return panel_after_training(page, 100, cell=1)
 
 
 def test_along_the_epochs_runs_lie_one_over_the_other(trained):
@@ -96,7 +97,7 @@ def test_along_the_epochs_runs_lie_one_over_the_other(trained):
 
 
 def test_along_the_time_a_step_lies_where_the_clock_was(trained):
-    times = json.loads(trained.notebook.result(2))
+    times = json.loads(trained.notebook.result(TIMES))
     axis(trained, "By time").click()
     # The other run took longer: this one ends early.
     for share in (0.05, 0.2):
@@ -127,7 +128,7 @@ def test_the_choice_is_kept_for_the_run(trained):
     axis(trained, "By time").click()
     trained.notebook.save()
     trained.notebook.reload()
-    again = PanelPage(trained.notebook, 0)
+    again = PanelPage(trained.notebook, trained.cell)
     again.look()
     expect(axis(again, "By time")).to_have_attribute("aria-pressed", "true")
     expect(where(again)).to_contain_text("step 100")
@@ -157,7 +158,7 @@ def test_a_zoom_stays_where_it_is_when_the_axis_changes(trained):
         assert edges(trained) == pytest.approx(before, abs=1), name
 
 
-@pytest.mark.parametrize("theme", ["Light", "Dark"])
+@pytest.mark.parametrize("theme", ["Dark", "Light"])
 def test_the_pictures_say_along_what_they_are(trained, theme):
     page = trained.notebook
     page.theme(f"JupyterLab {theme}")
@@ -177,7 +178,7 @@ def test_the_pictures_say_along_what_they_are(trained, theme):
 
 
 def test_the_table_of_values_says_when_each_step_was(trained):
-    times = json.loads(trained.notebook.result(2))
+    times = json.loads(trained.notebook.result(TIMES))
     with trained.notebook.page.expect_download() as download:
         trained.button("Save the values as CSV").click()
     head, *rows = csv.reader(io.StringIO(Path(download.value.path()).read_text()))

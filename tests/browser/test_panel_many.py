@@ -39,6 +39,15 @@ def few(name, rate=0.01, steps=30):
 """
 
 
+CELLS = {
+    "setup": SETUP + "runs = 0",
+    "learner": "runs += 1\nlearner = many(f'{runs}/thirty')\nlearner",
+    "asked": "",
+    "strip": "runs += 1\nlearner = few(f'{runs}/one')\nlearner.panel.compact()\nlearner",
+    "whole": "other = few(f'{runs}/two')\nother",
+}
+
+
 def shown(page, cell):
     page.result(cell)
     panel = PanelPage(page, cell)
@@ -51,10 +60,8 @@ def tiles(panel):
 
 
 @pytest.fixture
-def thirty(notebook):
+def thirty(page):
     """A panel of thirty metrics, in a window of 1400 x 900."""
-    page = notebook([SETUP, "learner = many('thirty')\nlearner"])
-    page.result(0)
     page.resize(1400, 900)
     panel = shown(page, 1)
     expect(tiles(panel)).to_have_count(30)
@@ -143,8 +150,9 @@ def test_the_small_plots_tell_the_values_at_the_step_under_the_pointer(thirty):
     step = int(re.search(r"step (\d+)", panel.region.locator(".nl-read-where").inner_text())[1])
     expect(tile.locator("b")).not_to_have_text(newest)
     there = float(tile.locator("b").inner_text())
-    panel.notebook.type(0, f"2 * float(learner.history.values('Loss', 'train')[{step} - 1])")
-    assert there == pytest.approx(float(panel.notebook.result(0)), rel=1e-3)
+    asked = list(CELLS).index("asked")
+    panel.notebook.type(asked, f"2 * float(learner.history.values('Loss', 'train')[{step} - 1])")
+    assert there == pytest.approx(float(panel.notebook.result(asked)), rel=1e-3)
 
 
 def test_a_folded_section_stays_folded_in_the_next_panel(thirty):
@@ -195,13 +203,9 @@ def test_another_run_is_laid_over_by_the_user_and_by_the_chooser(notebook):
 
 
 @pytest.mark.parametrize("width", [1400, 760])
-def test_a_compact_panel_is_a_strip_that_steers(notebook, width):
-    page = notebook(
-        [SETUP, "learner = few('one')\nlearner.panel.compact()\nlearner", "other = few('two')\nother"]
-    )
-    page.result(0)
+def test_a_compact_panel_is_a_strip_that_steers(page, width):
     page.resize(width, 900)
-    panel, whole = shown(page, 1), shown(page, 2)
+    panel, whole = (shown(page, list(CELLS).index(name)) for name in ("strip", "whole"))
     panel.look()
     assert panel.region.bounding_box()["height"] <= 120
     page.screenshot(f"compact-{width}", panel.region)

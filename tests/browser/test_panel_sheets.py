@@ -10,7 +10,7 @@ from panel_page import PanelPage
 from panel_room import check_room
 from playwright.sync_api import expect
 
-CELL = """
+SETUP = """
 import time
 import torch
 from matplotlib.figure import Figure
@@ -58,18 +58,25 @@ def shown(name, labels):
     learner.step_epoch()
     return learner
 
-learner = shown("sheets", [f"class {n}" for n in range(CLASSES)])
-learner
+runs = 0
 """
+CELLS = {
+    "setup": SETUP,
+    "learner": "runs += 1\n"
+    "learner = shown(f'{runs}/sheets', [f'class {n}' for n in range(CLASSES)])\nlearner",
+    "rewind": "learner.rewind(to=(2, 3))",
+    "train": "learner.step_epoch()",
+}
+LEARNER, REWIND, TRAIN = (list(CELLS).index(name) for name in ("learner", "rewind", "train"))
 
 
 @pytest.fixture
-def panel(notebook):
+def panel(page):
     """A panel after two epochs, in a window of 1400 x 900."""
-    page = notebook([CELL, "learner.rewind(to=(2, 3))", "learner.step_epoch()"])
     page.resize(1400, 900)
-    page.result(0)
-    panel = PanelPage(page, 0)
+    page.theme("JupyterLab Light")
+    page.result(LEARNER)
+    panel = PanelPage(page, LEARNER)
     panel.wait_status("paused")
     return panel
 
@@ -119,16 +126,16 @@ def test_going_back_takes_sheets_back_and_training_on_brings_new_ones(panel):
     page = panel.notebook
     samples = tab(panel, "Samples")
     expect(samples).to_contain_text("after epoch 2")
-    page.result(1)
+    page.result(REWIND)
     panel.look()
     expect(samples).to_contain_text("after epoch 1")
     expect(samples.locator("thead th")).to_have_count(4)
-    page.result(2)
+    page.result(TRAIN)
     panel.look()
     expect(samples).to_contain_text("after epoch 2")
     page.save()
     page.reload()
-    again = PanelPage(page, 0)
+    again = PanelPage(page, LEARNER)
     again.look()
     expect(tab(again, "Samples")).to_contain_text("after epoch 2")
 
