@@ -19,7 +19,7 @@ REMEMBER_CLICKS = (
 
 def panel_after_training(page: Notebook, points: int, cell: int = 0) -> PanelPage:
     """The panel that a cell shows, once the next one has trained so many steps and paused."""
-    page.run(cell)
+    page.result(cell)  # to its end: until then the panel of an earlier run may be there, and goes
     panel = PanelPage(page, cell)
     panel.wait_status("ready")
     page.result(cell + 1)
