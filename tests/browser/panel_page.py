@@ -7,7 +7,7 @@ import time
 
 from lab import PATIENCE
 from lab_page import Notebook
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Error, Locator, expect
 
 expect.set_options(timeout=1000 * PATIENCE)
 
@@ -101,8 +101,14 @@ class PanelPage:
 
     def look(self) -> None:
         """Scroll to it: a panel that cannot be seen draws nothing, and gets no news."""
-        self.region.wait_for()
-        self.region.scroll_into_view_if_needed()
+        while True:
+            self.region.wait_for()
+            try:
+                return self.region.scroll_into_view_if_needed()
+            except Error as error:
+                if "not attached" not in str(error):
+                    raise
+                # marimo draws the output of a cell again when the cell ends.
 
     def wait_status(self, status: str) -> None:
         """Until the status is this."""
