@@ -183,6 +183,8 @@ class Tally:
     ended: dict[Split, int] = field(default_factory=dict)
     """The last epoch in which a pass of the split ended."""
     finals: dict[Split, dict[str, dict[int, float]]] = field(default_factory=dict)
+    bests: dict[tuple[str, Split], tuple[float, int] | None] = field(default_factory=dict)
+    """What is known of `best`: a panel asks twice a second, and a long run has many epochs."""
     texts: dict[str, str] = field(default_factory=dict)
     notices: deque[Notice] = field(default_factory=lambda: deque(maxlen=3))
     infos: dict[tuple[str, str], MetricInfo] = field(default_factory=dict)
@@ -211,12 +213,17 @@ class Tally:
                 self._rewound(event)
             case MetricAdded():
                 self.infos[event.info.name, event.info.split] = event.info
+                self.bests.clear()
             case SetProgress():
                 self.tour = None if event.over else event
             case RunOpened():
                 self._opened(event)
             case _:
                 pass  # a kind of event that did not exist when this was written
+
+    def stands_behind(self, block: MetricBlock) -> None:
+        """The run has taken these steps; what they measured is folded in later."""
+        self._stand(block.epoch, block.split, block.last)
 
     # What a display reads
 
@@ -252,6 +259,11 @@ class Tally:
 
     def best(self, name: str, split: Split = "valid") -> tuple[float, int] | None:
         """The best final value and its epoch; None if the metric has no direction or no final value."""
+        if (name, split) not in self.bests:
+            self.bests[name, split] = self._best_of(name, split)
+        return self.bests[name, split]
+
+    def _best_of(self, name: str, split: Split) -> tuple[float, int] | None:
         info = self.info(name, split)
         finals = self.finals.get(split, {}).get(name, {})
         known = {epoch: value for epoch, value in finals.items() if value == value}
@@ -311,6 +323,7 @@ class Tally:
     def _forget(self) -> None:
         self.epochs_done = 0
         self.readings, self.passes, self.ended, self.finals, self.texts = {}, {}, {}, {}, {}
+        self.bests.clear()
 
     def _stand(self, epoch: int, split: Split, step: int, total: int | None = None) -> None:
         """Set the position. Without `total`, keep that of the same pass, or take the split's known length."""
@@ -333,7 +346,7 @@ class Tally:
         self.readings[split], self.passes[split] = {}, epoch
 
     def _block(self, event: MetricBlock) -> None:
-        self._stand(event.epoch, event.split, event.last)
+        self.stands_behind(event)
         self._read(event)
         self.pace.add(event)
 
@@ -350,6 +363,7 @@ class Tally:
         kept = self.finals.setdefault(split, {})
         for name, value in finals.items():
             kept.setdefault(name, {})[epoch] = float(value)
+            self.bests.pop((name, split), None)
 
     def _status(self, event: StatusChanged) -> None:
         self.status, self.reason = event.status, event.reason

@@ -195,6 +195,16 @@ class Board:
 
     def moving(self) -> Json:
         """What changes from step to step."""
+        return {
+            **self.place(),
+            "trained": self.trained,
+            "table": self._table(),
+            "texts": [[one_line(name), one_line(text)] for name, text in self.tally.texts.items()],
+            **self.axes.moving(self.trained),
+        }
+
+    def place(self) -> Json:
+        """Where the run stands."""
         tally = self.tally
         speed, left = tally.pace.steps_per_second, tally.seconds_left()
         running, reason = tally.status == "running", one_line(tally.reason)
@@ -206,7 +216,6 @@ class Board:
             "reason": f"stopped by {reason}" if stopped else reason,
             "stopped": stopped,
             "position": tally.place(),
-            "trained": self.trained,
             "epoch": tally.epoch,
             "split": tally.split,
             "step": tally.step,
@@ -216,9 +225,6 @@ class Board:
             "rate": "" if speed is None else rate(speed, "steps"),
             "elapsed": duration(tally.pace.elapsed) if tally.pace.elapsed else "",
             "left": "" if left is None or not running else remaining(left),
-            "table": self._table(),
-            "texts": [[one_line(name), one_line(text)] for name, text in tally.texts.items()],
-            **self.axes.moving(self.trained),
         }
 
     def events(self) -> Json:

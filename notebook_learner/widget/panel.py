@@ -38,16 +38,10 @@ from . import saved_table
 from .board import Board, Saved, obstacles
 from .branch_lines import BranchLines, LeftBranches
 from .curves import Curves
+from .message_pace import MessagePace
 from .shown_learner import NOTHING, Debugger, ShownLearner
 from .wire import Json, Message, Request, parse
 
-INTERVAL = 0.3
-"""Seconds between two messages, at least."""
-IDLE_PER_COST, LONGEST = 600, 2.0
-"""After a message, no steps are sent for this many times as long as the message took, but never longer than
-these seconds. A message of up to three milliseconds so takes a sixth of a percent of the time. The kernel's
-sending thread takes as much again. The next steps are slower too, because the processor's caches have other
-contents and a browser on the same machine draws: twice as much."""
 MOST_BLOCKS = 256
 """Blocks of steps that wait to be added, at most. Adding them one by one costs three times as much."""
 BEAT = 1.5
@@ -95,9 +89,7 @@ class Panel:
         self._learner: Callable[[], ShownLearner | None] = lambda: None
         self._servant = servant
         self._seq = 0
-        self._sent = 0.0
-        self._rest = 0.0
-        """Seconds after that during which no steps are sent."""
+        self._pace = MessagePace()
         self._later: threading.Timer | None = None
         self._beats = False
         self._fixed_changed = self._events_changed = self._files_changed = True
@@ -178,8 +170,8 @@ class Panel:
                 self._fold(event)
             if not _is_one_of_many(event):
                 self._tell_soon()
-            elif time.monotonic() >= self._sent + max(INTERVAL, self._rest):
-                self._tell_now()
+            elif due := self._pace.due():
+                self._tell_now(values=due == "values")
         if self._servant is not None:
             self._servant.serve()
 
@@ -269,16 +261,16 @@ class Panel:
         now = time.monotonic()
         return any(until > now for until in self._lookers.values())
 
-    def _tell_now(self) -> None:
+    def _tell_now(self, values: bool = True) -> None:
         """Send now, if a page looks."""
         if self._looked_at:
-            self._tell()
+            self._tell(values)
         else:
             self._miss()
 
     def _tell_soon(self) -> None:
         """Send now, or once the interval is over, so that the last event always reaches the pages."""
-        left = self._sent + INTERVAL - time.monotonic()
+        left = self._pace.wait
         if not self._looked_at:
             self._miss()
         elif left <= 0:
@@ -298,15 +290,17 @@ class Panel:
         self._current = False
         self._curves.forget()
 
-    def _tell(self) -> None:
+    def _tell(self, values: bool = True) -> None:
         began = time.monotonic()
-        self._fold_blocks()
         self._seq += 1
-        message = self._news() if self._current else self._everything()
+        if values or not self._current:
+            self._fold_blocks()
+            message = self._news() if self._current else self._everything()
+        else:
+            message = self._place()
         self._current = True
         self.wire.send(message)
-        self._sent = time.monotonic()
-        self._rest = min(IDLE_PER_COST * (self._sent - began), LONGEST)
+        self._pace.was_sent(began, values)
 
     def _everything(self) -> Message:
         own, left = self._curves.series, self._branches.series()
@@ -330,6 +324,12 @@ class Panel:
             },
             tuple(each.tobytes() for each in (*own.values(), *left.values())),
         )
+
+    def _place(self) -> Message:
+        """Where the run stands, without what it has measured: that takes no longer with more metrics."""
+        if self._blocks:
+            self._board.tally.stands_behind(self._blocks[-1])
+        return Message({"type": "delta", "seq": self._seq, "board": self._board.place(), "series": []})
 
     def _news(self) -> Message:
         fresh = self._curves.fresh()
@@ -516,7 +516,7 @@ class Panel:
         self._catch_up()
         with self._lock:
             self._beats = self._looked_at
-            if self._beats and time.monotonic() >= self._sent + BEAT:
+            if self._beats and time.monotonic() >= self._pace.sent + BEAT:
                 self.wire.send(Message({"type": "beat"}))
             return self._beats
 

@@ -26,6 +26,7 @@ from notebook_learner.event import (
     SplitStarted,
     StatusChanged,
 )
+from notebook_learner.widget import message_pace
 from notebook_learner.widget import panel as panels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "browser"))
@@ -143,7 +144,7 @@ def main(rounds: int) -> None:
     from chromium import ARGUMENTS, find
     from playwright.sync_api import sync_playwright
 
-    panels.INTERVAL, panels.IDLE_PER_COST = 0.0, 0  # every step reaches the page
+    message_pace.INTERVAL, message_pace.IDLE_PER_COST = 0.0, 0  # every step reaches the page
     count = 60 * rounds
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find(playwright), args=ARGUMENTS)

@@ -139,7 +139,8 @@ class Gate:
         if self._kind == "panel":
             self._closed_at = now
         elif kind == "panel":  # its clock stood still: it tells as often as it would if it always heard
-            self._panel._sent += now - self._closed_at
+            self._panel._pace.sent += now - self._closed_at
+            self._panel._pace.values_sent += now - self._closed_at
         self._kind = kind
 
 

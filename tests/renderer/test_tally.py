@@ -62,6 +62,18 @@ def test_the_best_epoch_follows_the_direction_of_the_metric():
     assert tally.best("Accuracy") == (3.0, 1)
 
 
+def test_the_best_epoch_is_true_whenever_it_is_asked():
+    record = (record_of(1), record_of(1, "valid", 10), record_of(2, steps=20, ended=False))
+    ends = [SplitEnded(epoch, "valid", 1, {"Loss": value}) for epoch, value in ((1, 3.0), (2, 1.0), (3, 2.0))]
+    events = [opened(), *ends, Rewound(2, "train", 20, record, 2, 20), ends[1], opened(), ends[2]]
+    asked, found = Tally(), []
+    for number, event in enumerate(events, start=1):
+        asked.handle(event)
+        found.append(asked.best("Loss"))
+        assert found[-1] == told(*events[:number]).best("Loss")
+    assert found[1:4] == [(3.0, 1), (1.0, 2), (1.0, 2)] and found[-2:] == [None, (2.0, 3)]
+
+
 def test_the_valid_column_keeps_the_last_epoch_until_the_next_validation():
     tally = told(opened(), *one_epoch(1), *one_pass(2, "train")[:2])
     assert tally.average("Loss", "valid") == 1.5

@@ -17,16 +17,15 @@ from page_of_messages import SOON, Page, learner_in, page_of, panel_of, series_o
 from notebook_learner import Artifacts, Learner, checkpoint
 from notebook_learner.artifacts.watch_panel import Watching
 from notebook_learner.logger.branches import Branch
-from notebook_learner.widget import branch_lines
-from notebook_learner.widget import panel as panels
+from notebook_learner.widget import branch_lines, message_pace
 from notebook_learner.widget.branch_lines import MOST, BranchLines, LeftBranches
 from notebook_learner.widget.panel import Panel
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels, "INTERVAL", 0.0)
-    monkeypatch.setattr(panels, "IDLE_PER_COST", 0)
+    monkeypatch.setattr(message_pace, "INTERVAL", 0.0)
+    monkeypatch.setattr(message_pace, "IDLE_PER_COST", 0)
 
 
 def weights(learner: Learner) -> torch.Tensor:

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from notebook_learner import LearnerBuilder
 from notebook_learner.widget import board as boards
-from notebook_learner.widget import panel as panels
+from notebook_learner.widget import message_pace
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels, "INTERVAL", 0.0)
-    monkeypatch.setattr(panels, "IDLE_PER_COST", 0)
+    monkeypatch.setattr(message_pace, "INTERVAL", 0.0)
+    monkeypatch.setattr(message_pace, "IDLE_PER_COST", 0)
 
 
 def test_rate_momentum_and_decay_are_told_as_they_are_now(tmp_path: Path) -> None:

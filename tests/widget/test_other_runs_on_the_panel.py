@@ -10,12 +10,13 @@ from page_of_messages import Page, learner_in, page_of
 from notebook_learner import Artifacts, Learner
 from notebook_learner.artifacts import run_status
 from notebook_learner.errors import StoreError
+from notebook_learner.widget import message_pace
 from notebook_learner.widget import panel as panels
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels, "INTERVAL", 0.0)
+    monkeypatch.setattr(message_pace, "INTERVAL", 0.0)
     monkeypatch.setattr(panels, "BEAT", 0.05)
 
 

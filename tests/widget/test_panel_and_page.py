@@ -15,6 +15,7 @@ import pytest
 from page_of_messages import SOON, Page, learner_in, page_of, panel_of, series_of
 
 from notebook_learner.event import CheckpointSaved, Column, MetricBlock, MetricInfo, RunOpened, SplitStarted
+from notebook_learner.widget import message_pace
 from notebook_learner.widget import panel as panels
 from notebook_learner.widget.panel import Panel
 from notebook_learner.widget.wire import Message
@@ -22,8 +23,8 @@ from notebook_learner.widget.wire import Message
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels, "INTERVAL", 0.0)
-    monkeypatch.setattr(panels, "IDLE_PER_COST", 0)
+    monkeypatch.setattr(message_pace, "INTERVAL", 0.0)
+    monkeypatch.setattr(message_pace, "IDLE_PER_COST", 0)
 
 
 def test_a_page_that_says_hello_is_told_everything(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_what_came_last_is_told_once_the_interval_is_over(
     learner = learner_in(tmp_path)
     page = page_of(learner)
     page.ask("hello")
-    monkeypatch.setattr(panels, "INTERVAL", 0.2)
+    monkeypatch.setattr(message_pace, "INTERVAL", 0.2)
     for _ in range(8):
         learner.step(1)
     assert len(page.messages) < 8
@@ -117,7 +118,7 @@ def test_what_waited_to_be_told_when_the_page_looked_away_is_told_when_it_looks_
     assert isinstance(page, Page)
     page.ask("hello")
     learner.step(1)
-    monkeypatch.setattr(panels, "INTERVAL", 0.2)
+    monkeypatch.setattr(message_pace, "INTERVAL", 0.2)
     for _ in range(7):
         learner.step(1)
     assert panel._later is not None, "the last news wait"
@@ -353,13 +354,14 @@ class Clock:
     time = monotonic
 
 
-@pytest.mark.parametrize(("takes", "rests"), [(0.0005, 0.3), (0.002, 0.5), (0.05, 2.0)])
-def test_after_a_message_steps_are_told_no_sooner_than_in_proportion_to_what_it_took(
+@pytest.mark.parametrize(("takes", "rests"), [(0.0005, 0.3), (0.0014, 0.35), (0.004, 1.0), (0.05, 2.0)])
+def test_values_are_told_in_proportion_to_what_they_cost_and_the_place_twice_a_second(
     takes: float, rests: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(panels, "INTERVAL", 0.3)
-    monkeypatch.setattr(panels, "IDLE_PER_COST", 250)
+    monkeypatch.setattr(message_pace, "INTERVAL", 0.3)
+    monkeypatch.setattr(message_pace, "IDLE_PER_COST", 250)
+    monkeypatch.setattr(message_pace, "time", clock)
     monkeypatch.setattr(panels, "time", clock)
 
     class SlowPage(Page):
@@ -374,16 +376,24 @@ def test_after_a_message_steps_are_told_no_sooner_than_in_proportion_to_what_it_
     panel.handle(SplitStarted(1, "train", 1000, 1))
     page.ask("hello")
 
-    def told_of(step: int, after: float) -> bool:
+    def told_of(step: int, after: float) -> str:
+        """What the page is told of a step so many seconds after the first message."""
         clock.now = sent + after
         before = len(page.messages)
         column = Column(np.zeros(1), np.ones(1))
         panel.handle(MetricBlock(1, "train", step, 1, step, {"Loss": column}, {}, 0.1))
-        return len(page.messages) > before
+        if len(page.messages) == before:
+            return ""
+        assert page.board["position"] == f"epoch 1, train, step {step} of 1000"
+        steps, _ = page.curves.get(("Loss", "train"), ([], []))
+        return "values" if steps[-1:] == [step] else "place"
 
     sent = clock.now
-    assert not told_of(1, rests - 0.01)
-    assert told_of(2, rests + 0.01)
+    told = {step: told_of(step, 0.1 * step - 0.01) for step in range(1, int(10 * rests) + 1)}
+    assert "values" not in told.values()
+    assert told_of(len(told) + 1, rests + 0.4) == "values"
+    heard = [0.0, *(0.1 * step for step, what in told.items() if what), rests]
+    assert np.diff(heard).max() <= 0.5
     clock.now += 0.31
     before = len(page.messages)
     panel.handle(SplitStarted(2, "train", 1000, 1))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from page_of_messages import SOON, Page, learner_in, page_of, panel_of
 
+from notebook_learner.widget import message_pace
 from notebook_learner.widget import panel as panels
 from notebook_learner.widget.panel import Panel
 
@@ -28,7 +29,7 @@ class Deaf:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(panels, "BEAT", 0.01)
-    monkeypatch.setattr(panels, "INTERVAL", 0.0)
+    monkeypatch.setattr(message_pace, "INTERVAL", 0.0)
 
 
 def test_a_page_that_looks_gets_beats_without_news_and_none_when_it_looks_away(

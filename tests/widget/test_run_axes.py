@@ -13,14 +13,14 @@ from test_watching import ended, watch  # noqa: F401
 from notebook_learner import Artifacts, Learner
 from notebook_learner.event import MetricBlock
 from notebook_learner.event.training_time import TrainingTime
-from notebook_learner.widget import panel as panels
+from notebook_learner.widget import message_pace
 from notebook_learner.widget.run_axes import MOST, RunAxes, epoch_knots
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels, "INTERVAL", 0.0)
-    monkeypatch.setattr(panels, "IDLE_PER_COST", 0)
+    monkeypatch.setattr(message_pace, "INTERVAL", 0.0)
+    monkeypatch.setattr(message_pace, "IDLE_PER_COST", 0)
 
 
 def place(knots: Any, step: float) -> float:

@@ -11,13 +11,13 @@ from page_of_messages import learner_in, page_of
 from torch.nn import functional as F
 
 from notebook_learner import Learner, LearnerBuilder
-from notebook_learner.widget import panel as panels
+from notebook_learner.widget import message_pace
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels, "INTERVAL", 0.0)
-    monkeypatch.setattr(panels, "IDLE_PER_COST", 0)
+    monkeypatch.setattr(message_pace, "INTERVAL", 0.0)
+    monkeypatch.setattr(message_pace, "IDLE_PER_COST", 0)
 
 
 def grouped(directory: Path, kind: type[torch.optim.Optimizer], **more: float) -> Learner:

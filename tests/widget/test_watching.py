@@ -12,14 +12,14 @@ from page_of_messages import SOON, Page, learner_in, series_of
 from notebook_learner import Artifacts
 from notebook_learner.artifacts import watch_panel
 from notebook_learner.artifacts.watch_panel import Watching
-from notebook_learner.widget import panel as panels
+from notebook_learner.widget import message_pace
 from notebook_learner.widget.panel import Panel
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panels, "INTERVAL", 0.0)
-    monkeypatch.setattr(panels, "IDLE_PER_COST", 0)
+    monkeypatch.setattr(message_pace, "INTERVAL", 0.0)
+    monkeypatch.setattr(message_pace, "IDLE_PER_COST", 0)
     monkeypatch.setattr(watch_panel, "POLL", 0.02)
 
 
