@@ -6,7 +6,7 @@ import time
 from typing import Literal
 
 INTERVAL = 0.3
-"""Seconds between two messages, at least."""
+"""Seconds between two messages with measured values, at least."""
 LONGEST_SILENCE = 0.4
 """Seconds after which the pages hear at least where the run stands. Steps come in blocks of a tenth of a
 second, so that is twice a second."""
@@ -38,7 +38,7 @@ class MessagePace:
     def due(self) -> Literal["", "place", "values"]:
         """What may be sent now: all that was measured, where the run stands, or nothing."""
         now = time.monotonic()
-        if now >= max(self.values_sent + self._rest, self.sent + INTERVAL):
+        if now >= self.values_sent + max(INTERVAL, self._rest):  # also soon after the place: that was cheap
             return "values"
         return "place" if now >= self.sent + LONGEST_SILENCE else ""
 

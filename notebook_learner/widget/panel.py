@@ -293,7 +293,7 @@ class Panel:
     def _tell(self, values: bool = True) -> None:
         began = time.monotonic()
         self._seq += 1
-        if values or not self._current:
+        if values := values or not self._current:
             self._fold_blocks()
             message = self._news() if self._current else self._everything()
         else:

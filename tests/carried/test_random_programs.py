@@ -332,7 +332,7 @@ def outcomes(numbers: range, directory: Path, verbs: Sequence[str] = VERBS, devi
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
-    "numbers", [range(16), pytest.param(range(16, 1016), marks=pytest.mark.soak)], ids=["16", "1000"]
+    "numbers", [range(40), pytest.param(range(40, 1040), marks=pytest.mark.soak)], ids=["40", "1000"]
 )
 def test_none_differs_in_silence(numbers: range, tmp_path: Path) -> None:
     found = outcomes(numbers, tmp_path)
