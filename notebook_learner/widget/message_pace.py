@@ -10,11 +10,12 @@ INTERVAL = 0.3
 LONGEST_SILENCE = 0.4
 """Seconds after which the pages hear at least where the run stands. Steps come in blocks of a tenth of a
 second, so that is twice a second."""
-IDLE_PER_COST, LONGEST_REST = 250, 2.0
+IDLE_PER_COST, LONGEST_REST = 600, 2.0
 """After a message, nothing that was measured is sent for this many times as long as the message took, but
-never longer than these seconds. A message of up to eight milliseconds so takes 0.4 percent of the time. The
-kernel's sending thread takes up to as much again. The next steps are slower too, because the processor's
-caches have other contents and a browser on the same machine draws."""
+never longer than these seconds. A message of up to three milliseconds so takes a sixth of a percent of the
+time. The kernel's sending thread takes as much again. The next steps are slower too, because the processor's
+caches have other contents and a browser on the same machine draws: twice as much. At 250 times as long, three
+messages a second took 1.3 percent of steps of 0.8 milliseconds."""
 
 
 class MessagePace:
