@@ -22,6 +22,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from programs import mark_programs, require_programs
 
+from notebook_learner.ranks import rank_processes
 from notebook_learner.run.driver import BACKGROUND, Driver
 
 _LAST_STEP = 60.0  # seconds, on a machine that is busy with other things
@@ -79,6 +80,18 @@ def gradients_stay_on() -> Iterator[None]:
     on = torch.is_grad_enabled()
     torch.set_grad_enabled(True)
     assert on, "this test left torch's gradients switched off"
+
+
+# Engines take seconds to start, and many tests compare two learners on ranks.
+rank_processes.SPARE = 2
+
+
+@pytest.fixture(autouse=True)
+def processes_are_released() -> Iterator[None]:
+    """The next test uses the processes of this one's learners, which a reference cycle may still hold."""
+    yield
+    if rank_processes._at_work:
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -152,6 +152,8 @@ def _engines(devices: list[torch.device], cluster: Attached | None) -> Engines:
     return AttachedEngines(cluster)
 
 
+SPARE = 1
+"""How many sound crews wait for the next learner."""
 _spare: list[Crew] = []
 _at_work: list[Crew] = []
 """The crews of living learners. Without this reference the garbage collector, which may collect a learner
@@ -180,13 +182,13 @@ def crew_for(devices: list[torch.device], threads: int, cluster: Attached | None
 
 
 def release(crew: Crew, whole: bool) -> None:
-    """Take a crew that its learner needs no more. One sound crew is kept for the next learner."""
+    """Take a crew that its learner needs no more. A sound one may be kept for the next learner."""
     _at_work.remove(crew)
     if not whole or _ending or not crew.is_whole():
         crew.close()
         return
     _spare.append(crew)
-    while len(_spare) > 1:
+    while len(_spare) > SPARE:
         _spare.pop(0).close()
 
 
