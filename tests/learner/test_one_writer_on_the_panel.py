@@ -9,7 +9,7 @@ import pytest
 from rerun_support import builder_in, built
 from two_kernels import Kernel
 
-from notebook_learner.widget import panel as panels
+from notebook_learner.widget import message_pace
 from notebook_learner.widget.board import BUTTONS
 
 sys.path.append(str(Path(__file__).parents[1] / "widget"))
@@ -17,8 +17,8 @@ sys.path.append(str(Path(__file__).parents[1] / "widget"))
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(panels, "INTERVAL", 0.0)
-    monkeypatch.setattr(panels, "IDLE_PER_COST", 0)
+    monkeypatch.setattr(message_pace, "INTERVAL", 0.0)
+    monkeypatch.setattr(message_pace, "IDLE_PER_COST", 0)
 
 
 def test_a_run_that_another_notebook_goes_on_with_has_no_buttons_here(tmp_path):
