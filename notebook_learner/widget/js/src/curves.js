@@ -30,6 +30,7 @@ export class Curves {
   #described = 0;
   #asTable = false;
 
+  /** `redraw(alone)` has the panel drawn before the next frame; `alone`: nothing but the plot, by `drawPlot`. */
   constructor(panel, ask, refuse, signal, redraw) {
     this.panel = panel;
     this.#signal = signal;
@@ -41,7 +42,7 @@ export class Curves {
     this.#make();
     this.plot = new Plot(this.canvas, painted, (at) => this.#hovered(at), (name) => this.branches.choose(name));
     this.plot.slider = SMOOTHING / 100;
-    this.plot.onWindow = () => this.#again();
+    this.plot.onWindow = () => this.#again(true);
     const sized = new ResizeObserver(() => this.#again());
     sized.observe(this.canvas);
     signal.addEventListener("abort", () => sized.disconnect());
@@ -88,9 +89,14 @@ export class Curves {
     setText(this.caption, metric.name);
     setText(this.name, metric.name);
     setAttribute(this.frame, "data-points", this.plot.lines[0]?.series.length ?? 0);
-    this.#draw(store.curves);
-    this.#read();
+    this.drawPlot();
     this.#describe(metric);
+  }
+
+  /** Draw the plot alone, as while it is zoomed: sixty times a second there is no time for all tables. */
+  drawPlot() {
+    this.#draw(this.store.curves);
+    this.#read();
   }
 
   /** What is known of a line. An epoch of a branch that has none of its own is one of the run. */
@@ -221,9 +227,9 @@ export class Curves {
     this.#again();
   }
 
-  #again() {
+  #again(alone = false) {
     this.#drawn = "";
-    this.#redraw();
+    this.#redraw(alone);
   }
 
   #updateTabs() {

@@ -26,6 +26,7 @@ export class View {
   #store;
   #stop = new AbortController();
   #frame = 0;
+  #all = false; // whether the next frame draws more than the plot
   #onScreen = false;
   #answer = null;
   #spoken = { text: "", at: 0 };
@@ -43,7 +44,7 @@ export class View {
     this.size.addEventListener("click", () => this.#resize(!this.#compact), { signal });
     this.progress = new Progress();
     const refuse = (text) => this.#note(false, text);
-    this.curves = new Curves(this.panel, ask, refuse, signal, () => this.schedule());
+    this.curves = new Curves(this.panel, ask, refuse, signal, (alone) => this.schedule(!alone));
     this.exports = new Exports(this.curves, (ok, text) => this.#note(ok, text), signal);
     this.bell = new Bell(store, (ok, text) => this.#note(ok, text), () => this.#look(), signal);
     this.controls = new Controls(ask, refuse, () => this.inspection.rank, signal);
@@ -157,12 +158,15 @@ export class View {
     this.panel.remove();
   }
 
-  /** Draw once more before the next frame, if the panel can be seen. */
-  schedule() {
+  /** Draw once more before the next frame, all or the plot alone, if the panel can be seen. */
+  schedule(all = true) {
+    this.#all ||= all;
     if (this.#frame !== 0 || !this.#looking) return;
     this.#frame = requestAnimationFrame(() => {
+      const whole = this.#all;
       this.#frame = 0;
-      keepFocus(this.panel, () => this.#update());
+      this.#all = false;
+      keepFocus(this.panel, () => (whole ? this.#update() : this.curves.drawPlot()));
     });
   }
 
