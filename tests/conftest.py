@@ -14,6 +14,8 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,6 @@ import torch
 from hypothesis import HealthCheck, settings
 from programs import mark_programs, require_programs
 
-from notebook_learner.ranks import rank_processes
 from notebook_learner.run.driver import BACKGROUND, Driver
 
 _LAST_STEP = 60.0  # seconds, on a machine that is busy with other things
@@ -82,16 +83,22 @@ def gradients_stay_on() -> Iterator[None]:
     assert on, "this test left torch's gradients switched off"
 
 
-# Engines take seconds to start, and many tests compare two learners on ranks.
-rank_processes.SPARE = 2
+_crews: Any = None
+with suppress(ModuleNotFoundError):  # a desk may lack the extra `devices`
+    _crews = import_module("notebook_learner.ranks.rank_processes")
+    _crews.SPARE = 2  # engines take seconds to start, and many tests compare two learners on ranks
+
+
+def _crews_at_work() -> set[int]:
+    return set() if _crews is None else {*map(id, _crews._at_work)}
 
 
 @pytest.fixture(autouse=True)
 def processes_are_released() -> Iterator[None]:
     """The next test uses the processes of this one's learners, which a reference cycle may still hold."""
-    before = {*map(id, rank_processes._at_work)}
+    before = _crews_at_work()
     yield
-    if not before.issuperset(map(id, rank_processes._at_work)):
+    if not before.issuperset(_crews_at_work()):
         gc.collect()
 
 

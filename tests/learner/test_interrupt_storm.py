@@ -92,7 +92,6 @@ class AtAnyCall:
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.rounds(3)
 def test_interrupts_at_any_call_of_the_package(seed: int, tmp_path: Path) -> None:
     b = bench(tmp_path, configure=lambda builder: builder.num_epochs(SHORT))
     by_hand(epochs=SHORT)
