@@ -25,7 +25,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.hooks import RemovableHandle
 
+from .hooks import HandleKind
 from .iterators import IteratorKind, is_iterator
 from .kinds import (
     AttributesKind,
@@ -259,6 +261,7 @@ _KINDS: tuple[tuple[Any, Kind | Unknown | None], ...] = (
     (GlobalName, _GLOBAL),
     (Batches, BatchesKind()),
     ((types.MethodType, functools.partial), _CONSTANT),
+    (RemovableHandle, HandleKind()),
     (_LEFT, None),
     (types.GeneratorType, Unknown("is a generator in the middle of its work")),
     (_BaseDataLoaderIter, Unknown("is a loader's iterator in the middle of its work")),

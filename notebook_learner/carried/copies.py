@@ -20,6 +20,7 @@ from ..errors import StateError
 from ..step.schedule import report_steps
 from .classify import HIDDEN_OF_OPTIMIZERS, PLAIN, is_reported
 from .heap import Heap, ReachedObject, name_of_global, said_of
+from .hooks import OF_OPTIMIZERS, OF_PARAMETERS
 from .iterators import itertools_copied
 from .kinds import LONG, MISSING, GlobalName
 from .memory import ArrayKind, ArrayTaken, TensorKind, TensorTaken
@@ -202,10 +203,9 @@ def _copy_extras(live: Tensor, memo: dict[int, Any]) -> None:
     made = memo.get(id(live))
     if not isinstance(made, Tensor) or made is live:
         return
-    for hook in (live._backward_hooks or {}).values():
-        made.register_hook(copy.deepcopy(hook, memo))  # type: ignore[no-untyped-call]
-    for hook in (getattr(live, "_post_accumulate_grad_hooks", None) or {}).values():
-        made.register_post_accumulate_grad_hook(copy.deepcopy(hook, memo))  # type: ignore[no-untyped-call]
+    for kind in OF_PARAMETERS:
+        if (held := getattr(live, kind)) is not None:
+            setattr(made, kind, copy.deepcopy(held, memo))  # the dict that the copies of its handles know
     _copy_attributes(live, memo)
 
 
@@ -216,7 +216,7 @@ def _copy_steps(live: Optimizer, memo: dict[int, Any]) -> None:
     step = vars(live).get("step")
     if made is live:
         return
-    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+    for name in OF_OPTIMIZERS:
         vars(made)[name] = copy.deepcopy(vars(live)[name], memo)
     if is_reported(step):
         report_steps([made])

@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from .classify import OWN_MODULE, OWN_OPTIMIZER, PLAIN, Classes, Unknown
+from .hooks import kind_of_hooks
 from .iterators import IteratorKind, is_iterator
 from .kinds import MISSING, BatchesKind, ConstantKind, FunctionKind, GlobalName, Kind
 from .memory import ArrayKind, ArrayTaken, Room, TensorKind, TensorTaken, may_change_unseen
@@ -46,9 +47,15 @@ class OfModels:
     def __init__(self) -> None:
         self.found: list[tuple[str, Any]] = []
         self.hooks: list[tuple[str, Any]] = []
+        self.hooked: list[tuple[str, Any]] = []
+        """The dicts that hold hooks, or held some once."""
         self.modules: list[Any] = []
         self.owned: list[tuple[str, Any]] = []
         """Their tensors, which other parts of the state hold."""
+
+    def newly_hooked(self) -> list[tuple[str, Any]]:
+        """Dicts of `hooked` that were empty when this was last asked."""
+        return []
 
 
 class Roots:
@@ -60,18 +67,25 @@ class Roots:
         others: Iterable[tuple[str, Any]] = (),
         optimizers: Iterable[Any] = (),
         owned: Iterable[tuple[str, Any]] = (),
+        hooked: Iterable[tuple[str, Any]] = (),
     ) -> None:
         self.models = models
         self.others = list(others)
         self.optimizers = list(optimizers)
         self.owned = list(owned)
         """Further objects that other parts of the state hold."""
+        self._hooked = list(hooked)
         self._ids = [id(live) for _, live in self.others]
 
     @property
     def found(self) -> list[tuple[str, Any]]:
         """All of them, with the names that they have."""
-        return [*self.models.found, *self.others, *self.models.hooks]
+        return [*self.models.found, *self.others, *self.models.hooks, *self.hooked]
+
+    @property
+    def hooked(self) -> list[tuple[str, Any]]:
+        """The dicts of hooks on the models and on the optimizers."""
+        return [*self.models.hooked, *self._hooked]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Roots) and self.models is other.models and self._ids == other._ids
@@ -135,6 +149,7 @@ class Heap:
         self._roots = roots
         self._own = dict.fromkeys(map(id, roots.models.modules), OWN_MODULE)
         self._own |= dict.fromkeys(map(id, roots.optimizers), OWN_OPTIMIZER)
+        self._own |= {id(held): kind_of_hooks(path) for path, held in roots.hooked}
         self.owned = {id(live): (live, path) for path, live in (*roots.owned, *roots.models.owned)}
         self.owned.pop(id(None), None)
         self._sweep(by_steps=False)
@@ -234,6 +249,10 @@ class Heap:
         self._sweep(by_steps=True)
 
     def _compare(self, by_steps: bool) -> bool:
+        for path, held in self._roots.models.newly_hooked():
+            kind = self._own[id(held)] = kind_of_hooks(path)
+            entry = self._entered(held, kind, path, born=False)
+            entry.base = entry.taken = kind.take({})
         changed = [
             entry
             for entry, held, get, size in self._quick

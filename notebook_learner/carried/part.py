@@ -17,11 +17,13 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import StateError
 from .classify import Unknown, is_reported
 from .copies import Copies, copied_program
 from .heap import Heap, Left, OfModels, Roots, said_of
+from .hooks import OF_MODULES, OF_OPTIMIZERS, OF_PARAMETERS
 from .kinds import LONG, Batches, GetSet, GlobalName
 from .plain import Look, LookReader
 from .table import CarriedTable, table_of
@@ -29,9 +31,7 @@ from .untouched import Untouched
 
 Tell = Callable[[str], None]
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MEMBERS = ("_modules", "_parameters", "_buffers")
-_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class Sources:
@@ -71,14 +71,15 @@ class Sources:
                 others.append((f"batches of the {split} data", batches))
             owned += [(f"{split} data.generator[{n}]", each) for n, each in enumerate(generators)]
         others += [(f"carry({name})", each) for name, each in self.named.items()]
-        return Roots(self._of_models(), others, optimizers.values(), owned)
+        hooked = _hooked_optimizers(optimizers)
+        return Roots(self._of_models(), others, optimizers.values(), owned, hooked)
 
     def _of_models(self) -> OfModels:
         """What the models hold. The walk takes a millisecond for a thousand modules, so it is only taken
         again if a module, a parameter or a hook has come or gone."""
         known = self._known
         if known is None or not known.is_current():
-            known = self._known = _Walk(self.models)
+            known = self._known = _Walk(self.models, known)
         return known
 
 
@@ -86,9 +87,9 @@ def _of_optimizers(optimizers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The optimizers, their hooks, and a `step` that was put in the place of the class's. A scheduler's
     wrapper of `step` only notes the call."""
     for name, each in optimizers.items():
-        path = f"optimizer[{name!r}]" if name else "optimizer"
+        path = _path_of_optimizer(name)
         yield path, each
-        for kind in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        for kind in OF_OPTIMIZERS:
             for hook in getattr(each, kind, {}).values():
                 yield f"{path} hook", hook
         own = vars(each).get("step")
@@ -96,30 +97,48 @@ def _of_optimizers(optimizers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{path}.step", own
 
 
+def _path_of_optimizer(name: str) -> str:
+    return f"optimizer[{name!r}]" if name else "optimizer"
+
+
+def _hooked_optimizers(optimizers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, each in optimizers.items():
+        for kind in OF_OPTIMIZERS:
+            if (held := getattr(each, kind, None)) is not None:
+                yield f"{_path_of_optimizer(name)}.{kind}", held
+
+
 class _Walk(OfModels):
     """The modules of the models, their tensors, and the hooks on both."""
 
-    def __init__(self, models: Iterable[tuple[str, nn.Module]]) -> None:
+    def __init__(self, models: Iterable[tuple[str, nn.Module]], before: _Walk | None) -> None:
         super().__init__()
+        self._handles = RemovableHandle.next_id
+        self._parameters: list[tuple[str, Any]] = []
         self._empty: list[dict[str, Any]] = []
         self._filled: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self._plain: list[Any] = []
         """The parameters without hooks."""
-        parameters: dict[Any, None] = {}
+        parameters: dict[Any, str] = {}
         for start, model in models:
             for path, module in _below(model, start):
                 self.found.append((path, module))
                 self._add(path, module)
-                parameters |= dict.fromkeys(each for each in module._parameters.values() if each is not None)
+                for name, parameter in module._parameters.items():
+                    if parameter is not None:
+                        parameters.setdefault(parameter, f"{path}.{name}")
         self.modules = [module for _, module in self.found]
+        self._parameters = [(path, parameter) for parameter, path in parameters.items()]
         for parameter in parameters:
             self._add_hooks_of(parameter)
+        once = {id(held) for _, held in before.hooked} if before is not None else set()
+        self.hooked = [each for each in self._dicts_of_hooks() if each[1] or id(each[1]) in once]
 
     def _add(self, path: str, module: nn.Module) -> None:
         own = module.__dict__
         for kind in _MEMBERS:
             self._note(own[kind])
-        for kind in _HOOKS:
+        for kind in OF_MODULES:
             self._note(own[kind])
             self.hooks += [(f"{path} hook", hook) for hook in own[kind].values()]
         for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
@@ -127,7 +146,7 @@ class _Walk(OfModels):
                 self.owned.append((f"{path}.{name}", tensor))
 
     def _add_hooks_of(self, parameter: Any) -> None:
-        hooks = [held for kind in _PARAMETER_HOOKS if (held := getattr(parameter, kind, None))]
+        hooks = [held for kind in OF_PARAMETERS if (held := getattr(parameter, kind, None))]
         if not hooks:
             self._plain.append(parameter)
         for held in hooks:
@@ -139,6 +158,24 @@ class _Walk(OfModels):
             self._filled.append((held, tuple(held.values())))
         else:
             self._empty.append(held)
+
+    def _dicts_of_hooks(self) -> Iterator[tuple[str, Any]]:
+        holders = ((OF_MODULES, self.found), (OF_PARAMETERS, self._parameters))
+        for kinds, found in holders:
+            for path, holder in found:
+                for kind in kinds:
+                    if (held := getattr(holder, kind)) is not None:
+                        yield f"{path}.{kind}", held
+
+    def newly_hooked(self) -> list[tuple[str, Any]]:
+        if self._handles == RemovableHandle.next_id:  # no hook has been registered, on whatever
+            return []
+        self._handles = RemovableHandle.next_id
+        known = {id(held) for _, held in self.hooked}
+        found = {id(held): (path, held) for path, held in self._dicts_of_hooks() if held}
+        new = [each for key, each in found.items() if key not in known]
+        self.hooked += new
+        return new
 
     def is_current(self) -> bool:
         """Whether a new walk would find the same."""

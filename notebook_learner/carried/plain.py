@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..errors import StateError
 from ..state.state import Held
+from .hooks import FlagsKind, HooksKind, numbered_for
 from .iterators import IteratorKind, Stand, is_own_list, iterator_at, stand_of
 from .kinds import (
     MISSING,
@@ -192,6 +193,8 @@ class _LookWriter:
     def _taken(self, kind: Kind, taken: Any) -> Any:
         if isinstance(kind, (SequenceKind, SetKind)):
             return self._items(taken)
+        if isinstance(kind, (HooksKind, FlagsKind)):  # another process counts in another way
+            return self._items(taken[1]) if isinstance(kind, HooksKind) else None
         if isinstance(kind, (DictKind, AttributesKind, ClassKind, FunctionKind)):
             return [self._items(taken[0]), self._items(taken[1])]
         if isinstance(kind, FilledKind):
@@ -243,8 +246,10 @@ class _LookWriter:
         if isinstance(value, (Tensor, np.ndarray)):
             return ["t", value.detach().clone() if isinstance(value, Tensor) else value]
         kind = self._heap.kind_of(value)
-        if isinstance(kind, Kind):  # the program holds it no more, so a new one is made of it
-            return ["#", self._added(KnownObject(value, kind, kind.take(value), "", True))]
+        if isinstance(kind, Kind):  # a new one is made of it; the program may hold it no more
+            entry = self._heap.entries.get(id(value))
+            said = "" if entry is None else entry.path
+            return ["#", self._added(KnownObject(value, kind, kind.take(value), said, True))]
         return ["?", type(value).__name__]
 
     def _path_of(self, value: Any) -> str | None:
@@ -424,6 +429,8 @@ class LookReader:
     def _taken(self, kind: Any, live: Any, taken: Any) -> Any:
         if isinstance(kind, (SequenceKind, SetKind)):
             return self._items(taken)
+        if isinstance(kind, (HooksKind, FlagsKind)):
+            return self._hooks(live, taken) if isinstance(kind, HooksKind) else kind.take(live)
         if isinstance(kind, (DictKind, AttributesKind, ClassKind, FunctionKind)):
             names, values = self._items(taken[0]), self._items(taken[1])
             if len(names) != len(values):
@@ -450,6 +457,13 @@ class LookReader:
         if isinstance(kind, IteratorKind):
             return self._iterator(taken)
         return taken
+
+    def _hooks(self, live: Any, taken: Any) -> Any:
+        hooks = self._items(taken)
+        for ref, hook in zip(taken, hooks, strict=True):
+            if hook is None and ref[0] == "@":
+                self.missing[ref[1]] = "hook"
+        return numbered_for(live, hooks)
 
     def _array(self, live: Any, taken: Any) -> ArrayTaken:
         if isinstance(taken, list):

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from .classify import OWN_MODULE, OWN_OPTIMIZER
 from .heap import Heap, ReachedObject
+from .hooks import FlagsKind, HooksKind
 from .kinds import BatchesKind, CellKind, ClassKind, GlobalKind, alike
 from .memory import ArrayKind, TensorKind
 
@@ -126,8 +127,8 @@ def table_of(heap: Heap) -> CarriedTable:
                 entry.live.nbytes,
                 "large: taken to be read only, and compared",
             )
-        elif isinstance(entry.kind, BatchesKind):
-            continue  # it is there by its batches
+        elif isinstance(entry.kind, (BatchesKind, FlagsKind)):
+            continue  # it is there by its batches, or by its hooks
         elif not entry.moves:
             others += 1
         else:
@@ -168,7 +169,7 @@ def _named(entry: ReachedObject) -> Iterator[tuple[str, str, int]]:
 
 
 def _kind_of(entry: ReachedObject) -> str:
-    return type(entry.live).__name__
+    return entry.kind.name if isinstance(entry.kind, HooksKind) else type(entry.live).__name__
 
 
 def _length(live: Any) -> int:

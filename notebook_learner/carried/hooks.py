@@ -1,0 +1,104 @@
+"""Hooks on a model's modules and parameters and on its optimizers: a step may register or remove them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch.utils.hooks import RemovableHandle
+
+from .kinds import ConstantKind, DictKind, Kind, Pairs, all_alike
+
+OF_MODULES = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks"),
+)
+_OF_FLAGS = ("_with_kwargs", "_always_called")
+OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_NOBODYS: Pairs = ((), ())
+_LIBRARIES = ("notebook_learner", "torch")
+_FOR_USERS = "torch.nn.utils"
+"""Here are the hooks of torch that a user asks for, such as those of pruning."""
+
+
+class HooksKind(DictKind):
+    """One dict of hooks, by the numbers that their handles know.
+
+    Hooks of ours, and those by which torch runs a lazy module or a model in parts, come and go by themselves:
+    they are left where they are.
+    """
+
+    name = "hooks"
+
+    def take(self, live: Any) -> Pairs:
+        if not live:
+            return _NOBODYS
+        found = [(number, hook) for number, hook in live.items() if not _is_of_library(hook)]
+        return tuple(number for number, _ in found), tuple(hook for _, hook in found)
+
+    def same(self, live: Any, taken: Pairs) -> bool:
+        if not live and not taken[0]:
+            return True
+        numbers, hooks = self.take(live)
+        return numbers == taken[0] and all_alike(hooks, taken[1])
+
+    def put(self, live: Any, taken: Pairs) -> None:
+        for number in self.take(live)[0]:
+            del live[number]
+        live.update(zip(*taken, strict=True))
+
+    def parts(self, live: Any, taken: Pairs) -> Iterable[tuple[str, Any]]:
+        return ((f"[{place}]", hook) for place, hook in enumerate(taken[1]))
+
+
+class FlagsKind(DictKind):
+    """Which hooks of a dict want keywords, or are called after an error, too. A flag without its hook does
+    nothing, so flags are put back, and none is taken away: it may be that of a library's hook."""
+
+    name = "flags of hooks"
+
+    def take(self, live: Any) -> Pairs:
+        return tuple(live), tuple(live.values())
+
+    def same(self, live: Any, taken: Pairs) -> bool:
+        return all(number in live for number in taken[0])
+
+    def put(self, live: Any, taken: Pairs) -> None:
+        live.update(zip(*taken, strict=True))
+
+
+_HOOKS, _FLAGS = HooksKind(), FlagsKind()
+
+
+def kind_of_hooks(path: str) -> Kind:
+    """How a dict is kept that has this path in a model or an optimizer."""
+    return _FLAGS if path.endswith(_OF_FLAGS) else _HOOKS
+
+
+class HandleKind(ConstantKind):
+    """What removes a hook again. It knows the dict and a number, and both stay what they are."""
+
+    name = "handle"
+
+    def parts(self, live: Any, taken: Any) -> Iterable[tuple[str, Any]]:
+        return ()
+
+
+def numbered_for(live: Any, hooks: Sequence[Any]) -> Pairs:
+    """Hooks of another process, by the numbers that they have in this dict of the program. Those that the
+    program has not brought are left out."""
+    numbers = {id(hook): number for number, hook in live.items()}
+    found = [hook for hook in hooks if callable(hook)]
+    for hook in found:
+        if id(hook) not in numbers:
+            numbers[id(hook)] = RemovableHandle(live).id
+    return tuple(numbers[id(hook)] for hook in found), tuple(found)
+
+
+def _is_of_library(hook: Any) -> bool:
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    module = str(getattr(hook, "__module__", ""))
+    return module.split(".")[0] in _LIBRARIES and not module.startswith(_FOR_USERS)
