@@ -46,7 +46,6 @@ class OfModels:
 
     def __init__(self) -> None:
         self.found: list[tuple[str, Any]] = []
-        self.hooks: list[tuple[str, Any]] = []
         self.hooked: list[tuple[str, Any]] = []
         """The dicts that hold hooks, or held some once."""
         self.modules: list[Any] = []
@@ -80,7 +79,7 @@ class Roots:
     @property
     def found(self) -> list[tuple[str, Any]]:
         """All of them, with the names that they have."""
-        return [*self.models.found, *self.others, *self.models.hooks, *self.hooked]
+        return [*self.models.found, *self.others, *self.hooked]
 
     @property
     def hooked(self) -> list[tuple[str, Any]]:

@@ -17,7 +17,6 @@ OF_MODULES = (
 _OF_FLAGS = ("_with_kwargs", "_always_called")
 OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_NOBODYS: Pairs = ((), ())
 _LIBRARIES = ("notebook_learner", "torch")
 _FOR_USERS = "torch.nn.utils"
 """Here are the hooks of torch that a user asks for, such as those of pruning."""
@@ -33,10 +32,8 @@ class HooksKind(DictKind):
     name = "hooks"
 
     def take(self, live: Any) -> Pairs:
-        if not live:
-            return _NOBODYS
-        found = [(number, hook) for number, hook in live.items() if not _is_of_library(hook)]
-        return tuple(number for number, _ in found), tuple(hook for _, hook in found)
+        found = {number: hook for number, hook in live.items() if not _is_of_library(hook)}
+        return tuple(found), tuple(found.values())
 
     def same(self, live: Any, taken: Pairs) -> bool:
         if not live and not taken[0]:
@@ -45,12 +42,17 @@ class HooksKind(DictKind):
         return numbers == taken[0] and all_alike(hooks, taken[1])
 
     def put(self, live: Any, taken: Pairs) -> None:
-        for number in self.take(live)[0]:
-            del live[number]
-        live.update(zip(*taken, strict=True))
+        wanted = list(zip(*taken, strict=True))
+        for number, hook in live.items():
+            if _is_of_library(hook):  # before those that were registered after it
+                place = next((at for at, (other, _) in enumerate(wanted) if other > number), len(wanted))
+                wanted.insert(place, (number, hook))
+        live.clear()
+        live.update(wanted)
 
     def parts(self, live: Any, taken: Pairs) -> Iterable[tuple[str, Any]]:
-        return ((f"[{place}]", hook) for place, hook in enumerate(taken[1]))
+        of_libraries = [hook for number, hook in live.items() if number not in taken[0]]
+        return ((f"[{place}]", hook) for place, hook in enumerate((*taken[1], *of_libraries)))
 
 
 class FlagsKind(DictKind):

@@ -84,14 +84,11 @@ class Sources:
 
 
 def _of_optimizers(optimizers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The optimizers, their hooks, and a `step` that was put in the place of the class's. A scheduler's
-    wrapper of `step` only notes the call."""
+    """The optimizers, and a `step` that was put in the place of the class's. A scheduler's wrapper of `step`
+    only notes the call."""
     for name, each in optimizers.items():
         path = _path_of_optimizer(name)
         yield path, each
-        for kind in OF_OPTIMIZERS:
-            for hook in getattr(each, kind, {}).values():
-                yield f"{path} hook", hook
         own = vars(each).get("step")
         if own is not None and not is_reported(own):
             yield f"{path}.step", own
@@ -109,12 +106,11 @@ def _hooked_optimizers(optimizers: Mapping[str, Any]) -> Iterator[tuple[str, Any
 
 
 class _Walk(OfModels):
-    """The modules of the models, their tensors, and the hooks on both."""
+    """The modules of the models, their tensors, and the dicts of hooks on both."""
 
     def __init__(self, models: Iterable[tuple[str, nn.Module]], before: _Walk | None) -> None:
         super().__init__()
         self._handles = RemovableHandle.next_id
-        self._parameters: list[tuple[str, Any]] = []
         self._empty: list[dict[str, Any]] = []
         self._filled: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
         self._plain: list[Any] = []
@@ -130,7 +126,11 @@ class _Walk(OfModels):
         self.modules = [module for _, module in self.found]
         self._parameters = [(path, parameter) for parameter, path in parameters.items()]
         for parameter in parameters:
-            self._add_hooks_of(parameter)
+            held = [held for kind in OF_PARAMETERS if (held := getattr(parameter, kind))]
+            for each in held:
+                self._note(each)
+            if not held:
+                self._plain.append(parameter)
         once = {id(held) for _, held in before.hooked} if before is not None else set()
         self.hooked = [each for each in self._dicts_of_hooks() if each[1] or id(each[1]) in once]
 
@@ -140,18 +140,9 @@ class _Walk(OfModels):
             self._note(own[kind])
         for kind in OF_MODULES:
             self._note(own[kind])
-            self.hooks += [(f"{path} hook", hook) for hook in own[kind].values()]
         for name, tensor in (*own["_parameters"].items(), *own["_buffers"].items()):
             if tensor is not None:
                 self.owned.append((f"{path}.{name}", tensor))
-
-    def _add_hooks_of(self, parameter: Any) -> None:
-        hooks = [held for kind in OF_PARAMETERS if (held := getattr(parameter, kind, None))]
-        if not hooks:
-            self._plain.append(parameter)
-        for held in hooks:
-            self._note(held)
-            self.hooks += [("parameter hook", hook) for hook in held.values()]
 
     def _note(self, held: dict[str, Any]) -> None:
         if held:

@@ -12,7 +12,7 @@ from carried_support import Notices, weights
 from test_what_steps_reach import plain_step
 from torch import Tensor, nn
 
-from notebook_learner import Learner, LearnerBuilder, breakpoint
+from notebook_learner import Learner, LearnerBuilder
 
 Register = Callable[[Any, Any], Any]
 """Registers a hook that changes what is learned, on a model or its optimizer, and returns its handle."""
@@ -91,6 +91,13 @@ def program(
     return builder.build(model, optimizer, None, data)
 
 
+def straight(folder: Path, register: Register, turns: dict[str, Any]) -> Tensor:
+    """The weights at the end of a training that nothing interrupts."""
+    learner = program(folder / "straight", register, **turns)
+    learner.fit()
+    return weights(learner)
+
+
 @pytest.fixture(params=PLACES)
 def register(request: pytest.FixtureRequest) -> Register:
     return PLACES[request.param]
@@ -108,11 +115,9 @@ PROGRAMS: dict[str, dict[str, Any]] = {
 def test_a_rewind_takes_it_back_and_a_replay_brings_it_again(
     register: Register, turns: dict[str, Any], tmp_path: Path
 ) -> None:
-    expected = program(tmp_path / "straight", register, **turns)
-    expected.fit()
-    without = program(tmp_path / "without", register, never)
-    without.fit()
-    assert not torch.equal(weights(expected), weights(without))  # the hook changes what is learned
+    expected = straight(tmp_path, register, turns)
+    without = straight(tmp_path / "without", register, {"comes": never})
+    assert not torch.equal(expected, without)  # the hook changes what is learned
 
     learner = program(tmp_path / "rewound", register, **turns)
     learner.step(4)
@@ -122,7 +127,7 @@ def test_a_rewind_takes_it_back_and_a_replay_brings_it_again(
     learner.rewind(4)
     learner.step(1)
     learner.fit()
-    assert torch.equal(weights(learner), weights(expected))
+    assert torch.equal(weights(learner), expected)
 
 
 def test_a_hook_that_the_user_adds_at_a_pause_stays(register: Register, tmp_path: Path) -> None:
@@ -132,15 +137,12 @@ def test_a_hook_that_the_user_adds_at_a_pause_stays(register: Register, tmp_path
     learner.step(1)
     learner.rewind(3)
     learner.fit()
-    plain = program(tmp_path / "b", register, never)
-    plain.fit()
-    assert not torch.equal(weights(learner), weights(plain))
+    assert not torch.equal(weights(learner), straight(tmp_path, register, {"comes": never}))
 
 
 def test_both_of_a_fork_end_like_the_straight_run(register: Register, tmp_path: Path) -> None:
     turns = PROGRAMS["it comes and goes"]
-    expected = program(tmp_path / "straight", register, **turns)
-    expected.fit()
+    expected = straight(tmp_path, register, turns)
     parent = program(tmp_path / "parent", register, **turns)
     parent.step(4)
     child = parent.fork(tmp_path / "child")
@@ -150,27 +152,25 @@ def test_both_of_a_fork_end_like_the_straight_run(register: Register, tmp_path: 
     child.rewind(3)
     parent.fit()
     child.fit()
-    assert torch.equal(weights(parent), weights(expected))
-    assert torch.equal(weights(child), weights(expected))
+    assert torch.equal(weights(parent), expected)
+    assert torch.equal(weights(child), expected)
 
 
 def test_a_trial_leaves_none_behind(register: Register, tmp_path: Path) -> None:
     turns = PROGRAMS["it comes"]
-    expected = program(tmp_path / "straight", register, **turns)
-    expected.fit()
+    expected = straight(tmp_path, register, turns)
     learner = program(tmp_path / "tried", register, **turns)
     learner.step(2)
     learner.what_if(steps=3, lr=0.5)
     learner.fit()
-    assert torch.equal(weights(learner), weights(expected))
+    assert torch.equal(weights(learner), expected)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_resumed_program_has_it_again_or_says_that_it_cannot_bring_it(place: str, tmp_path: Path) -> None:
     """It has it if the dict of hooks and the function are there: a file holds no code."""
     turns = PROGRAMS["it comes"]
-    expected = program(tmp_path / "straight", PLACES[place], **turns)
-    expected.fit()
+    expected = straight(tmp_path, PLACES[place], turns)
     first = program(tmp_path / "run", PLACES[place], **turns)
     first.step(4)
     first.save()
@@ -178,7 +178,7 @@ def test_a_resumed_program_has_it_again_or_says_that_it_cannot_bring_it(place: s
     resumed = program(tmp_path / "run", PLACES[place], **turns, resume=True, display=notices)
     resumed.fit()
     there = "optimizer" in place
-    assert torch.equal(weights(resumed), weights(expected)) is there
+    assert torch.equal(weights(resumed), expected) is there
     assert any("_hooks (hooks), and this program has no place" in text for text in notices.texts) is not there
 
 
@@ -196,15 +196,14 @@ def test_hooks_that_the_step_removes_again_are_not_named(register: Register, tmp
 
 def test_a_resumed_program_brings_its_own_hooks_again(register: Register, tmp_path: Path) -> None:
     turns = PROGRAMS["the program's goes"]
-    expected = program(tmp_path / "straight", register, **turns)
-    expected.fit()
+    expected = straight(tmp_path, register, turns)
     first = program(tmp_path / "run", register, **turns)
     first.step(4)
     first.save()
     notices = Notices()
     resumed = program(tmp_path / "run", register, **turns, resume=True, display=notices)
     resumed.fit()
-    assert torch.equal(weights(resumed), weights(expected))
+    assert torch.equal(weights(resumed), expected)
     assert not any("hook" in text for text in notices.texts), notices.texts
 
 
@@ -215,12 +214,43 @@ def test_the_table_names_it(tmp_path: Path) -> None:
     assert (row.kind, row.kept) == ("hooks", "by value")
 
 
-def test_our_own_hooks_stay_after_a_rewind(tmp_path: Path) -> None:
-    """A breakpoint that watches the model's calls does so by hooks: a rewind is not about them."""
-    learner = program(tmp_path / "run", PLACES["forward"], lambda call: call == 3)
-    learner.step(2)
-    learner.breakpoints.add(breakpoint.DeadUnits())
-    learner.step(2)
-    held = len(learner.model[0]._forward_hooks)  # type: ignore[index, union-attr]
-    learner.rewind(2)
-    assert len(learner.model[0]._forward_hooks) == held - 1  # type: ignore[index, union-attr]
+def of_a_library(module: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    function.__module__ = module
+    return function
+
+
+@pytest.mark.parametrize(
+    ("module", "stays"),
+    [
+        ("notebook_learner.breakpoint.conditions", True),
+        ("torch.distributed.fsdp", True),
+        ("torch.nn.utils.prune", False),
+        ("torchvision.ops", False),
+    ],
+)
+def test_hooks_by_which_a_library_runs_or_watches_the_model_stay(
+    module: str, stays: bool, tmp_path: Path
+) -> None:
+    def register(model: Any, optimizer: Any) -> Any:
+        return model[0].register_forward_hook(of_a_library(module, lambda *_: None))
+
+    learner = program(tmp_path / "run", register, lambda call: call == 3)
+    learner.step(4)
+    learner.rewind(3)
+    assert bool(learner.model[0]._forward_hooks) is stays  # type: ignore[index, union-attr]
+
+
+def test_it_comes_back_to_its_place_before_the_hook_of_a_library(tmp_path: Path) -> None:
+    def register(model: Any, optimizer: Any) -> Any:
+        handle = model[0].register_forward_hook(lambda module, given, made: made * 2)
+        added = of_a_library("torch.distributed.fsdp", lambda module, given, made: made + 1)
+        model[0].register_forward_hook(added)
+        return handle
+
+    turns = PROGRAMS["the program's goes"]
+    expected = straight(tmp_path, register, turns)
+    learner = program(tmp_path / "rewound", register, **turns)
+    learner.step(4)
+    learner.rewind(3)
+    learner.fit()
+    assert torch.equal(weights(learner), expected)
