@@ -107,7 +107,8 @@ class Panel:
         self._lookers: dict[str, float] = {}
         self._current = False
         """Whether the pages have all that was sent, so that sending only the changes is enough."""
-        self._blocking = False
+        self._blocking = self._hears = False
+        """Whether a cell trains or waits; whether the latest message came on a subshell, beside all cells."""
         self.before_saving: Callable[[], bool] = lambda: False
         """Called when a page saves the notebook; returns whether an output was changed."""
         self.wire = wire(_weakly(self))
@@ -430,8 +431,7 @@ class Panel:
 
     def _connection(self) -> Json:
         mode = "background" if self._servant is None or not self._blocking else self._servant.mode
-        hears = self._servant is not None and self._servant.mode == "subshell"
-        return {"mode": mode, "text": _CONNECTIONS[mode], "hears": hears}
+        return {"mode": mode, "text": _CONNECTIONS[mode], "hears": self._hears}
 
     # From the pages ------------------------------------------------------------------------------------
 
@@ -443,6 +443,9 @@ class Panel:
             seq = content.get("seq") if isinstance(content, dict) else None
             self._answer(seq if type(seq) is int else 0, False, str(refused))
             return
+        if self._servant is not None:
+            self._events_changed |= self._hears is self._servant.is_here
+            self._hears = not self._servant.is_here
         match request.command.cmd:
             case "hello" | "resync":
                 self._looks(request.client, True)

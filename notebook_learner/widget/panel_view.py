@@ -37,16 +37,30 @@ def _layout() -> ipywidgets.Layout:
     return _layouts[0]
 
 
+def _deliver_where_asked(comm: Any) -> None:
+    """Bring a page's message to the (sub)shell that the message names, as ipykernel 7.0 to 7.3 do.
+
+    ipykernel 7.4 brings it to the one whose message the kernel handled when the widget was last written to.
+    A thread that writes, such as the panel's, has no message of its own: it counts as handling the latest one
+    of all. A page that loads asks for its widgets from a subshell and ends that one, so ipykernel 7.4 could
+    drop each later message of the page, and buttons did nothing.
+    """
+    if hasattr(comm, "_reply_subshell_for"):
+        comm._reply_subshell_for = lambda data, asked: asked
+
+
 class View:
     """The panel's side of the wire.
 
     Args:
-        receive: called with the content of every message of a page, on the kernel's main thread.
+        receive: called with the content of every message of a page, on the kernel's main thread or, if the
+            page asks for that, on the thread of a subshell.
     """
 
     def __init__(self, receive: Callable[[object], None]) -> None:
         self._widget = _PanelWidget(layout=_layout())
         self._widget.on_msg(lambda widget, content, buffers: receive(content))
+        _deliver_where_asked(self._widget.comm)
 
     def send(self, message: Message) -> None:
         """Send a message to all pages. Any thread may call this."""

@@ -108,7 +108,7 @@ class Servicing:
         """When a message reaches its handler while a cell runs.
 
         "boundary": at the next step. "subshell": on another thread, if the page asks for that (JupyterLab
-        with ipykernel 7.0 to 7.3). "interrupt": when the cell is over; only the kernel's own ■ acts at once.
+        with ipykernel 7). "interrupt": when the cell is over; only the kernel's own ■ acts at once.
         """
         if self._inbox is not None and not _is_off():
             return "boundary"

@@ -223,14 +223,8 @@ def tested_inbox(kernel: Any) -> Inbox:
 
 
 def delivers_on_subshells(kernel: Any) -> bool:
-    """Whether a widget's message gets to the subshell that it asks for.
-
-    ipykernel 7.4 sends it to the loop that wrote to the widget last, mostly that of the main thread.
-    """
-    if not getattr(kernel, "_supports_kernel_subshells", False):
-        return False
-    comm = sys.modules.get("ipykernel.comm.comm")
-    return not hasattr(getattr(comm, "BaseComm", None), "_reply_subshell_for")
+    """Whether a panel's message gets to the subshell that it asks for (in ipykernel 7.4 by `panel_view`)."""
+    return bool(getattr(kernel, "_supports_kernel_subshells", False))
 
 
 # ------------------------------------------------------------------------------- putting things back

@@ -114,16 +114,21 @@ def test_without_news_the_clock_stands_and_with_news_the_panel_lives_again(page,
     running.wait_status("paused")
 
 
-def test_while_another_cell_runs_no_button_promises_to_act(page):
+def test_while_another_cell_runs_the_buttons_act(page):
+    """JupyterLab sends them to a subshell. Without subshells the panel says that the kernel is busy."""
     page.run(2)
     panel = PanelPage(page, 2)
     panel.wait_status("running")
     page.run(3)
-    expect(panel.hint).to_contain_text("the kernel is busy with a cell")
-    buttons = panel.region.locator("button[data-cmd]:visible")
-    assert buttons.evaluate_all("(all) => all.filter((one) => one.ariaDisabled !== 'true').length") == 0
+    page.wait("bench.kernel(path)?.status === 'busy'", "the cell runs")
+    panel.click("Pause")
+    panel.wait_status("paused")
+    panel.click("Run")
     panel.wait_status("running")
     panel.wait_more_points_than(panel.points)
+    page.page.wait_for_timeout(5000)  # looks at a busy kernel: the hint comes after the third
+    expect(panel.hint).not_to_contain_text("the kernel is busy with a cell")
+    assert page.prompt(3) == "[*]"
     page.interrupt()
     panel.wait_status("paused")
     expect(panel.button("Run")).not_to_have_attribute("aria-disabled", "true")

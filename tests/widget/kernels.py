@@ -43,9 +43,9 @@ RELEASES: dict[str, list[list[str]]] = {
         ["psygnal", "typing_extensions"],
     ],
     "6.31.0": [["ipykernel==6.31.0", "ipywidgets>=8"]],
-    "7.0.1": [["ipykernel==7.0.1", "ipywidgets>=8"]],
-    "7.3.0": [["ipykernel==7.3.0", "ipywidgets>=8"]],
-    "7.4.0": [["ipykernel==7.4.0", "ipywidgets>=8"]],
+    "7.0.1": [["ipykernel==7.0.1", "ipywidgets>=8", "anywidget"]],
+    "7.3.0": [["ipykernel==7.3.0", "ipywidgets>=8", "anywidget"]],
+    "7.4.0": [["ipykernel==7.4.0", "ipywidgets>=8", "anywidget"]],
 }
 if sys.version_info < (3, 11):
     del RELEASES["7.4.0"]  # it needs Python 3.11
@@ -169,6 +169,11 @@ class Page:
             return str(self.client.get_control_msg(timeout=PATIENCE)["content"]["subshell_id"])
         except Empty:
             self.fail("no subshell")
+
+    def end_subshell(self, name: str) -> None:
+        content = {"subshell_id": name}
+        self.client.control_channel.send(self.client.session.msg("delete_subshell_request", content))
+        self.client.get_control_msg(timeout=PATIENCE)
 
     def tell(self, comm: str, data: dict[str, Any], **header: str) -> str:
         return self.ask("comm_msg", {"comm_id": comm, "data": data}, **header)
