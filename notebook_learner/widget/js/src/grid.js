@@ -8,6 +8,7 @@ import { keyOf } from "./store.js";
 import { splitNumber } from "./table.js";
 
 const MANY = 4; // metrics that tabs alone show well
+const POINT_EVERY = 100; // ms between two values that the tiles show while the pointer moves
 const MANY_POINTS = 1000; // more points than a small plot can show
 const [WIDTH, HEIGHT] = [132, 40]; // pixels of a small plot
 const GROUPS = { lower: "Lower is better", higher: "Higher is better" };
@@ -30,6 +31,7 @@ export class Grid {
   #signal;
   #path = null;
   #at = null;
+  #soon = null; // the timer behind which the tiles show the values at that step
 
   /** `choose(name)` shows a metric large, `changed()` is called when one was pinned or hidden. */
   constructor(choose, colours, changed, signal) {
@@ -77,10 +79,13 @@ export class Grid {
     });
   }
 
-  /** Show the values at a step; null: the newest. */
+  /** Show the values at a step; null: the newest. Soon, because thirty new texts take half a frame. */
   point(step) {
     this.#at = step;
-    for (const tile of this.groups.querySelectorAll(".nl-tile")) setText(tile.querySelector("b"), this.#value(tile.lines ?? []));
+    this.#soon ??= setTimeout(() => {
+      this.#soon = null;
+      for (const tile of this.groups.querySelectorAll(".nl-tile")) setText(tile.querySelector("b"), this.#value(tile.lines ?? []));
+    }, POINT_EVERY);
   }
 
   #tile() {
