@@ -19,7 +19,7 @@ SETUP = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from panel_training import build
-learner = build("runs/page", steps=400, epochs=50)
+learner = build("runs/page", steps=5000, epochs=50)
 """
 CELLS = {
     "setup": SETUP,
@@ -29,7 +29,7 @@ CELLS = {
     "apart": "'goes on'",
 }
 
-PAUSED = re.compile(r"paused at epoch \d+, train, step \d+ of 400; fit\(\) goes on from here")
+PAUSED = re.compile(r"paused at epoch \d+, train, step \d+ of 5000; fit\(\) goes on from here")
 
 Open = Callable[..., MarimoPage]
 
