@@ -128,10 +128,12 @@ class Fleet:
     def restart(self) -> None:
         """Start all other ranks again, in new processes."""
         with self._lock:
+            own = self._own
             self.shut()
             self.dead = None
             self.enter()
             self.leave()
+            self._own = own if self._stale else None  # where `leave` failed, they get their parts once more
 
     @contextmanager
     def tour(self, task: Task, cursors: Callable[..., Cursor]) -> Iterator[RankTour]:
@@ -204,8 +206,7 @@ class Fleet:
         return self._with(crew, [{"step": self._agreed}] * len(crew.members))
 
     def _with(self, crew: Crew, told: Sequence[Mapping[str, Any]]) -> RankTable:
-        dead = crew.dead()
-        own, *rates = self._rates
+        dead, (own, *rates) = crew.dead(), self._rates
         each = zip(crew.members, told, rates, strict=True)
         others = [of_member(member, member not in dead, found, rate) for member, found, rate in each]
         return RankTable([of_this_process(self.replica, own), *others])
@@ -419,8 +420,7 @@ class Fleet:
         return found
 
     def _await(self) -> None:
-        """Wait until all ranks have answered. Another rank may hang: the user can interrupt this wait, but
-        not the reading of an answer."""
+        """Wait until all ranks have answered. A rank may hang: the user can interrupt this wait alone."""
         control = self.replica.loop.control
         control.interruptible = True
         try:

@@ -18,6 +18,8 @@ from outside import Outside
 from torch.nn import functional as F
 
 from notebook_learner.errors import RankDied
+from notebook_learner.ranks.leader import Fleet
+from notebook_learner.ranks.reduction import Severed
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 
@@ -60,6 +62,22 @@ def test_a_killed_rank_ends_the_run_at_once_and_restart_goes_on_to_the_same_bits
         learner.fit()
     learner.devices.restart()
     assert [each.alive for each in learner.devices] == [True, True]
+    learner.fit()
+    straight = running(tmp_path / "straight", epochs=12)
+    straight.wait()
+    assert bits(learner) == bits(straight)
+
+
+@posix
+def test_a_restart_whose_last_answer_is_lost_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+    """Each rank has random numbers of its own, here for its dropout: they are not rank 0's."""
+    learner = running(tmp_path / "killed", epochs=12)
+    os.kill(learner.devices[1].pid, signal.SIGKILL)
+    with pytest.raises(RankDied):
+        learner.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(Fleet, "_dismiss", lambda fleet: fleet.fault(Severed("lost")))
+        learner.devices.restart()
     learner.fit()
     straight = running(tmp_path / "straight", epochs=12)
     straight.wait()
