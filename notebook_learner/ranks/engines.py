@@ -6,6 +6,7 @@ while they train. During a training the learner sends the controller no requests
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -100,6 +101,9 @@ class OnThisMachine(Engines):
         self.meeting = Meeting()
         self.place = ByFile(self.meeting.folder)
         self._cluster: Any = ipyparallel.Cluster(
+            # Its own choice draws from Python's generator: two programs with the same seed that start in the
+            # same second would get one name, and each other's engines.
+            cluster_id=f"learner-{secrets.token_hex(16)}",
             controller_ip="127.0.0.1",
             controller_args=list(CONTROLLER),
             log_level=40,
