@@ -18,6 +18,8 @@ from ..errors import StateError, names_descriptors
 from ..event import Notice, Split
 from ..ranks.rank_table import RankInfo, RankTable, one_device
 from ..run.loop import Loop
+from ..run.lost_parts import find_lost
+from ..run.rank_protocol import Ranks
 from ..step.step import StepFunction
 from .core import LearnerCore
 from .display import why_built
@@ -359,6 +361,9 @@ class Devices(Sequence[RankInfo]):
     def restart(self) -> None:
         """Start the other ranks again, after one of them died. `fit()` goes on from where the learner stands.
 
+        If a rank took something of its own with it, such as its random numbers, the steps since the last
+        state that holds it are taken again, and a line in the log says so.
+
         Raises:
             StateError: the learner has one device, and trains in this process.
         """
@@ -368,7 +373,13 @@ class Devices(Sequence[RankInfo]):
                 "devices.restart() starts the processes of other devices anew, and this learner has one "
                 "device; fit() goes on from where it stands"
             )
-        self._learner._drive(ranks.restart)
+        self._learner._drive(lambda: self._restart(ranks))
+
+    def _restart(self, ranks: Ranks) -> None:
+        ranks.release()
+        find_lost(self._learner._replica)
+        ranks.enter()
+        ranks.leave()
 
     @cached_property
     def _table(self) -> RankTable:

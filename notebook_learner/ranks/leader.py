@@ -12,11 +12,12 @@ import torch
 from ..carried.heap import said_of
 from ..cluster import Attached
 from ..data.cursor import Cursor
-from ..data.rank_share import CannotBeCut, Share
+from ..data.rank_share import Share
 from ..data.sampling import END
 from ..errors import RankDied, StateError
 from ..event import Notice
 from ..metric.rows import Rows
+from ..run.lost_parts import lacks_own
 from ..run.rank_protocol import OWN, Alone, Hands, Place, Task
 from ..run.replica import Replica
 from ..run.unheard import is_unheard
@@ -24,12 +25,13 @@ from ..state.state import State, written
 from ..step.schedule import rates_of
 from ..trial.changes import Changes
 from .rank_processes import Crew, Dead, Failed, Lost, Member, crew_for, exception_of, release
-from .rank_steps import RankClock, buffers_of_rank_0, ranked, share_for
+from .rank_steps import RankClock, ranked, share_for
 from .rank_table import RankTable, of_member, of_this_process
+from .rank_tour import RankTour
 from .recipe import RecipeSource
 from .reduction import Reducer, Severed, reference_for
 from .rendezvous import process_group
-from .state_transfer import fingerprint, joined, nothing_of, reshaped, seed_of, told_by
+from .state_transfer import OwnParts, fingerprint, joined, nothing_of, reshaped, seed_of, told_by
 from .weight_parts import InParts, Whole
 
 PATIENCE = 10.0
@@ -61,8 +63,7 @@ class Fleet:
         """Whether the batch size was known when the group was made."""
         self._stale = True
         """Whether the other ranks have a different state from rank 0."""
-        self._own: list[Any] | None = None
-        """Each rank's own part of the state that rank 0 was set to, if that state has one."""
+        self._own = OwnParts()
         self._waiting: list[Member] = []
         """The ranks that have not answered yet."""
         self._rows: list[Rows] = []
@@ -91,7 +92,7 @@ class Fleet:
                 if self._whole is not None:
                     self._whole.require(self.replica.watch.breakpoints)
                 crew = self._crew()
-                self._stale = self.source.tell(crew) or self._stale
+                self._tell_recipe(crew)
                 self._synchronise()
                 if self.devices[0].type == "cpu":
                     self._threads = torch.get_num_threads()
@@ -125,15 +126,24 @@ class Fleet:
             except (Severed, Lost) as error:  # the next verb reports it
                 self.fault(error)
 
-    def restart(self) -> None:
-        """Start all other ranks again, in new processes."""
+    def release(self) -> None:
+        """Let the other ranks go. They begin again in new processes, with what each had of its own."""
         with self._lock:
-            own = self._own
+            own = self._owned(self.replica.parts["window"].capture())
             self.shut()
             self.dead = None
-            self.enter()
-            self.leave()
-            self._own = own if self._stale else None  # where `leave` failed, they get their parts once more
+            self._own.are(own)
+
+    def lost(self) -> bool:
+        """Whether the other ranks ended with what each of them had of its own."""
+        with self._lock:
+            if self._waiting:  # a command was interrupted
+                self.fault(Severed("broken off"))
+            return self._own.lost
+
+    def begin_anew(self) -> None:
+        """Have each rank begin with values that follow from rank 0's, as in a new run."""
+        self._own = OwnParts()
 
     @contextmanager
     def tour(self, task: Task, cursors: Callable[..., Cursor]) -> Iterator[RankTour]:
@@ -148,7 +158,7 @@ class Fleet:
         if self._whole is not None:
             raise Alone('strategy("fsdp") leaves it all weights while the learner stands still')
         packed, cursor, fed = self.source.packed_task(task, cursors)
-        stale, told = self._stale, self._own
+        stale = self._stale
         self.enter()
         own: list[Any] = []
         try:
@@ -160,9 +170,9 @@ class Fleet:
             self.leave()
             self._rows = []
             if stale:  # they still have to get this rank's state
-                self._stale, self._own = True, told
+                self._stale = True
             elif self._stale and own:
-                self._own = [{"window": self.replica.parts["window"].capture()}, *own]
+                self._own.are([{"window": self.replica.parts["window"].capture()}, *own])
 
     def inspect(self, rank: int, batch: Any, tokenizer: Any) -> Any:
         """Inspect a step on another rank: with its part of the batch, or with the given batch."""
@@ -215,6 +225,7 @@ class Fleet:
         """Release the other ranks: the learner needs them no more."""
         crew, self.crew = self.crew, None
         spare = not self._waiting and self.dead is None
+        self._own.end()
         self._reducer.sever()
         self._waiting, self._rows, self._stale = [], [], True
         self.source.forget()
@@ -225,13 +236,13 @@ class Fleet:
         if self.crew is None or self.dead is not None:
             return
         with self._lock:
-            entered, changes, own = self._entered, self._changes, self._own
+            entered, changes, own = self._entered, self._changes, self._own.known
             if not self._stale and not self._broken:
                 window = self.replica.parts["window"].capture()
                 own = [{"window": window}, *(reshaped(each, window, order) for each in self._ask("own"))]
             self.leave()
             self.shut()  # which forgets what each rank has
-            self._own = own
+            self._own.are(own)
             if entered:
                 self.enter()
                 self._changes = changes
@@ -241,10 +252,15 @@ class Fleet:
         """Give the other ranks what was changed by hand on rank 0, at this boundary inside of a run."""
         if self._entered:  # else they get it when they enter
             self.whole()
-            self._stale = self.source.tell(self._crew()) or self._stale
+            self._tell_recipe(self._crew())
             if not self._stale:  # else they get it before the next step
                 self._synchronise()
                 self._ask("enter", self._changes)
+
+    def _tell_recipe(self, crew: Crew) -> None:
+        if self.source.tell(crew) and not self._stale:  # a rank with new code keeps what is its own
+            self._own.are(self._owned(self.replica.parts["window"].capture()))
+            self._stale = True
 
     def walk(self, changes: Changes) -> None:
         """Have the other ranks take steps with these changes until `leave`, as this rank does."""
@@ -257,6 +273,7 @@ class Fleet:
     def open(self, place: Place, cursor: Cursor) -> None:
         """Report that the loop begins a split, or goes on in it."""
         self._current()
+        self._own.move()
         start = None
         if place.done == 0 and cursor.walk.cuts:
             start = cursor.start_on_host()
@@ -272,6 +289,7 @@ class Fleet:
     def steps(self, place: Place, count: int) -> None:
         """Have the other ranks begin so many steps, as this rank does now."""
         self._in_step()
+        self._own.move()
         rates = None if self._changes is None else rates_of(self.replica.loop.update.optimizer)
         self._tell("steps", place, count, rates, is_unheard())
         self._clock = RankClock(self._reducer)
@@ -322,17 +340,29 @@ class Fleet:
 
     def capture(self, parts: dict[str, Any]) -> None:
         """Add to a captured state the parts that only the other ranks know."""
-        own = self._own
         with self._lock:
             if self._whole is not None:
                 self._whole.complete(parts)
-            if self.crew is not None and self.dead is None and not self._stale and not self._broken:
-                own = [{"window": parts["window"]}, *self._ask("own")]
-        if own is not None:
+            own = self._owned(parts["window"])
+        if self._own.lost:
+            parts[OWN] = {"world": 0, "each": []}
+        elif own is not None:
             if self._whole is not None:  # a whole state is on rank 0's device
                 own[1:] = [{**each, "window": nothing_of(parts["window"])} for each in own[1:]]
             parts["window"] = joined(parts["window"], own[1:])
             parts[OWN] = {"world": self.world, "each": own}
+
+    def _owned(self, window: dict[str, Any]) -> list[Any] | None:
+        """Each rank's own part of the state, with rank 0's window; None if they have none, or it is lost."""
+        if self.crew is None or self.dead is not None or self._stale or self._broken:
+            return self._own.known
+        try:
+            return [{"window": window}, *self._ask("own")]
+        except (Severed, Lost) as error:
+            if self._entered:
+                raise
+            self.fault(error)  # the next verb reports it
+            return self._own.known
 
     @property
     def in_parts(self) -> bool:
@@ -373,12 +403,16 @@ class Fleet:
     def put_back(self, state: State) -> None:
         """Note that rank 0 was set to this state."""
         kept = state.parts.get(OWN)
-        self._own = None
+        self._own = OwnParts(lost=lacks_own(state))
         if kept is not None and kept["world"] == self.world:
-            self._own = list(kept["each"])
+            self._own.are(own := list(kept["each"]))
             if self._whole is None:
-                self.replica.parts["window"].restore(self._own[0]["window"])
-        elif state.position.iteration and (held := written(state.parts["carried"])["objects"]):
+                self.replica.parts["window"].restore(own[0]["window"])
+        elif (
+            not self._own.lost
+            and state.position.iteration
+            and (held := written(state.parts["carried"])["objects"])
+        ):
             names = ", ".join(dict.fromkeys(said_of(path) for path, *_ in held if path is not None))
             told = (
                 f"this state does not hold what each device had: each begins with rank 0's values of {names}"
@@ -465,12 +499,12 @@ class Fleet:
             told = told_by(self.replica)
             rng = self.replica.rng.capture()
             for member in self._members():
-                own = self._own[member.rank] if self._own is not None else None
+                own = None if self._own.known is None else self._own.known[member.rank]
                 parts = told if self._whole is None else self._whole.cut(told, member.rank)
                 member.send("take", parts, own, seed_of(rng, member.rank), keeps)
                 self._waiting.append(member)
             self._answers()
-            self._own, self._stale = None, False
+            self._stale = False
         self._agreed = self.replica.loop.iteration
         if isinstance(self._reducer, InParts) and self._whole is not None:
             self._whole.parts.divide(self._reducer)
@@ -508,6 +542,7 @@ class Fleet:
             self._end_those_who_hang()
         self._reducer.sever()
         self._stale = True
+        self._own.end()
         waiting, self._waiting = self._waiting, []
         dead: list[Member] = [] if self.crew is None else self.crew.dead()
         rows = []
@@ -557,44 +592,3 @@ class Fleet:
         last = f"; the last checkpoint is {kept[-1]}" if kept else ""
         where = str(replica.loop.position)
         return RankDied(member.rank, member.host, member.pid, crew.watch.reason(member), where, alive, last)
-
-
-class RankTour:
-    """Ranks 1 and up on a walk through a set, each with its part of every batch."""
-
-    def __init__(self, fleet: Fleet, what: str, packed: bytes, cursor: Cursor, fed: bool) -> None:
-        self.cursor = cursor
-        self.fetch: Callable[[], Any] = fleet._feeding(cursor) if fed else cursor.fetch_share
-        self._fleet, self._what = fleet, what
-        self._packed, self._fed = packed, fed
-
-    def open(self, epoch: int) -> None:
-        """Put the other ranks before the first batch, with rank 0's buffers."""
-        fleet = self._fleet
-        fleet._tell("tour", self._packed, epoch, None if self._fed else self.cursor.start_on_host())
-        buffers_of_rank_0(fleet.replica.loop, fleet._reducer)
-        fleet._answers()
-
-    def begin(self, count: int) -> None:
-        """Have the other ranks take so many batches."""
-        self._fleet._tell("batches", count)
-
-    def gather(self, count: int) -> Sequence[Any]:
-        """The other ranks' results for these batches."""
-        self._fleet._await()
-        found = self._fleet._answers()
-        taken = [each.steps if isinstance(each, Rows) else len(each) for each in found]
-        if wrong := [each for each in taken if each != count]:
-            raise StateError(
-                f"{self._what}: rank 0 took {count} batches, another one {wrong[0]}: their data differ"
-            )
-        return found
-
-    def fault(self, error: BaseException) -> BaseException:
-        """End the other ranks' wait for this rank; return the first cause. If all ranks are at a boundary,
-        they are sound."""
-        fleet = self._fleet
-        cause = fleet.fault(error) if fleet._waiting or isinstance(error, Severed) else error
-        if isinstance(cause, CannotBeCut) and self.cursor.walks_again:
-            return Alone(str(cause))
-        return cause

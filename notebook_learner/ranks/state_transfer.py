@@ -28,6 +28,29 @@ _SAME = ("scheduler", "loop", "scaler", "early_stopping")
 # What is each rank's own -----------------------------------------------------------------------------
 
 
+class OwnParts:
+    """Each rank's own part of the state, for rank 0: it knows them, or the ranks alone do, or nobody does."""
+
+    def __init__(self, *, lost: bool = False) -> None:
+        self.known: list[Any] | None = None
+        """They are those of the state that rank 0 was set to. None: that state has none, or the ranks have
+        moved on."""
+        self.lost = lost
+        self._moved = False
+
+    def are(self, known: list[Any] | None) -> None:
+        """The ranks, which have ended, get these when they begin again; None: as unknown as before."""
+        self.known, self.lost, self._moved = known, self.lost and known is None, False
+
+    def move(self) -> None:
+        """The ranks take steps: from here on they alone know them."""
+        self.known, self.lost, self._moved = None, False, True
+
+    def end(self) -> None:
+        """The ranks cannot be asked any more."""
+        self.lost, self._moved = self.lost or self._moved, False
+
+
 def own_of(replica: Replica) -> dict[str, Any]:
     """This rank's own part of the state at this boundary, which no other rank knows."""
     places = {

@@ -165,8 +165,14 @@ class Ranks(Protocol):
     def inspect(self, rank: int, batch: Any, tokenizer: Any) -> Any:
         """What a step looks like on one of the ranks."""
 
-    def restart(self) -> None:
-        """Start all ranks again, at the position of rank 0."""
+    def release(self) -> None:
+        """Let the other ranks go; they begin again at the position of rank 0, when it moves."""
+
+    def lost(self) -> bool:
+        """Whether the other ranks ended with what each of them had of its own, so that nobody knows it."""
+
+    def begin_anew(self) -> None:
+        """Nobody will know it: have each rank begin with values that follow from those of rank 0."""
 
     def table(self) -> Any:
         """The status of each rank; asked while the ranks do nothing else."""

@@ -27,6 +27,7 @@ from .breakpoint_watch import Again, BreakpointWatch, Hit, Reached
 from .compared import Beyond, ComparedWithLog, options_of
 from .failure import explain, explain_keyframe, let_go, stage_of, teach, what_moved
 from .loop import Loop, Why, shown_position
+from .lost_parts import find_lost, lacks_own
 from .replay import ByHand, LeftLine, Replay, cut_at, shape_of
 from .replica_state import ReplicaState
 from .saving import no_way
@@ -50,6 +51,7 @@ class Replica(ReplicaState):
         """Move until the bound, a request or the end. After an error the replica stands before that step."""
         __tracebackhide__ = True
         self.measure_again()
+        find_lost(self)
         self.carried.begin()
         if self.ranks is not None:
             self.shape.look()
@@ -386,7 +388,7 @@ class Replica(ReplicaState):
         before = [info for info in self.saving.on_the_way() if info.key <= target.key]
         for near in sorted(before, key=lambda info: info.key, reverse=True):
             state, owed = self.with_own_metrics(self.saving.load_on_the_way(near))
-            if not owed:
+            if not owed and not lacks_own(state):
                 return self._sound(state, near.label)
         return None
 

@@ -20,6 +20,7 @@ from ..state.state import Part, State, require_fit
 from ..state.timeline import Timeline
 from .compared import ComparedWithLog
 from .loop import Loop
+from .lost_parts import lacks_own
 from .rank_protocol import Ranks
 from .replay import ByHand, NothingByHand
 from .reshaping import Reshaping
@@ -130,6 +131,8 @@ class ReplicaState:
                 part.restore(state.parts[name])
         if self.ranks is not None:
             self.ranks.put_back(state)
+        elif lacks_own(state) and state.parts["window"]["count"]:
+            self._warn("this state lacks what other devices, which had died, had summed for the next update")
         of_a_split = [name for name in state.parts if name.startswith(("data ", "metrics "))]
         left = [name for name in of_a_split if name not in self.parts]
         self._left = state.position, {name: state.parts[name] for name in left}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fleet_support import CLASSES, FEATURES, TWO, furthest, train_loader
+from fleet_support import CLASSES, FEATURES, TWO, bits, furthest, train_loader
 
 from notebook_learner import Learner, LearnerBuilder
 from notebook_learner.errors import StateError
@@ -126,3 +126,23 @@ def test_a_learner_that_takes_over_the_processes_of_another_runs_the_code_of_now
         learner.fit()
         models.append(learner.model)
     assert furthest(models[1], models[0]) < 1e-5
+
+
+def test_a_rank_with_reloaded_code_keeps_its_random_numbers(tmp_path):
+    """Dropout draws on each rank; the code is the same, so a run that reloads it is the same run."""
+    found = []
+    for again in (False, True):
+        kind = of_a_cell(1)
+        torch.manual_seed(0)
+        model = kind()
+        model.tanh = torch.nn.Sequential(model.tanh, torch.nn.Dropout(0.5))
+        learner = learner_of(model, TWO, tmp_path / f"{again}")
+        learner.step(3)
+        if again:
+            of_a_cell(1)
+            assert "Edited" in repr(learner.tools.reload_code())
+        learner.fit()
+        found.append(bits(learner))
+    for name in ("Edited", "Tanh"):
+        vars(sys.modules["__main__"]).pop(name, None)
+    assert found[0] == found[1]
