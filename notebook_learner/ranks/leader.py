@@ -94,11 +94,11 @@ class Fleet:
                 crew = self._crew()
                 self._tell_recipe(crew)
                 self._synchronise()
+                self._ask("enter", None)
+                self._entered = True
                 if self.devices[0].type == "cpu":
                     self._threads = torch.get_num_threads()
                     torch.set_num_threads(max(1, self._threads // self._beside))
-                self._ask("enter", None)
-                self._entered = True
                 crew.watch.begin()
             except (Severed, Lost) as error:
                 cause = self.fault(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,30 @@ def test_one_device_is_told_of_gradients_that_died(tmp_path):
     alone = learner_in(tmp_path, told, saved=True, devices=None)
     alone.restore(label)
     assert [text for text in told.texts if text.startswith("warning: ") and "for the next update" in text]
+
+
+@pytest.fixture
+def four_threads() -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield 4
+    torch.set_num_threads(before)
+
+
+def test_a_run_that_does_not_begin_leaves_torch_its_threads(four_threads, tmp_path, monkeypatch):
+    """Rank 0 takes its share of the cores in a run. The number decides the last bits of a sum."""
+    learner = stepped(tmp_path, steps=1, devices=THREE[:2])
+
+    def asked(fleet: Fleet, verb: str, *arguments: Any) -> Any:
+        if verb == "enter":
+            raise Severed("not now")
+        return ask(fleet, verb, *arguments)
+
+    ask = Fleet._ask
+    with monkeypatch.context() as patch:
+        patch.setattr(Fleet, "_ask", asked)
+        with pytest.raises(Severed, match="not now"):
+            learner.step()
+    assert torch.get_num_threads() == four_threads
+    learner.step()
+    assert torch.get_num_threads() == four_threads
