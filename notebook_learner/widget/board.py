@@ -323,7 +323,7 @@ class Board:
             "epoch": shown(tally.average(name, split)),
             "so_far": tally.open(split),
             "best": "" if best is None else shown(best[0]),
-            "where": "" if best is None else f"epoch {best[1]}",
+            "where": "" if best is None else f"({count(best[1])})",
         }
 
     # How events change the board

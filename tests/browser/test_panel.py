@@ -278,14 +278,12 @@ def test_each_number_says_what_it_is_of_and_the_bold_one_is_the_epochs(notebook)
     panel = PanelPage(page, 1)
     panel.wait_status("paused")
     table = panel.region.get_by_role("group", name="Table of metrics")
-    expect(table.locator("thead th")).to_have_text(
-        ["Metric", "Epoch avg", "Best epoch", "Best at", "Last batch"]
-    )
+    expect(table.locator("thead th")).to_have_text(["Metric", "Epoch avg", "Best (epoch)", "Last batch"])
     train, valid = table.locator("tr[data-kind=split]").all()
-    assert re.fullmatch(r"train\s+so far\s*[\d.]+\s+[\d.]+\s+epoch 1\s+[\d.]+", train.inner_text()), (
+    assert re.fullmatch(r"train\s+so far\s*[\d.]+\s+[\d.]+\s+\(1\)\s+[\d.]+", train.inner_text()), (
         train.inner_text()
     )
-    assert re.fullmatch(r"valid\s+[\d.]+\s+[\d.]+\s+epoch 1\s+[\d.]+", valid.inner_text()), valid.inner_text()
+    assert re.fullmatch(r"valid\s+[\d.]+\s+[\d.]+\s+\(1\)\s+[\d.]+", valid.inner_text()), valid.inner_text()
     weights = "row => [...row.querySelectorAll('td')].map(each => [each, ...each.children].some("
     weights += "part => Number(getComputedStyle(part).fontWeight) >= 600))"
     for row in (train, valid):

@@ -96,7 +96,7 @@ def test_where_it_stands() -> None:
         "epoch": "0.7500",
         "so_far": True,
         "best": "2.500",
-        "where": "epoch 1",
+        "where": "(1)",
     }
     assert (rows["Accuracy", "valid"]["best"], rows["Accuracy", "valid"]["unit"]) == ("90.00", "%")
     assert rows["Rate", "train"]["last"] == ""

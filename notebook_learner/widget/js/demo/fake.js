@@ -123,10 +123,10 @@ const going = {
   rate: "1,240 steps/s",
   left: "2 min",
   table: [
-    { metric: "Loss", unit: "", split: "train", last: "0.312", epoch: "0.350", best: "0.301", where: "epoch 4" },
-    { metric: "Loss", unit: "", split: "valid", last: "0.398", epoch: "0.398", best: "0.371", where: "epoch 3" },
-    { metric: "Accuracy", unit: "%", split: "train", last: "94.20", epoch: "93.81", best: "94.02", where: "epoch 4" },
-    { metric: "Accuracy", unit: "%", split: "valid", last: "91.94", epoch: "91.94", best: "92.50", where: "epoch 3" },
+    { metric: "Loss", unit: "", split: "train", last: "0.312", epoch: "0.350", best: "0.301", where: "(4)" },
+    { metric: "Loss", unit: "", split: "valid", last: "0.398", epoch: "0.398", best: "0.371", where: "(3)" },
+    { metric: "Accuracy", unit: "%", split: "train", last: "94.20", epoch: "93.81", best: "94.02", where: "(4)" },
+    { metric: "Accuracy", unit: "%", split: "valid", last: "91.94", epoch: "91.94", best: "92.50", where: "(3)" },
     { metric: "LearningRate", unit: "", split: "train", last: "6.21e-4", epoch: "6.5e-4", best: "", where: "" },
   ],
   texts: [

@@ -14,8 +14,8 @@ export const swatch = () => h("span", { class: "nl-swatch", "aria-hidden": "true
 export class Numbers {
   constructor() {
     this.body = h("tbody");
-    const heads = ["Metric", "Epoch avg", "Best epoch"].map((name) => h("th", { scope: "col" }, name));
-    heads.push(h("th", { scope: "col" }, h("span", { class: "nl-unseen" }, "Best at")), h("th", { scope: "col" }, "Last batch"));
+    const heads = ["Metric", "Epoch avg", "Best (epoch)"].map((name) => h("th", { scope: "col", colspan: name.startsWith("Best") ? "2" : null }, name));
+    heads.push(h("th", { scope: "col" }, "Last batch"));
     this.element = section("Metrics", "numbers", h("div", { class: "nl-scroll", tabindex: 0, role: "group", "aria-label": "Table of metrics" }, h("table", { class: "nl-table" }, h("thead", {}, h("tr", {}, ...heads)), this.body)));
   }
 
