@@ -217,12 +217,14 @@ class EpochRows:
 
     def __init__(self) -> None:
         self._since_header = HEADER_EVERY
+        self._header: list[str] = []
 
     def next(self, tally: Tally, epoch: int) -> list[str]:
         """The lines for an epoch that has ended."""
-        begins = self._since_header >= HEADER_EVERY
-        self._since_header = 1 if begins else self._since_header + 1
-        return [*(epoch_header(tally) if begins else ()), epoch_row(tally, epoch)]
+        header = list(epoch_header(tally))
+        begins = self._since_header >= HEADER_EVERY or header != self._header
+        self._since_header, self._header = (1 if begins else self._since_header + 1), header
+        return [*(header if begins else ()), epoch_row(tally, epoch)]
 
     def begin_anew(self) -> None:
         """Other lines came in between, or another run: the headings come again."""
@@ -230,8 +232,11 @@ class EpochRows:
 
 
 def _groups(tally: Tally) -> list[tuple[str, list[Split]]]:
-    """The metrics that have a value of an epoch, with the splits they are plotted for."""
+    """The metrics that have a value of an epoch, with the splits they are plotted for. A training without
+    validation has no column for it."""
+    measured = [split for split in SPLITS if split == "train" or tally.finals.get(split)]
     plotted = {key for key, info in tally.infos.items() if info.plotted and info.of_epochs}
+    plotted = {(name, split) for name, split in plotted if split in measured}
     groups = [(name, [split for split in SPLITS if (name, split) in plotted]) for name in tally.names()]
     return [(name, splits) for name, splits in groups if splits]
 

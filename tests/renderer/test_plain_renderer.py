@@ -53,6 +53,20 @@ def test_a_whole_run_reads_as_a_table_and_a_summary():
     )
 
 
+def test_a_run_without_validation_has_no_column_for_it_until_it_validates():
+    first = [*one_pass(1, "train"), EpochEnded(1, 3)]
+    lines = lines_of([opened(), status("running"), *first, *one_epoch(2), *one_epoch(3)])
+    assert lines[1:] == [
+        "            Loss      Accuracy %",
+        "  epoch       train        train         time",
+        "    1/3       1.000        90.00       400 ms",
+        "                  Loss                Accuracy %",
+        "  epoch       train      valid       train      valid         time",
+        "    2/3      0.5000     0.7500       95.00      92.50       500 ms",
+        "    3/3      0.3333     0.5000       96.67      95.00       500 ms",
+    ]
+
+
 def test_building_a_learner_writes_nothing():
     assert lines_of([opened()]) == []
 
