@@ -66,14 +66,8 @@ def _flushes() -> bool:
     return float(torch.tensor(5e-324, dtype=torch.float64, device="cpu") * 1) == 0.0
 
 
-def _set_flushes(wanted: bool) -> None:
-    if wanted:
-        torch.set_flush_denormal(True)
-
-
 def _set_device(device: str) -> None:
-    if device != "cpu":  # the default costs nothing if it is never set
-        torch.set_default_device(device)
+    torch.set_default_device(None if device == "cpu" else device)  # one that is set costs each call of torch
 
 
 def _set_deterministic(wanted: tuple[bool, bool]) -> None:
@@ -105,7 +99,7 @@ _SETTINGS: dict[str, tuple[Getter, Setter]] = {
         _set_deterministic,
     ),
     "filled memory": _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
-    "denormals": (_flushes, _set_flushes),
+    "denormals": (_flushes, torch.set_flush_denormal),
     "cudnn": _attribute(torch.backends.cudnn, "enabled"),
     "cudnn benchmark": _attribute(torch.backends.cudnn, "benchmark"),
     "cudnn deterministic": _attribute(torch.backends.cudnn, "deterministic"),
@@ -125,6 +119,7 @@ _SETTINGS: dict[str, tuple[Getter, Setter]] = {
     "workers share by": (multiprocessing.get_sharing_strategy, multiprocessing.set_sharing_strategy),
     "recursion": (sys.getrecursionlimit, sys.setrecursionlimit),
 }
+_OF_ONE_RANK = ("threads", "interop threads")
 
 
 def ambient() -> dict[str, Any]:
@@ -140,10 +135,28 @@ def ambient() -> dict[str, Any]:
     return found
 
 
-def surround(known: dict[str, Any]) -> None:
-    """Apply settings of another process here; a setting that already has its value is left alone."""
+def of_all_ranks() -> dict[str, Any]:
+    """Those that ranks have in common: each has its own part of the cores, and sees one device.
+
+    >>> "dtype" in of_all_ranks(), "threads" in of_all_ranks()
+    (True, False)
+    """
+    found = {name: value for name, value in ambient().items() if name not in _OF_ONE_RANK}
+    if found.get("device", "").startswith("cuda"):
+        found["device"] = "cuda:0"
+    return found
+
+
+def surround(known: dict[str, Any]) -> list[str]:
+    """Apply settings of another process here; a setting that already has its value is left alone. Return the
+    names of those that have another value afterwards."""
+    missed = []
     for name, value in known.items():
         get, put = _SETTINGS[name]
         with suppress(Exception):
             if get() != value:
                 put(value)
+            if get() == value:
+                continue
+        missed.append(name)
+    return missed

@@ -81,7 +81,7 @@ class Crew:
         self.members: list[Member] = []
         self.generation = 0
         """How many process groups they have formed: each meets at a place of its own."""
-        self.devices, self.cluster = list(devices), cluster
+        self.devices, self.cluster, self.threads = list(devices), cluster, threads
         self.files = Files()
         """The source files that they may have imported."""
         self.watch = ProcessWatch(self)
@@ -168,7 +168,7 @@ def crew_for(devices: list[torch.device], threads: int, cluster: Attached | None
     """
     while _spare:
         crew = _spare.pop()
-        if (crew.devices, crew.cluster) == (devices, cluster) and crew.is_whole():
+        if (crew.devices, crew.cluster, crew.threads) == (devices, cluster, threads) and crew.is_whole():
             _at_work.append(crew)
             return crew
         crew.close()

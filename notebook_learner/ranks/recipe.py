@@ -14,7 +14,7 @@ from ..carried.part import Moved
 from ..data.cursor import Cursor
 from ..data.rank_share import Share
 from ..errors import ConfigurationError, StateError
-from ..event import Event, Split
+from ..event import Event, Notice, Split
 from ..metric.base import own_copy
 from ..metric.rows import HOW_TO_MERGE, says_how_to_merge
 from ..run.rank_protocol import Alone, Supplier, Task
@@ -23,6 +23,7 @@ from ..run.settings import Registered, Settings
 from ..step.optimizers import as_given
 from ..step.schedule import scheduler_of
 from ..trial.changes import Changes
+from .process_settings import of_all_ranks
 from .rank_processes import Crew, Failed, Member
 from .shipping import Names, names_of, pack, pack_by_value
 
@@ -55,6 +56,7 @@ class RecipeSource:
     def tell(self, crew: Crew) -> bool:
         """Send what the other ranks do not know yet; return whether their layers run other code now."""
         crew.files.look()
+        self._send_settings(crew)
         if "recipe" not in self._sent:
             for member in crew.members:
                 member.send("make", sys.path, os.getcwd(), self._recipe(member, len(crew.members) + 1))
@@ -71,6 +73,27 @@ class RecipeSource:
                 self._send_data(crew, split, loader, moved)
         self._send_functions(crew, moved)
         return other
+
+    def _send_settings(self, crew: Crew) -> None:
+        """Send what is set for the whole process, such as torch's precision: a cell sets it here alone."""
+        if torch.is_autocast_enabled(self.replica.loop.update.parameters[0].device.type):
+            raise ConfigurationError(
+                [
+                    "torch.autocast is on around this call, and would hold on rank 0 alone; put it into the "
+                    'step, or say .precision("bf16") in the builder'
+                ],
+                "the training cannot begin",
+            )
+        found = of_all_ranks()
+        if self._sent.get("settings") == found:
+            return
+        for member in crew.members:
+            member.send("settings", found)
+        for rank, missed in enumerate(_heard(crew, "take torch's settings"), 1):
+            if missed:
+                told = f"rank {rank} cannot have rank 0's setting of: {', '.join(missed)}"
+                self.replica.emit(Notice(told, "warning"))
+        self._sent["settings"] = found
 
     def _classes(self) -> dict[str, type]:
         return {name: type(module) for name, module in self.replica.loop.update.model.named_modules()}
@@ -241,10 +264,13 @@ def _as_seen(device: torch.device) -> torch.device:
     return torch.device("cuda:0") if device.type == "cuda" else device
 
 
-def _heard(crew: Crew, what: str) -> None:
+def _heard(crew: Crew, what: str) -> list[Any]:
+    found = []
     for member in crew.members:
         answer = member.answer()
         if isinstance(answer, Failed):
             raise ConfigurationError(
                 [f"rank {member.rank} could not {what}:\n{answer.text}"], "the training cannot begin"
             )
+        found.append(answer)
+    return found

@@ -26,7 +26,7 @@ from ..learner.core import OfOneLearner
 from ..learner.learner import Learner
 from ..ranks.channel import Channel, EncryptedDoor, Gone, RankDoor, come_through, come_to
 from ..ranks.engines import Known, end_processes, family_of
-from ..ranks.process_settings import versions
+from ..ranks.process_settings import surround, versions
 from ..ranks.rank_processes import Failed
 from ..ranks.rank_steps import RankClock, buffers_of_rank_0, from_rank_0, ranked, share_for
 from ..ranks.recipe import Recipe
@@ -88,6 +88,7 @@ class Follower:
         self._failing: tuple[Place, Any] | None = None
         """The place of a failed step, and its batch; the steps before it may be replayed meanwhile."""
         self._verbs: dict[str, Callable[..., Any]] = {
+            "settings": surround,
             "make": self._make,
             "classes": self._classes,
             "data": self._data,
