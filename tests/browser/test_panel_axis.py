@@ -75,6 +75,13 @@ def point(panel, share):
     panel.notebook.page.mouse.move(box["x"] + share * box["width"], box["y"] + 60)
 
 
+def check_time(found, times, step, rounded):
+    """The page knows the time at steps that lie up to a fiftieth of the run apart, here three: between two of
+    them it draws a line, however long one of those steps took on a busy machine."""
+    least, most = times[max(0, step - 4)], times[min(len(times), step + 3) - 1]
+    assert least - rounded <= found <= most + rounded, (step, found, least, most)
+
+
 @pytest.fixture
 def trained(page):
     """A panel of two and a half epochs, with a branch that was left and another run behind the curves, whose
@@ -104,7 +111,7 @@ def test_along_the_time_a_step_lies_where_the_clock_was(trained):
         point(trained, share)
         shown, step = re.match(r"([\d.]+ m?s) · step (\d+)", where(trained).inner_text()).groups()
         seconds = float(shown.split()[0]) / (1000 if shown.endswith("ms") else 1)
-        assert seconds == pytest.approx(times[int(step) - 1], abs=0.15)
+        check_time(seconds, times, int(step), rounded=0.051)
     point(trained, 0.99)
     expect(where(trained)).to_contain_text("step 100 · epoch 3")
 
@@ -185,7 +192,7 @@ def test_the_table_of_values_says_when_each_step_was(trained):
     assert head == ["step", "train", "valid", "epoch", "seconds"]
     for step, *_, epoch, seconds in rows:
         assert float(epoch) == pytest.approx(int(step) / 40)
-        assert float(seconds) == pytest.approx(times[int(step) - 1], abs=0.15)
+        check_time(float(seconds), times, int(step), rounded=0.002)
 
 
 def test_a_run_without_times_refuses_that_axis_in_words(notebook):
