@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ..data.cursor import Cursor
 from ..data.rank_share import CannotBeCut
 from ..errors import StateError
 from ..metric.rows import Rows
 from ..run.rank_protocol import Alone
+from ..run.replica import Replica
+from .rank_processes import Member
 from .rank_steps import buffers_of_rank_0
-from .reduction import Severed
+from .reduction import Reducer, Severed
+
+
+class Walkers(Protocol):
+    """The other ranks, as a walk through a set needs them."""
+
+    replica: Replica
+    _reducer: Reducer
+    _waiting: list[Member]
+
+    def _tell(self, verb: str, *arguments: Any) -> None: ...
+
+    def _await(self) -> None: ...
+
+    def _answers(self) -> list[Any]: ...
+
+    def _feeding(self, cursor: Cursor) -> Callable[[], Any]: ...
+
+    def fault(self, error: BaseException) -> BaseException: ...
 
 
 class RankTour:
     """Ranks 1 and up on a walk through a set, each with its part of every batch."""
 
-    def __init__(self, fleet: Any, what: str, packed: bytes, cursor: Cursor, fed: bool) -> None:
+    def __init__(self, fleet: Walkers, what: str, packed: bytes, cursor: Cursor, fed: bool) -> None:
         self.cursor = cursor
         self.fetch: Callable[[], Any] = fleet._feeding(cursor) if fed else cursor.fetch_share
         self._fleet, self._what = fleet, what
@@ -37,7 +57,7 @@ class RankTour:
     def gather(self, count: int) -> Sequence[Any]:
         """The other ranks' results for these batches."""
         self._fleet._await()
-        found: Sequence[Any] = self._fleet._answers()
+        found = self._fleet._answers()
         taken = [each.steps if isinstance(each, Rows) else len(each) for each in found]
         if wrong := [each for each in taken if each != count]:
             raise StateError(

@@ -236,8 +236,7 @@ def _groups(tally: Tally) -> list[tuple[str, list[Split]]]:
     validation has no column for it."""
     measured = [split for split in SPLITS if split == "train" or tally.finals.get(split)]
     plotted = {key for key, info in tally.infos.items() if info.plotted and info.of_epochs}
-    plotted = {(name, split) for name, split in plotted if split in measured}
-    groups = [(name, [split for split in SPLITS if (name, split) in plotted]) for name in tally.names()]
+    groups = [(name, [split for split in measured if (name, split) in plotted]) for name in tally.names()]
     return [(name, splits) for name, splits in groups if splits]
 
 
