@@ -16,7 +16,7 @@ from panel_room import check_room
 from playwright.sync_api import expect
 
 SETUP = f"""
-import sys, json
+import itertools, sys, json
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import panel_training
 from panel_training import *
@@ -43,18 +43,19 @@ def slow(name):
     other.save()
 
 def seconds(step):
-    "The seconds of the training line up to a step, by the learner's own blocks."
-    spent = 0.0
+    "Between which seconds of the training line a step ended: those in which the training of its epoch did."
+    spent = begin = 0.0
     for part in learner.history.snapshot():
-        for block in part.blocks:
-            if part.split == "train" and block.iteration >= step:
-                return spent + block.seconds * (1 - (block.iteration - step) / block.count)
-            spent += block.seconds
+        spent += sum(block.seconds for block in part.blocks)
+        if part.split == "train" and (last := part.blocks[-1].iteration) >= step:
+            return [spent if last == step else begin, spent]
+        begin = spent if part.split == "train" else begin
 """
 CELLS = {
     "setup": SETUP + "slow('runs/slow')\nown = 0",
     "learner": "own += 1\nlearner = made(f'runs/{own}/own', more=5)\nlearner",
-    "train": "learner.step(70); learner.rewind(10); learner.lr = 0.1; learner.step(48)\n"
+    "train": "taken = itertools.count(1)\nevery_step.append(lambda: time.sleep(0.3 * (next(taken) == 43)))\n"
+    "learner.step(70); learner.rewind(10); learner.lr = 0.1; learner.step(48)\nevery_step.clear()\n"
     "learner.panel.overlay('runs/slow')",
     "times": "print(json.dumps([seconds(n) for n in range(1, 101)]))",
 }
@@ -76,9 +77,10 @@ def point(panel, share):
 
 
 def check_time(found, times, step, rounded):
-    """The page knows the time at steps that lie up to a fiftieth of the run apart, here three: between two of
-    them it draws a line, however long one of those steps took on a busy machine."""
-    least, most = times[max(0, step - 4)], times[min(len(times), step + 3) - 1]
+    """The panel joins the blocks that come between two messages, and the learner those that are over, each
+    others: in between a step may lie anywhere, as one may have taken most of the time on a busy machine.
+    Where an epoch's training ends, and at the newest step, both know the time."""
+    least, most = times[step - 1]
     assert least - rounded <= found <= most + rounded, (step, found, least, most)
 
 
@@ -190,6 +192,8 @@ def test_the_table_of_values_says_when_each_step_was(trained):
         trained.button("Save the values as CSV").click()
     head, *rows = csv.reader(io.StringIO(Path(download.value.path()).read_text()))
     assert head == ["step", "train", "valid", "epoch", "seconds"]
+    assert {40, 80} <= {step for step, (least, most) in enumerate(times, 1) if least == most}  # epochs' ends
+    assert [float(row[-1]) for row in rows] == sorted(float(row[-1]) for row in rows)
     for step, *_, epoch, seconds in rows:
         assert float(epoch) == pytest.approx(int(step) / 40)
         check_time(float(seconds), times, int(step), rounded=0.002)
