@@ -39,9 +39,10 @@ FILE = "artifacts.h5"
 REST = 100
 """The end of an epoch writes no file before this many times the duration of the last write: one percent of
 the time."""
-LARGE = 0.05
-"""Seconds. A file that takes longer than this waits in the same way after a rewind or a restored checkpoint:
-nothing was trained then, and with hundreds of checkpoints the file is most of the cost of a rewind."""
+LARGE = 1 << 16
+"""Bytes. A file of this size or more waits in the same way after a rewind, a restored checkpoint or a save at
+rest, and an earlier process's stays: nothing was trained then, and with hundreds of checkpoints (0.1 ms and
+0.8 kB each) the file is most of the cost."""
 
 _ENDED = ("failed", "stopped", "finished")
 
@@ -93,8 +94,10 @@ class LiveIndex:
         self._waiting = 0
         self._building = threading.Lock()
         self._directory_made = False
+        self._size = 0
         self._cost = 0.0
         self._built_at = 0.0
+        """When this process wrote the file; 0 before that."""
 
     def handle(self, event: Event, /) -> None:
         """Take one event."""
@@ -112,7 +115,8 @@ class LiveIndex:
     def refresh(self) -> None:
         """Have the file written again after a checkpoint was saved. From any thread."""
         with self._notes:
-            due = self._rested if self._running else not self._waiting  # at rest no later event writes it
+            waits = self._running or self._size >= LARGE
+            due = self._rested if waits else not self._waiting  # at rest no later event writes it
             wanted = self._run is not None and due
             self._waiting += wanted
         if wanted:
@@ -163,8 +167,8 @@ class LiveIndex:
         mark = mark_of(event, now)
         if mark is not None:
             self._timeline.append(mark)
-        if isinstance(event, StatusChanged) and self._moved and self._cost > LARGE:
-            return mark is not None and self._rested
+        if isinstance(event, StatusChanged) and self._moved and self._size >= LARGE:
+            return mark is not None and self._rested and bool(self._built_at)
         return mark is not None and not isinstance(event, Rewound)  # a status event follows it
 
     def _open(self, event: RunOpened, now: float) -> bool:
@@ -178,6 +182,7 @@ class LiveIndex:
             before = RunInfo.from_json(header.member("run"))
             clock = Clock.from_json(header.member("clock"))
             timeline = [TimelineMark.from_json(mark) for mark in header.items("timeline")]
+            self._size = self.path.stat().st_size
             self._run = replace(self._run, started=before.started)
             self._clock, self._timeline = clock, [*timeline, mark]
             return False
@@ -241,6 +246,7 @@ class LiveIndex:
             self._directory_made = True
             self._clear_away()
         durable.replace(self.path, [data], len(data))
+        self._size = len(data)
 
     def _clear_away(self) -> None:
         """Delete the temporary files of a process that was killed while it wrote this file."""

@@ -136,9 +136,7 @@ def test_the_file_holds_what_the_logs_hold(process):
 
 
 @pytest.mark.parametrize("status", ["paused", "failed", "stopped", "finished"])
-def test_standing_still_writes_also_after_a_rewind(process, status, monkeypatch):
-    # The file takes no time here: one that took long, on a busy machine, is a large one, and waits.
-    monkeypatch.setattr(live_index.time, "monotonic", lambda: 0.0)
+def test_standing_still_writes_also_after_a_rewind(process, status):
     process.work()
     process.train(1)
     process.status("running")
@@ -152,11 +150,12 @@ def test_standing_still_writes_also_after_a_rewind(process, status, monkeypatch)
 
 
 def test_a_large_file_is_not_made_for_a_rewind_before_its_time_has_passed(process, monkeypatch):
-    now = [0.0]
+    now = [1.0]
     monkeypatch.setattr(live_index.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(live_index, "LARGE", 1)
 
     def slow(*arguments, **more):
-        now[0] += 2 * live_index.LARGE
+        now[0] += 2.0
         return live_encode(*arguments, **more)
 
     live_encode = live_index.encode_index
@@ -168,7 +167,7 @@ def test_a_large_file_is_not_made_for_a_rewind_before_its_time_has_passed(proces
     process.rewind(1, "train", 2)
     process.status("paused")
     assert process.work() == 0
-    now[0] += 2 * live_index.REST * live_index.LARGE
+    now[0] += 2.0 * live_index.REST
     process.rewind(1, "train", 1)
     process.status("paused")
     assert process.work() == 1
@@ -176,6 +175,27 @@ def test_a_large_file_is_not_made_for_a_rewind_before_its_time_has_passed(proces
     process.status("running")
     process.status("finished")
     assert process.work() == 1, "it has run, whether or not anything was measured"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_going_on_with_a_run_leaves_the_file_of_the_earlier_process_if_it_is_large(
+    process, monkeypatch, large
+):
+    process.work()
+    process.train(1)
+    process.status("paused")
+    process.work()
+    if large:
+        monkeypatch.setattr(live_index, "LARGE", process.index.path.stat().st_size)
+    later = Process(process.directory, 2000.0)
+    later.rewind(1, "train", 2)
+    later.status("paused")
+    assert later.work() == (0 if large else 1)
+    later.train(1)
+    later.status("running")
+    later.status("paused")
+    assert later.work() == 1
+    assert later.kinds() == ["opened", "paused", "opened", "rewound", "paused", "paused"]
 
 
 def test_a_run_ends_and_goes_on(process):
