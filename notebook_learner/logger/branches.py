@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -49,6 +49,8 @@ _FAR = 1 << 62
 MOST_TIMES = 32
 Place = tuple[int, Split, int, int]
 """Epoch, split, step, and the number of training steps before it."""
+_Way = tuple[files.Folder, files.Folder]
+"""From where passes are moved, and to where."""
 
 
 @dataclass(frozen=True)
@@ -276,11 +278,16 @@ class BranchLogger:
             self._write(branch)
         passes = {} if known is None else known.passes
         stays = {_key(part) for part in former[: event.kept_splits + (event.kept_steps > 0)]}
-        for _, part in beyond:
-            key = _key(part)
-            # A power cut may have taken from the branch's logs what the run's own logs still have.
-            if key not in passes or passes[key].steps < part.steps:
-                self._take(self.layout.branches / branch.name, part, whole=key not in stays)
+        with ExitStack() as opened:
+            ways: dict[Split, _Way] = {}
+            for _, part in beyond:
+                key = _key(part)
+                # A power cut may have taken from the branch's logs what the run's own logs still have.
+                if key in passes and passes[key].steps >= part.steps:
+                    continue
+                if part.split not in ways:
+                    ways[part.split] = self._opened_way(opened, branch.name, part.split)
+                self._take(ways[part.split], part, whole=key not in stays)
                 passes[key] = part
         self._hang_on(branch, _position(here))
         if self._is_as_it_came(branch):
@@ -340,15 +347,20 @@ class BranchLogger:
         # The recipe of an older checkpoint does not know of changes that were made after it.
         return {*line} <= {*branch.shared} and not own and len(branch.changes) <= len(branch.shared)
 
-    def _take(self, folder: RunPath, part: SplitRecord, whole: bool) -> None:
+    def _opened_way(self, opened: ExitStack, name: str, split: Split) -> _Way:
+        """The folder of a split on the run's line, and on a branch."""
+        here, there = self.layout.directory / split, self.layout.branches / name / split
+        files.make_directory(there)
+        source, target = (opened.enter_context(files.opened_folder(each)) for each in (here, there))
+        return source, target
+
+    def _take(self, way: _Way, part: SplitRecord, whole: bool) -> None:
         """Move a pass to the branch, or write it there if the run's line keeps a part of it."""
-        here = self.layout.split_dir(part.split, part.epoch)
-        there = folder / part.split / here.name
-        if whole and not names_if_folder(there) and here.is_dir():
-            files.make_directory(there.parent)
-            files.rename(here, there)
+        here, there = way
+        name = self.layout.split_dir(part.split, part.epoch).name
+        if whole and files.move_folder(name, here, there):
             return
-        copy = FileMetricLogger(folder)
+        copy = FileMetricLogger(there.path.parent)
         for block in part.blocks:
             copy.handle(block)
         if part.finals is not None:

@@ -154,6 +154,19 @@ def rename(source: RunPath, target: RunPath) -> None:
         raise explained(error, source if missing else target, here if missing else there) from None
 
 
+def move_folder(name: str, source: Folder, target: Folder) -> bool:
+    """Move a folder from one directory to another. Return False if there is no such folder, or if the other
+    directory has something of that name."""
+    there = source.stats([name]).get(name)
+    if there is None or not stat.S_ISDIR(there.st_mode) or target.stats([name]):
+        return False
+    try:
+        os.rename(name, name, src_dir_fd=source.number, dst_dir_fd=target.number)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(source.path / name)) from None
+    return True
+
+
 def truncate(path: RunPath, size: int) -> None:
     """Cut a file."""
     descriptor = _opened_to_write(path, 0)
@@ -216,10 +229,18 @@ def names_in(path: Path) -> list[str]:
 
 
 class Folder:
-    """A directory in which many files are read: the path to it is walked only once."""
+    """A directory in which many files are read or moved: the path to it is walked only once."""
 
-    def __init__(self, above: Opened | None) -> None:
+    def __init__(self, path: Path, above: Opened | None) -> None:
+        self.path = path
         self._above = above
+
+    @property
+    def number(self) -> int:
+        """Its descriptor."""
+        if self._above is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+        return self._above.number
 
     def names(self) -> list[str]:
         """The names in it; empty if there is no such directory."""
@@ -251,7 +272,7 @@ def opened_folder(path: Path) -> Iterator[Folder]:
     above = None
     with suppress(FileNotFoundError):
         above = directory_at(below(path), reading=True)
-    yield Folder(above)
+    yield Folder(path, above)
 
 
 def _opened_to_read(path: Path, above: Opened) -> int:
