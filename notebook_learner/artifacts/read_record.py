@@ -111,6 +111,8 @@ class _Reader:
         self.directory = directory
         self.problems = problems
         self.strict = strict
+        self._plain = ""
+        """The folder that was listed last, if no link leads to it: a file in it needs only one look."""
         self._infos: dict[Split, dict[str, MetricInfo]] = {"train": {}, "valid": {}}
         for info in infos:
             if check_metric_name(info.name) is None:
@@ -177,7 +179,9 @@ class _Reader:
 
     def _names(self, folder: Path) -> list[str]:
         try:
-            return files.names_in(self._inside(folder))
+            inside = self._inside(folder)
+            self._plain = os.fspath(folder) if inside is folder else ""
+            return files.names_in(inside)
         except _Skipped as reason:
             self._report(folder, str(reason))
         except OSError as error:
@@ -216,9 +220,12 @@ class _Reader:
 
     def _inside(self, path: Path) -> Path:
         """Refuse a path that leads out of the run's directory."""
+        is_link = os.path.islink(path)
+        if not is_link and os.path.dirname(path) == self._plain:
+            return path
         if not is_inside(path, self.directory):
             raise _Skipped("is a link that leads out of the run's directory")
-        return Path(os.path.realpath(path)) if path.is_symlink() else path
+        return Path(os.path.realpath(path)) if is_link else path
 
     def _report(self, path: Path, what: str) -> None:
         self.problems.append(f"{os.fspath(path)!r} {what}")

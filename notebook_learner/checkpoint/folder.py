@@ -187,7 +187,9 @@ class CheckpointFolder:
 
     def leftovers(self) -> Sequence[RunPath]:
         """Files that belong to no checkpoint: of a save that was cut off, or of a deletion."""
-        commits = list(self._commits())
+        return self._leftovers(list(self._commits()))
+
+    def _leftovers(self, commits: Sequence[_Commit]) -> Sequence[RunPath]:
         used = {name for commit in commits for name in (commit.state, *_names(commit))}
         # The parts next to a commit file that cannot be read may be all that is left of the user's work.
         kept = {commit.state.removeprefix("state") for commit in commits}
@@ -251,11 +253,12 @@ class CheckpointFolder:
         """Finish the work of a killed process: complete saves get their names, pieces of others are deleted.
         Returns what was done, in one line each. Call it only if no process saves here."""
         done = []
-        for commit in list(self._commits()):
+        commits = list(self._commits())
+        for commit in commits:
             if _token(commit.state) and not commit.info.damage:
                 self._finish(commit)
                 done.append(f"checkpoint {commit.info.label} was whole but not named yet; it is now")
-        for path in self.leftovers():
+        for path in self.leftovers() if done else self._leftovers(commits):
             files.unlink(path)
             done.append(f"{path.name} belonged to no checkpoint and was deleted")
         return done

@@ -316,7 +316,7 @@ class FileCheckpointer:
             self.folder.find("latest")  # raises, and says what is wrong with each
         for info in reversed(known):
             try:
-                return self._load(info)
+                return self._load(info, among=known)
             except DamagedError as damage:
                 self.keeper.tell(f"{damage}; the checkpoint before it is taken")
         raise StateError(
@@ -333,7 +333,12 @@ class FileCheckpointer:
         """The folder of the files."""
         return self.keeper.folder
 
-    def _load(self, info: CheckpointInfo, folder: CheckpointFolder | None = None) -> State:
+    def _load(
+        self,
+        info: CheckpointInfo,
+        folder: CheckpointFolder | None = None,
+        among: Sequence[CheckpointInfo] | None = None,
+    ) -> State:
         folder = folder or self.folder
         if info.damage:
             raise DamagedError(info.damage)
@@ -358,7 +363,7 @@ class FileCheckpointer:
         metrics = (*_measured(parts, told.passes), *self.metrics)
         self.logged = () if known else timed(self._logs(metrics), told.clock.seconds)
         self.run_id, self.loaded = commit["run_id"], Lineage.of(commit)
-        self.left = self.loaded if known else self._newest_way(info) or self.loaded
+        self.left = self.loaded if known else self._newest_way(info, among) or self.loaded
         self.recipe_found = commit.get("recipe")
         self.keeps_start = False
         self._stands_at = position.key
@@ -379,10 +384,11 @@ class FileCheckpointer:
         trunk, ended, open_one = self._records[label]
         return (*trunk.ended[:ended], *open_one)
 
-    def _newest_way(self, loaded: CheckpointInfo) -> Lineage | None:
+    def _newest_way(self, loaded: CheckpointInfo, among: Sequence[CheckpointInfo] | None) -> Lineage | None:
         """The way that led to the newest checkpoint; None if that is the loaded one, or cannot be read. It is
         the way of the logs, too: going back behind the newest checkpoint keeps a state at once."""
-        whole = [info for info in self.folder.list() if info.exact and not info.damage]
+        known = self.folder.list() if among is None else among
+        whole = [info for info in known if info.exact and not info.damage]
         with suppress(DamagedError, OSError):
             if whole and whole[-1] != loaded:
                 return Lineage.of(self.folder.read(whole[-1], "state"))
