@@ -304,8 +304,11 @@ class Board:
 
     def _table(self) -> list[Json]:
         tally = self.tally
+        an_epoch_is_over = tally.passes.get("train", 0) > 1 or tally.status == "finished"
+        # The rows stay until then: they would otherwise come, and move what is below, with the first pass.
+        splits = SPLITS if "valid" in tally.passes or not an_epoch_is_over else ("train",)
         return [
-            self._row(name, split) for name in tally.names() for split in SPLITS if tally.info(name, split)
+            self._row(name, split) for name in tally.names() for split in splits if tally.info(name, split)
         ]
 
     def _row(self, name: str, split: Split) -> Json:

@@ -223,3 +223,17 @@ def test_a_pause_by_a_breakpoint_says_so_and_another_pause_there_does_not() -> N
 def test_a_metric_that_a_step_logged_is_one_of_them() -> None:
     board = board_of([*FIRST, MetricAdded(MetricInfo("aux", "train"))])
     assert board.fixed()["metrics"][-1] == {"name": "aux", "unit": "", "better": None, "splits": ["train"]}
+
+
+def test_a_training_without_validation_has_no_empty_row_for_it_after_its_first_epoch() -> None:
+    def rows(events: list[Event]) -> list[tuple[str, str]]:
+        return [(row["metric"], row["split"]) for row in board_of(events).moving()["table"]]
+
+    both = [("Loss", "train"), ("Loss", "valid"), ("Accuracy", "valid"), ("Rate", "train")]
+    train = [("Loss", "train"), ("Rate", "train")]
+    alone: list[Event] = [*FIRST[:6], EpochEnded(1, 3)]
+    assert rows([*alone, StatusChanged("paused", 1, "train", 4, 4)]) == both, "it may be just before its pass"
+    assert rows([*alone, SplitStarted(2, "train", 4, 3)]) == train
+    assert rows([*alone, StatusChanged("finished", 1, "train", 4, 4)]) == train
+    assert rows([*alone, SplitStarted(2, "train", 4, 3), SplitStarted(2, "valid", 1, 3)]) == both
+    assert rows(FIRST) == both
