@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
@@ -32,7 +34,7 @@ class HooksKind(DictKind):
     name = "hooks"
 
     def take(self, live: Any) -> Pairs:
-        found = {number: hook for number, hook in live.items() if not _is_of_library(hook)}
+        found = {number: hook for number, hook in live.items() if not is_of_library(hook)}
         return tuple(found), tuple(found.values())
 
     def same(self, live: Any, taken: Pairs) -> bool:
@@ -44,7 +46,7 @@ class HooksKind(DictKind):
     def put(self, live: Any, taken: Pairs) -> None:
         wanted = list(zip(*taken, strict=True))
         for number, hook in live.items():
-            if _is_of_library(hook):  # before those that were registered after it
+            if is_of_library(hook):  # before those that were registered after it
                 place = next((at for at, (other, _) in enumerate(wanted) if other > number), len(wanted))
                 wanted.insert(place, (number, hook))
         live.clear()
@@ -88,18 +90,45 @@ class HandleKind(ConstantKind):
         return ()
 
 
-def numbered_for(live: Any, hooks: Sequence[Any]) -> Pairs:
-    """Hooks of another process, by the numbers that they have in this dict of the program. Those that the
-    program has not brought are left out."""
-    numbers = {id(hook): number for number, hook in live.items()}
-    found = [hook for hook in hooks if callable(hook)]
-    for hook in found:
-        if id(hook) not in numbers:
-            numbers[id(hook)] = RemovableHandle(live).id
-    return tuple(numbers[id(hook)] for hook in found), tuple(found)
+class MadeHandles:
+    """Hooks of a file by the numbers that they have in this program, and handles that know these numbers.
+
+    A hook is a function, which the program must bring. The handle of one that it does not bring removes
+    nothing.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[RemovableHandle, Any, Any]] = []
+        self._numbers: dict[int, list[int | None]] = {}
+        """By the id of a dict: the number of each of its hooks; None for one that is not here."""
+
+    def made(self, number: Any, place: Any) -> RemovableHandle:
+        """A handle for the hook in this place of the dict that has this number in the file."""
+        handle = RemovableHandle(OrderedDict())
+        self._waiting.append((handle, number, place))
+        return handle
+
+    def numbered(self, live: Any, hooks: Sequence[Any]) -> Pairs:
+        """The hooks that the program has brought, by their numbers in this dict."""
+        known = {id(hook): number for number, hook in live.items()}
+        for hook in filter(callable, hooks):
+            if id(hook) not in known:
+                known[id(hook)] = RemovableHandle(live).id
+        numbers = self._numbers[id(live)] = [known[id(each)] if callable(each) else None for each in hooks]
+        return tuple(each for each in numbers if each is not None), tuple(filter(callable, hooks))
+
+    def settle(self, lives: Mapping[int, Any]) -> None:
+        """Give the handles the numbers of their hooks, when the dicts are there."""
+        for handle, number, place in self._waiting:
+            numbers = self._numbers.get(id(lives.get(number)), [])
+            found = numbers[place] if type(place) is int and 0 <= place < len(numbers) else None
+            if found is not None:
+                handle.hooks_dict_ref, handle.id = weakref.ref(lives[number]), found
+        self._waiting.clear()
 
 
-def _is_of_library(hook: Any) -> bool:
+def is_of_library(hook: Any) -> bool:
+    """Whether a hook is ours, or one by which torch runs a model."""
     while isinstance(hook, functools.partial):
         hook = hook.func
     module = str(getattr(hook, "__module__", ""))

@@ -9,7 +9,6 @@ reaches that class.
 from __future__ import annotations
 
 import itertools
-import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,10 +19,12 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import StateError
 from ..state.state import Held
-from .hooks import FlagsKind, HooksKind, numbered_for
+from . import generators
+from .hooks import FlagsKind, HooksKind, MadeHandles
 from .iterators import IteratorKind, Stand, is_own_list, iterator_at, stand_of
 from .kinds import (
     MISSING,
@@ -56,10 +57,6 @@ _MAKERS: dict[str, Any] = {
     "iter": iter,
     **{name: each for name, each in vars(itertools).items() if isinstance(each, type)},
     **{each.__name__: each for each in (enumerate, zip, map, filter, reversed)},
-}
-_BIT_GENERATORS = {
-    each.__name__: each
-    for each in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
 }
 
 
@@ -188,7 +185,17 @@ class _LookWriter:
             return str(live.device)
         if isinstance(live, np.random.Generator):
             return ["Generator", type(live.bit_generator).__name__]
+        if isinstance(live, RemovableHandle):
+            return self._about_handle(live)
         return type(live).__qualname__
+
+    def _about_handle(self, handle: RemovableHandle) -> list[Any]:
+        """The number of the dict of hooks, and the place in it of the hook that the handle removes."""
+        known = self._known.get(id(handle.hooks_dict_ref()))
+        numbers = () if known is None else known.taken[0]
+        if known is None or handle.id not in numbers:
+            return ["handle", None, None]
+        return ["handle", self._number_of(known.live), numbers.index(handle.id)]
 
     def _taken(self, kind: Kind, taken: Any) -> Any:
         if isinstance(kind, (SequenceKind, SetKind)):
@@ -312,6 +319,7 @@ class LookReader:
         self.lives: dict[int, Any] = {}
         """The objects of this program, by their numbers in the file."""
         self.missing: dict[str, str] = {}
+        self._handles = MadeHandles()
         self._asked: set[int] = set()
         """The objects that an object refers to, by number."""
 
@@ -356,6 +364,7 @@ class LookReader:
             with suppress(_NotYet):
                 found[number] = KnownObject(live, kind, self._taken(kind, live, taken), said, path is None)
                 refers[number] = self._asked
+        self._handles.settle(self.lives)
         held = self._held(refers, objects)
         for number, (path, said, kind, *_) in enumerate(objects):
             if number not in held:  # the program has not brought what holds it
@@ -405,7 +414,9 @@ class LookReader:
         if kind == "array":
             return np.empty(taken[0], dtype=object) if isinstance(taken, list) else taken.copy()
         if kind == "generator":
-            return self._generator(about)
+            return generators.made(about)
+        if kind == "handle" and isinstance(about, list):
+            return self._handles.made(*about[1:])
         if kind == "iterator":
             with suppress(_NotYet):
                 return self._iterator(taken)
@@ -416,15 +427,6 @@ class LookReader:
                 list.extend(new, [None] * _count(taken[0]))
             return new
         return MISSING
-
-    def _generator(self, about: Any) -> Any:
-        if isinstance(about, list):
-            return np.random.Generator(_BIT_GENERATORS[about[1]]())
-        if about == "RandomState":
-            return np.random.RandomState()
-        if about in _BIT_GENERATORS:
-            return _BIT_GENERATORS[about]()
-        return random.Random() if about == "Random" else torch.Generator(about)
 
     def _taken(self, kind: Any, live: Any, taken: Any) -> Any:
         if isinstance(kind, (SequenceKind, SetKind)):
@@ -452,8 +454,7 @@ class LookReader:
         if isinstance(kind, ArrayKind):
             return self._array(live, taken)
         if isinstance(kind, GeneratorKind):
-            _check_generator(live, taken)
-            return _as_tuples(taken) if isinstance(live, random.Random) else taken
+            return generators.checked(live, taken)
         if isinstance(kind, IteratorKind):
             return self._iterator(taken)
         return taken
@@ -463,7 +464,7 @@ class LookReader:
         for ref, hook in zip(taken, hooks, strict=True):
             if hook is None and ref[0] == "@":
                 self.missing[ref[1]] = "hook"
-        return numbered_for(live, hooks)
+        return self._handles.numbered(live, hooks)
 
     def _array(self, live: Any, taken: Any) -> ArrayTaken:
         if isinstance(taken, list):
@@ -566,30 +567,6 @@ def _values(kind: str, column: Any) -> Any:
     if kind == "arrays":
         return [each.copy() for each in column]
     return list(column) if kind == "scalars" else column if kind == "=" else list(column.unbind())
-
-
-def _as_tuples(value: Any) -> Any:
-    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
-
-
-def _check_generator(live: Any, state: Any) -> None:
-    """Set a new generator of this kind to the state. NumPy does not check a place in its table, and would
-    read memory that is not its own."""
-    if isinstance(live, torch.Generator):
-        torch.Generator(live.device).set_state(state)
-        return
-    if isinstance(live, random.Random):
-        random.Random().setstate(_as_tuples(state))
-        return
-    _require(isinstance(state, Mapping), "no generator")
-    inner = state["state"]
-    if state["bit_generator"] == "MT19937":
-        _require(type(inner["pos"]) is int and 0 <= inner["pos"] <= 624, "a generator outside its table")
-    if isinstance(live, np.random.RandomState):
-        np.random.RandomState().set_state(dict(state))
-        return
-    generator = live.bit_generator if isinstance(live, np.random.Generator) else live
-    type(generator)().state = state
 
 
 def _require(fits: bool, why: str) -> None:

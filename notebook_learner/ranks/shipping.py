@@ -1,14 +1,17 @@
 """Sends a user's objects to another process, including classes and functions from notebook cells.
 
 An object that both sides have is sent by name: the model in training, its layers and parameters, the
-optimizers, and the learner. A step function that refers to one of them then uses the one of its own process.
+optimizers, the hooks on all of these, and the learner. A step function that refers to one of them then uses
+the one of its own process.
 """
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from types import ModuleType
@@ -18,8 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from ..carried.classify import HIDDEN_OF_OPTIMIZERS
+from ..carried.hooks import OF_MODULES, OF_OPTIMIZERS, OF_PARAMETERS, is_of_library
 from ..carried.iterators import itertools_copied
 from ..step.optimizer_calls import with_wrapped
 from ..step.optimizers import named_of
@@ -37,6 +42,8 @@ def names_of(update: Update, learner: Any) -> tuple[Names, dict[str, Any]]:
     for name, optimizer in named_of(update.optimizer).items():
         inner = enumerate(with_wrapped(optimizer))
         meant |= {f"optimizer {number} of {name}": each for number, each in inner}
+    for name, each in tuple(meant.items()):
+        meant |= {f"hooks: {kind} of {name}": held for kind, held in _hooks_on(each).items()}
     meant["the learner"] = learner
     return {id(each): name for name, each in meant.items()}, meant
 
@@ -55,7 +62,9 @@ def pack(value: Any, names: Names | None = None, *, stays: bool = False, parts: 
     """
     buffer = io.BytesIO()
     with itertools_copied():
-        _ObjectPacker(buffer, names or {}, stays, parts).dump(value)
+        packer = _ObjectPacker(buffer, names or {}, stays, parts)
+        packer.dump(value)
+        packer.dump(RemovableHandle.next_id)  # behind the value: plain pickle reads no further
     return buffer.getvalue()
 
 
@@ -75,7 +84,11 @@ def pack_by_value(value: Any, modules: Iterable[str]) -> bytes:
 def unpack(data: bytes, meant: Mapping[str, Any] | None = None) -> Any:
     """Unpickle a value, with this side's objects for what was sent by name."""
     with itertools_copied():
-        return _ObjectUnpacker(io.BytesIO(data), meant or {}).load()
+        unpacker = _ObjectUnpacker(io.BytesIO(data), meant or {})
+        value = unpacker.load()
+        # A hook that is registered here must not get the number of one that came from there.
+        RemovableHandle.next_id = max(RemovableHandle.next_id, unpacker.load())
+        return value
 
 
 _cloudpickle: Any = import_module("cloudpickle")  # it has no types
@@ -90,6 +103,8 @@ class _ObjectPacker(_Pickler):  # type: ignore[misc]
         self._parts = parts
         self._memory: dict[int, Tensor] = {}
         """Each memory that was sent, by its address."""
+        self._hooks: dict[int, tuple[Any, Any]] = {}
+        """Each dict of hooks that holds a library's, and what is sent of it."""
 
     def _is_sent_as_view(self, value: Any) -> bool:
         """Whether it is a tensor whose memory is sent apart from it, and is not that memory itself."""
@@ -102,10 +117,33 @@ class _ObjectPacker(_Pickler):  # type: ignore[misc]
         whole = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
         return self._memory.setdefault(whole.data_ptr(), whole)
 
+    def _sent_of(self, held: Any) -> Any:
+        """A dict of hooks without those of libraries, which the other side has of its own."""
+        if held is None or id(held) in self._names or not any(map(is_of_library, held.values())):
+            return held
+        own = OrderedDict((number, hook) for number, hook in held.items() if not is_of_library(hook))
+        return self._hooks.setdefault(id(held), (held, own))[1]
+
+    def _hooks_sent(self, value: Any) -> dict[str, Any]:
+        sent = {kind: self._sent_of(held) for kind, held in _hooks_on(value).items()}
+        return {kind: held for kind, held in sent.items() if held}
+
     def persistent_id(self, value: Any) -> str | None:
         return self._names.get(id(value))
 
     def reducer_override(self, value: Any) -> Any:
+        reduced = self._reduced(value)
+        if isinstance(value, (Tensor, Optimizer)) and (hooks := self._hooks_sent(value)):
+            # Pickle leaves them out: `torch` drops those of tensors and of optimizers without a word.
+            plain = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if reduced is NotImplemented else reduced
+            make, arguments, state = (*plain, None)[:3]
+            return make, arguments, (state, hooks), None, None, _set_hooks
+        return reduced
+
+    def _reduced(self, value: Any) -> Any:
+        if isinstance(value, RemovableHandle):
+            held, *others = value.__getstate__()  # type: ignore[no-untyped-call]
+            return copyreg.__newobj__, (RemovableHandle,), (self._sent_of(held), *others)  # type: ignore[attr-defined]
         if isinstance(value, Tensor) and value.device.type not in ("cpu", "meta"):
             kind = nn.Parameter if isinstance(value, nn.Parameter) else None
             where = value.device if self._stays else None
@@ -122,6 +160,21 @@ class _ObjectPacker(_Pickler):  # type: ignore[misc]
         if _is_odd_module(value):
             return import_module, (value.__name__,)
         return super().reducer_override(value)
+
+
+def _hooks_on(value: Any) -> dict[str, Any]:
+    """The dicts of hooks on a module, a tensor or an optimizer that hold some."""
+    of = ((nn.Module, OF_MODULES), (Optimizer, OF_OPTIMIZERS), (Tensor, OF_PARAMETERS))
+    kinds = next((kinds for kind, kinds in of if isinstance(value, kind)), ())
+    return {kind: held for kind in kinds if (held := getattr(value, kind, None))}
+
+
+def _set_hooks(made: Any, sent: tuple[Any, dict[str, Any]]) -> None:
+    state, hooks = sent
+    if state is not None:
+        made.__setstate__(state)
+    for kind, held in hooks.items():
+        setattr(made, kind, held)
 
 
 def _is_a_part(tensor: Tensor) -> bool:
@@ -143,6 +196,9 @@ class _ObjectUnpacker(pickle.Unpickler):
         self._meant = meant
 
     def persistent_load(self, name: str) -> Any:
+        meant = self._meant.get(name)
+        if meant is None and name.startswith("hooks: "):
+            return OrderedDict()  # there are none here any more
         return self._meant[name]
 
 
