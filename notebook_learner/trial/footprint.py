@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +23,7 @@ from ..store.tensors import digest_of_tensor
 Prints = Mapping[str, str]
 """What a step left: the name of each value, and a checksum of its bytes."""
 
+_NUMBER = re.compile(r"#[0-9]+$")
 _LAST = ("rng", "loop", "window", "scheduler", "scaler", "early_stopping", "ema")
 """Parts that only say what the others have said already."""
 
@@ -118,7 +122,16 @@ def _of_rank(own: Mapping[str, Any]) -> dict[str, str]:
 
 def named_by_path(objects: Sequence[Any]) -> Iterator[tuple[str, str]]:
     """What steps reach, with the names by which the program brings it. An object that a step made has no such
-    name: it is told where it is referred to."""
+    name: it is told where it is referred to. A function that a step made gets a number after its name, which
+    is a higher one when the step is taken again: here they count from one in each state."""
+    numbers: dict[str, Iterator[int]] = defaultdict(lambda: count(1))
+    known: dict[str, str] = {}
+
+    def renumbered(name: str) -> str:
+        if name not in known:
+            bare = _NUMBER.sub("", name)
+            known[name] = f"{bare}#{next(numbers[bare])}"
+        return known[name]
 
     def told(value: Any, above: tuple[int, ...]) -> Any:
         if isinstance(value, list) and value[:1] == ["#"]:
@@ -126,6 +139,8 @@ def named_by_path(objects: Sequence[Any]) -> Iterator[tuple[str, str]]:
             if path is not None or value[1] in above:
                 return path or "itself"
             return told(taken, (*above, value[1]))
+        if isinstance(value, list) and value[:1] == ["@"]:
+            return ["@", renumbered(value[1])]
         return [told(each, above) for each in value] if isinstance(value, list) else value
 
     for path, said, kind, _, taken in objects:

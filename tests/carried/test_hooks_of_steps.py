@@ -254,3 +254,30 @@ def test_it_comes_back_to_its_place_before_the_hook_of_a_library(tmp_path: Path)
     learner.rewind(3)
     learner.fit()
     assert torch.equal(weights(learner), expected)
+
+
+@pytest.mark.parametrize("turns", PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_verify_finds_no_difference_in_a_hook_that_a_step_makes_anew(
+    register: Register, turns: dict[str, Any], tmp_path: Path
+) -> None:
+    learner = program(tmp_path / "run", register, **turns)
+    learner.step(1)
+    assert learner.verify(steps=6).exact
+    learner.fit()
+    assert torch.equal(weights(learner), straight(tmp_path, register, turns))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_handle_of_a_hook_that_cannot_come_removes_nothing(place: str, tmp_path: Path) -> None:
+    turns = PROGRAMS["it comes and goes"]
+    first = program(tmp_path / "run", PLACES[place], **turns)
+    first.step(4)
+    first.save()
+    notices = Notices()
+    resumed = program(tmp_path / "run", PLACES[place], **turns, resume=True, display=notices)
+    resumed.fit()  # a step calls `handles.pop().remove()`
+    assert resumed.status == "finished"
+    if "optimizer" in place:  # its function is there: one of the module
+        assert torch.equal(weights(resumed), straight(tmp_path, PLACES[place], turns))
+    else:
+        assert any("_hooks (hooks), and this program has no place" in text for text in notices.texts)

@@ -21,6 +21,7 @@ import torch
 from carried_support import Notices, weights
 from test_data_and_buffers import OwnState
 from test_data_hooks_and_schedules import Noisy, Shifting
+from test_hooks_of_steps import PLACES as HOOKS
 from test_what_steps_reach import KINDS
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -77,6 +78,8 @@ class Program:
     """Whether the first batch gives the model its shape."""
     precision: str
     compiled: bool
+    hook: tuple[str, int, int] | None
+    """Which hook a step registers, and in which calls it comes and goes."""
     devices: int = 1
 
     @staticmethod
@@ -97,6 +100,9 @@ class Program:
             chance.random() < 0.2,
             chance.choice([*["fp32"] * 6, "bf16", "fp16"]),
             chance.random() < 0.05,
+            chance.choice(
+                [None, None, (chance.choice(list(HOOKS)), chance.randint(2, 8), chance.randint(4, 20))]
+            ),
         )
 
     def built(self, directory: Path, shown: Notices, resume: bool = False) -> Learner:
@@ -110,9 +116,16 @@ class Program:
         model = Net(turns["model"], self.normed, self.lazy)
         for turn in turns["hook"]:
             model.first.register_forward_hook(lambda module, given, made, turn=turn: made * (1 + turn() / 50))
-        loss = scaled(turns["loss"])
+        loss, optimizer = scaled(turns["loss"]), OPTIMIZERS[self.optimizer](model.parameters())
+        calls, hook, handles = 0, self.hook, []
 
-        def step(model: nn.Module, batch: Any) -> Tensor:
+        def step(model: Any, batch: Any) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if hook is not None and calls == hook[1]:
+                handles.append(HOOKS[hook[0]]([model.first, None, model.last], optimizer))
+            if hook is not None and calls == hook[2] and handles:
+                handles.pop().remove()
             value = loss(model(batch[0]), batch[1])
             for turn in turns["step"]:
                 value = value * (1 + turn() / 50)
@@ -135,7 +148,6 @@ class Program:
             "a function": lambda number: 0.1 / (1 + number),
             "StepLR": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7),
         }[self.scheduled]
-        optimizer = OPTIMIZERS[self.optimizer](model.parameters())
         return builder.build(model, optimizer, scheduler, self._loader())
 
     def _loader(self) -> Any:
