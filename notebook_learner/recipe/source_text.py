@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
+from tokenize import TokenError
 from typing import Any
 
 from torch import nn
@@ -37,7 +38,7 @@ def text_of(thing: Any) -> str | None:
     try:
         text = _text_of_class(thing) if inspect.isclass(thing) else inspect.getsource(thing)
         return textwrap.dedent(text)[:LONGEST]
-    except (OSError, TypeError, IndentationError, SyntaxError):  # made by exec, or its file has gone
+    except (OSError, TypeError, SyntaxError, TokenError):  # made by exec, or its file has gone, or changed
         return None
 
 

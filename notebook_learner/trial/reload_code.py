@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from tokenize import TokenError
 from types import CodeType
 from typing import Any
 
@@ -206,7 +207,7 @@ def _assigned(cls: type) -> dict[str, tuple[bool, str]] | None:
         return {}
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, TokenError, ValueError):
         return None
     if not isinstance(definition, ast.FunctionDef) or not definition.args.args:
         return None

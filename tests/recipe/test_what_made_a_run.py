@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import gc
+import importlib
 import inspect
 import itertools
 import json
+import linecache
 import subprocess
 import sys
 import textwrap
@@ -163,6 +165,26 @@ def test_a_class_is_found_as_inspect_finds_it() -> None:
 
     for each in (Net, WithoutMethods, globals()["Net"], *_classes_of_this_house()):
         assert text_of(each) == textwrap.dedent(inspect.getsource(each))[:LONGEST], each
+
+
+@pytest.mark.parametrize(
+    "saved", ["def step(model, batch):\n    return model(", 'def step(a, b):\n    """To be']
+)
+def test_a_file_that_is_being_edited_has_no_source_and_stops_no_training(
+    saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "half_written_step.py"
+    file.write_text("def step(model, batch):\n    return model(batch[0]).sum()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    step = importlib.import_module("half_written_step").step
+    file.write_text(saved)  # an editor that saves by itself
+    linecache.checkcache()
+    assert text_of(step) is None
+    model = nn.Linear(4, 2)
+    builder = LearnerBuilder(tmp_path / "run").train_step(step).num_epochs(1).renderer("silent")
+    learner = builder.build(model, SGD(model.parameters(), lr=0.1), None, BATCHES)
+    learner.fit()
+    assert learner.status == "finished"
 
 
 def _classes_of_this_house() -> list[type]:
