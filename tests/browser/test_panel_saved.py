@@ -180,8 +180,9 @@ def test_a_living_panel_stands_alone_and_what_is_saved_beside_it_is_of_now(noteb
     place = panel.position.text_content()
     page.save()
     assert outputs_in(file)[2]["data"]["text/plain"][0].startswith(f"alone · paused at {place}")
+    step = int(re.search("step ([0-9]+)", place)[1])
     panel.click("Step")
-    panel.wait_position(f"step {panel.points} of 2000")
+    panel.wait_position(f"step {step + 1} of 2000")
     place = panel.position.text_content()
     page.save()
     headline = f"alone · paused at {place}"
