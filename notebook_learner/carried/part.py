@@ -24,7 +24,7 @@ from .classify import Unknown, is_reported
 from .copies import Copies, copied_program
 from .heap import Heap, Left, OfModels, Roots, said_of
 from .hooks import OF_MODULES, OF_OPTIMIZERS, OF_PARAMETERS
-from .kinds import LONG, Batches, GetSet, GlobalName
+from .kinds import LONG, Batches, ConstantKind, GetSet, GlobalName
 from .plain import Look, LookReader
 from .table import CarriedTable, table_of
 from .untouched import Untouched
@@ -413,6 +413,22 @@ class CarriedPart:
     def left_names(self) -> list[str]:
         """The names of what steps reach and is not in the state."""
         return [said_of(each.path) for each in self.heap.left.values() if "read only" not in each.why]
+
+    def of_models(self) -> dict[str, Any]:
+        """What models, hooks and optimizers reach, by names that are the same in another process."""
+        sources = self.sources
+        heap = Heap()
+        heap.begin(Sources(sources.models, sources.optimizers, sources.owned, list, list, {}).roots())
+        return {
+            f"reached: {each.path}": each.live
+            for each in heap.entries.values()
+            if not isinstance(each.kind, ConstantKind)
+        }
+
+    def path_of_changed(self, live: Any) -> str:
+        """The name of an object that steps change; empty for another one."""
+        entry = self.heap.entries.get(id(live))
+        return entry.path if entry is not None and entry.moves else ""
 
     def table(self) -> CarriedTable:
         """What steps reach, for users."""

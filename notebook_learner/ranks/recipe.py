@@ -60,7 +60,7 @@ class RecipeSource:
         if "recipe" not in self._sent:
             for member in crew.members:
                 member.send("make", sys.path, os.getcwd(), self._recipe(member, len(crew.members) + 1))
-            _heard(crew, "be built like rank 0")
+            self._sent["reached"] = self._reached(_heard(crew, "be built like rank 0"))
             self._sent["recipe"] = True
             self._sent["classes"] = self._classes()
         other = self._send_classes(crew)
@@ -185,13 +185,36 @@ class RecipeSource:
     def _names(self) -> Names:
         return names_of(self.replica.loop.update, self.learner())[0]
 
+    def _reached(self, there: list[dict[str, str]]) -> list[tuple[str, Any]]:
+        """What models and optimizers reach here and in the other ranks, which have just been built. `there`
+        has the names of these objects, each with its class."""
+        here = self.replica.carried.of_models().items()
+        return [
+            (name, each)
+            for name, each in here
+            if all(known.get(name) == type(each).__qualname__ for known in there)
+        ]
+
     def _send_functions(self, crew: Crew, moved: Moved) -> None:
-        """Send the steps by value, at each run: so they see the notebook's current values."""
+        """Send the steps by value, at each run: so they see the notebook's current values.
+
+        An object that the model reaches, too, such as a list that a hook fills, is sent by its name: on each
+        rank it stays one object. After the first time, of one that no step changes the notebook's value
+        counts.
+        """
+        if "functions" in self._sent:
+            carried = self.replica.carried
+            self._sent["reached"] = [
+                (name, each)
+                for name, each in self._sent["reached"]
+                if (path := carried.path_of_changed(each)) and path not in moved.by_hand
+            ]
+        names = {**{id(each): name for name, each in self._sent["reached"]}, **self._names()}
         functions = {"train": self.settings.train_step, "valid": self.settings.valid_step}
         found = {split: each for split, each in functions.items() if each is not None}
         epochs = self.replica.loop.num_epochs
         try:
-            packed = pack(found, self._names())
+            packed = pack(found, names)
         except Exception as refused:
             raise ConfigurationError(
                 [f"a step cannot be sent to the other devices' processes: {refused}"],

@@ -172,7 +172,7 @@ class Follower:
             raise StateError("rank 0 has not set this rank up yet")
         return self.learner._replica
 
-    def _make(self, path: list[str], folder: str, recipe: bytes) -> None:
+    def _make(self, path: list[str], folder: str, recipe: bytes) -> dict[str, str]:
         from ..learner.wiring.assembly import assemble  # it knows about fleets of ranks
 
         self._see(path, folder)
@@ -192,10 +192,12 @@ class Follower:
         self._parts = None
         if made.settings.in_parts and share is not None:
             self._parts = Parts(self._replica, share.rank, share.world)
-        self._meant = names_of(self._replica.loop.update, Here(self))[1]
+        reached = self._replica.carried.of_models()
+        self._meant = names_of(self._replica.loop.update, Here(self))[1] | reached
         loop = self._replica.loop
         loop.control = Control()
         self._fed = {}
+        return {name: type(each).__qualname__ for name, each in reached.items()}
 
     def _see(self, path: list[str], folder: str) -> None:
         """Find modules and files as the notebook does."""

@@ -103,3 +103,54 @@ def test_on_several_devices(goes: int, tmp_path: Path) -> None:
     together = program(tmp_path / "together", goes, TWO)
     together.fit()
     assert torch.allclose(weights(together), weights(alone), atol=1e-6)
+
+
+class Gate:
+    """What a step and a layer of the model have in common: a weight that both change."""
+
+    def __init__(self) -> None:
+        self.open = 1.0
+
+
+GATE = Gate()
+
+
+class Gated(nn.Tanh):
+    def forward(self, x: Tensor) -> Tensor:
+        GATE.open *= 0.9
+        return super().forward(x) * GATE.open
+
+
+def in_common(directory: Path, devices: Any = None) -> Learner:
+    """A hook fills a list that the step reads, and the step counts in what a layer reads."""
+    torch.manual_seed(0)
+    GATE.open = 1.0
+    model = nn.Sequential(nn.Linear(4, 6), Gated(), nn.Linear(6, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    features: list[Tensor] = []
+    model[1].register_forward_hook(lambda module, given, made: features.append(made))
+
+    def step(model: Any, batch: Any) -> Tensor:
+        features.clear()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        GATE.open += 0.05
+        return loss + GATE.open * sum(each.pow(2).mean() for each in features)
+
+    data = [(torch.randn(6, 4), torch.randint(0, 2, (6,))) for _ in range(5)]
+    builder = LearnerBuilder(directory).train_step(step).metrics().num_epochs(3).renderer("silent")
+    if devices is not None:
+        builder.devices(devices)
+    return builder.build(model, optimizer, None, data)
+
+
+def test_what_a_step_and_the_model_both_reach_is_one_object_on_each_rank(tmp_path: Path) -> None:
+    alone = in_common(tmp_path / "alone")
+    alone.fit()
+    together = in_common(tmp_path / "together", TWO)
+    together.step(3)
+    together.rewind(2)
+    together.step(4)
+    together.devices.restart()
+    together.what_if(2, lr=0.5)
+    together.fit()
+    assert torch.allclose(weights(together), weights(alone), atol=1e-6)
